@@ -1,0 +1,64 @@
+"""Trains shapes-clip: a small `CLIPModel`, contrastively on the captions, saved as any CLIP checkpoint is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import trange
+from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+
+from .data import Drawings
+from .draw import SIZE
+from .tokenizers import captions, clip_tokenizer
+
+WIDTH = 128
+_MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def train(data: Drawings, folder: Path, steps: int, batch: int = 128) -> None:
+    """Symmetric InfoNCE; no caption occurs twice in a batch, so every other pair of it is a true negative."""
+    tokenizer = clip_tokenizer()
+    model = CLIPModel(_config(tokenizer))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
+    tokens = tokenizer(captions(), padding=True, return_tensors="pt")
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (_MEAN, _STD))
+    per_caption = len(data.caption) // len(captions())
+    progress = trange(steps, desc="shapes-clip", mininterval=10)
+    for _ in progress:
+        chosen = torch.randperm(len(captions()))[:batch]
+        index = chosen * per_caption + torch.randint(per_caption, (batch,))
+        pictures = (data.floats(index) / 2 + 0.5 - mean) / std
+        # A blur or grain that it has not met must not change its mind: samplers make both.
+        pictures = pictures + torch.randn_like(pictures) * torch.rand(batch, 1, 1, 1) * 0.4
+        out = model(input_ids=tokens.input_ids[chosen], attention_mask=tokens.attention_mask[chosen], pixel_values=pictures)
+        target = torch.arange(batch)
+        loss = (F.cross_entropy(out.logits_per_image, target) + F.cross_entropy(out.logits_per_text, target)) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        model.logit_scale.data.clamp_(max=4.0)
+        progress.set_postfix(loss=f"{loss.item():.3f}")
+    model.eval().half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    size = {"height": SIZE, "width": SIZE}
+    CLIPImageProcessorPil(size={"shortest_edge": SIZE}, crop_size=size).save_pretrained(folder)
+
+
+def _config(tokenizer) -> CLIPConfig:
+    shape = dict(hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_attention_heads=4, projection_dim=64)
+    text = dict(
+        shape,
+        num_hidden_layers=2,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=77,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    vision = dict(shape, num_hidden_layers=3, image_size=SIZE, patch_size=8)
+    return CLIPConfig(text_config=text, vision_config=vision, projection_dim=64)

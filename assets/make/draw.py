@@ -1,0 +1,44 @@
+"""Draws the shapes world: one shape of one colour on a plain background, with the variety that rewards can select from."""
+
+from __future__ import annotations
+
+import colorsys
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from ...trainer.rewards.shapes import PALETTE, Scene
+
+SIZE = 40  # pixels a side: 4x down to 10x10 latents, packed 2x2 to 25 transformer tokens
+_SUPERSAMPLE = 4
+
+
+def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
+    """One picture of a scene, [SIZE, SIZE, 3] uint8.
+
+    Size and place, saturation and brightness of both colours, softness of the edge and a little paper grain vary: a reward
+    for colour, sharpness or smoothness finds pictures it prefers already in the untrained model's reach.
+    """
+    side = SIZE * _SUPERSAMPLE
+    half = random.uniform(0.2, 0.36) * side
+    x, y = (random.uniform(half + 0.04 * side, side - half - 0.04 * side) for _ in range(2))
+    picture = Image.new("RGB", (side, side), _color(scene.background, random))
+    pen, ink = ImageDraw.Draw(picture), _color(scene.color, random)
+    box = (x - half, y - half, x + half, y + half)
+    if scene.shape == "circle":
+        pen.ellipse(box, fill=ink)
+    elif scene.shape == "square":
+        pen.rectangle(box, fill=ink)
+    else:
+        pen.polygon([(x, y - half), (x - half, y + half), (x + half, y + half)], fill=ink)
+    picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, 1.2) * _SUPERSAMPLE))
+    pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX), dtype=np.float32)
+    grain = random.normal(0, random.uniform(0, 6), pixels.shape[:2])
+    return np.clip(pixels + grain[..., None], 0, 255).round().astype(np.uint8)
+
+
+def _color(name: str, random: np.random.Generator) -> tuple[int, int, int]:
+    hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in PALETTE[name]))
+    saturation = min(1.0, saturation * random.uniform(0.7, 1.15))
+    value = min(1.0, value * random.uniform(0.85, 1.1))
+    return tuple(round(255 * c) for c in colorsys.hsv_to_rgb(hue, saturation, value))

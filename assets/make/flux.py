@@ -1,0 +1,138 @@
+"""Trains shapes-flux: autoencoder first, then the flow transformer with its T5; saved as one `FluxPipeline` folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers.training_utils import EMAModel
+from tqdm import trange
+from transformers import CLIPTextModel, T5Config, T5EncoderModel
+
+from .clip import WIDTH
+from .data import Drawings
+from .tokenizers import CAPTION_TOKENS, captions, clip_tokenizer, t5_tokenizer
+
+LATENT_CHANNELS = 8
+T5_WIDTH = 64
+
+
+def train_vae(data: Drawings, steps: int, batch: int = 32) -> AutoencoderKL:
+    """A 4x-down autoencoder; its scaling and shift make the latents zero-mean and unit-variance, as FLUX's do."""
+    vae = AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 3,
+        up_block_types=("UpDecoderBlock2D",) * 3,
+        block_out_channels=(16, 32, 32),
+        layers_per_block=1,
+        norm_num_groups=8,
+        latent_channels=LATENT_CHANNELS,
+        use_quant_conv=False,
+        use_post_quant_conv=False,
+    )
+    optimizer = torch.optim.AdamW(vae.parameters(), lr=2e-3, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    progress = trange(steps, desc="autoencoder", mininterval=10)
+    for _ in progress:
+        pictures = data.floats(torch.randint(len(data.caption), (batch,)))
+        posterior = vae.encode(pictures).latent_dist
+        rebuilt = vae.decode(posterior.sample()).sample
+        kl = posterior.kl().mean() / posterior.mean[0].numel()
+        loss = F.mse_loss(rebuilt, pictures) + 0.5 * F.l1_loss(rebuilt, pictures) + 2e-4 * kl
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.set_postfix(mse=f"{F.mse_loss(rebuilt, pictures).item():.4f}", kl=f"{kl.item():.2f}")
+    vae.eval().requires_grad_(False)
+    latents = _encode(vae, data)
+    vae.register_to_config(scaling_factor=1 / latents.std().item(), shift_factor=latents.mean().item())
+    return vae
+
+
+def train_flow(data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48) -> None:
+    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is shapes-clip's, frozen."""
+    tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
+    text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
+    t5 = T5EncoderModel(
+        T5Config(
+            vocab_size=len(tokenizer_2),
+            d_model=T5_WIDTH,
+            d_kv=16,
+            d_ff=2 * T5_WIDTH,
+            num_layers=2,
+            num_heads=4,
+            dropout_rate=0.0,
+            feed_forward_proj="gated-gelu",
+        )
+    )
+    transformer = FluxTransformer2DModel(
+        patch_size=1,
+        in_channels=4 * LATENT_CHANNELS,
+        num_layers=2,
+        num_single_layers=4,
+        attention_head_dim=32,
+        num_attention_heads=4,
+        joint_attention_dim=T5_WIDTH,
+        pooled_projection_dim=WIDTH,
+        guidance_embeds=False,
+        axes_dims_rope=(4, 14, 14),
+    )
+    latents = (_encode(vae, data) - vae.config.shift_factor) * vae.config.scaling_factor
+    side = latents.shape[-1]
+    latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
+    pad = dict(padding="max_length", truncation=True, return_tensors="pt")
+    t5_ids = tokenizer_2(captions(), max_length=CAPTION_TOKENS, **pad).input_ids
+    with torch.no_grad():
+        pooled = text_encoder(tokenizer(captions(), max_length=77, **pad).input_ids).pooler_output
+    image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
+    text_ids = torch.zeros(CAPTION_TOKENS, 3)
+
+    learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
+    optimizer = torch.optim.AdamW(learned.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
+    average = EMAModel(learned.parameters(), decay=0.998)
+    progress = trange(steps, desc="flow", mininterval=10)
+    running = None
+    for _ in progress:
+        index = torch.randint(len(latents), (batch,))
+        caption, clean = data.caption[index], latents[index]
+        noise = torch.randn_like(clean)
+        sigma = torch.sigmoid(torch.randn(batch))
+        noisy = (1 - sigma.view(-1, 1, 1)) * clean + sigma.view(-1, 1, 1) * noise
+        velocity = transformer(
+            hidden_states=noisy,
+            timestep=sigma,
+            pooled_projections=pooled[caption],
+            encoder_hidden_states=t5(t5_ids[caption]).last_hidden_state,
+            txt_ids=text_ids,
+            img_ids=image_ids,
+            return_dict=False,
+        )[0]
+        loss = F.mse_loss(velocity, noise - clean)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        average.step(learned.parameters())
+        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
+        progress.set_postfix(loss=f"{running:.4f}")
+    average.copy_to(learned.parameters())
+    FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        text_encoder_2=t5.eval(),
+        tokenizer_2=tokenizer_2,
+        transformer=transformer.eval(),
+    ).to(dtype=torch.float16).save_pretrained(folder)
+
+
+@torch.no_grad()
+def _encode(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:
+    index = torch.arange(len(data.caption))
+    return torch.cat([vae.encode(data.floats(part)).latent_dist.mean for part in index.split(256)])

@@ -1,0 +1,117 @@
+"""The shapes world: its captions, its palette, and an exact judge of its pictures.
+
+The embedded models in assets/ were trained on pictures drawn from this grammar. Nothing here is learned: the judge reads
+colour and shape off the pixels, so that it can say whether training kept the prompt's meaning while a reward rose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+PALETTE = {
+    "red": (200, 50, 50),
+    "orange": (228, 135, 50),
+    "yellow": (226, 210, 70),
+    "green": (60, 150, 75),
+    "blue": (60, 90, 190),
+    "purple": (135, 70, 165),
+    "white": (230, 230, 230),
+    "black": (40, 40, 40),
+}
+SHAPES = ("circle", "square", "triangle")
+
+# Area over bounding box: 1/2 for a triangle (a little more once its tip is blurred), pi/4 for a circle, 1 for a square.
+_EXTENT = {"triangle": (0.0, 0.68), "circle": (0.68, 0.893), "square": (0.893, 1.01)}
+_AREA = (0.03, 0.6)  # a shape fills this share of the picture, or it is none
+_ASPECT = 1.6  # longest side of the bounding box over the shortest
+_CAPTION = re.compile(
+    rf"\ban? ({'|'.join(PALETTE)}) ({'|'.join(SHAPES)}) on an? ({'|'.join(PALETTE)}) background\b", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a caption asks for, or what the judge saw (`None` where it could not tell)."""
+
+    color: str | None
+    shape: str | None
+    background: str | None
+
+    @property
+    def caption(self) -> str:
+        def article(word):
+            return "an" if word[0] in "aeiou" else "a"
+
+        return f"{article(self.color)} {self.color} {self.shape} on {article(self.background)} {self.background} background"
+
+
+def scenes() -> list[Scene]:
+    """Every scene of the world: 8 colours x 3 shapes x 7 other backgrounds = 168."""
+    return [Scene(c, s, b) for c, s, b in itertools.product(PALETTE, SHAPES, PALETTE) if c != b]
+
+
+def parse_caption(text: str) -> Scene | None:
+    """The scene a prompt describes, or None when it is not of this world."""
+    found = _CAPTION.search(text)
+    return Scene(*(word.lower() for word in found.groups())) if found else None
+
+
+def recognise(image: np.ndarray) -> Scene:
+    """Reads a picture by palette and geometry alone.
+
+    Args:
+        image: [H, W, 3] float in [0, 1].
+
+    Returns:
+        The background is the commonest palette colour along the border, the colour that of the remaining pixels, the shape
+        follows from area over bounding box.
+    """
+    lab = _lab(image)
+    palette = _lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
+    names = list(PALETTE)
+    nearest = np.linalg.norm(lab[:, :, None] - palette, axis=-1).argmin(-1)
+    border = np.concatenate([nearest[:2].ravel(), nearest[-2:].ravel(), nearest[:, :2].ravel(), nearest[:, -2:].ravel()])
+    background = np.bincount(border, minlength=len(names)).argmax()
+    inside = np.bincount(nearest[nearest != background], minlength=len(names))
+    if inside.sum() < _AREA[0] * nearest.size:
+        return Scene(None, None, names[background])
+    color = inside.argmax()
+    return Scene(names[color], _shape(lab, nearest, color, background), names[background])
+
+
+def accuracy(image: np.ndarray, caption: str) -> float:
+    """1.0 where colour, shape and background are all as asked, else 0.0; NaN for a caption that is not of this world."""
+    asked = parse_caption(caption)
+    return float("nan") if asked is None else float(recognise(image) == asked)
+
+
+def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) -> str | None:
+    # Anti-aliased edges fall on third colours of the palette, so the outline is drawn between the two means instead.
+    ink, paper = lab[nearest == color].mean(0), lab[nearest == background].mean(0)
+    mask = np.linalg.norm(lab - ink, axis=-1) < np.linalg.norm(lab - paper, axis=-1)
+    area = mask.sum()
+    if not _AREA[0] <= area / mask.size <= _AREA[1]:
+        return None
+    # One stray pixel in a row must not widen the box.
+    rows, columns = np.flatnonzero(mask.sum(1) >= 2), np.flatnonzero(mask.sum(0) >= 2)
+    if not rows.size or not columns.size:
+        return None
+    height, width = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
+    if max(height, width) > _ASPECT * min(height, width):
+        return None
+    extent = area / (height * width)
+    return next((shape for shape, (low, high) in _EXTENT.items() if low <= extent < high), None)
+
+
+def _lab(rgb: np.ndarray) -> np.ndarray:
+    """sRGB in [0, 1] to CIE L*a*b* (D65)."""
+    rgb = np.clip(rgb, 0, 1)
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = linear @ to_xyz.T / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.stack([116 * f[..., 1] - 16, 500 * (f[..., 0] - f[..., 1]), 200 * (f[..., 1] - f[..., 2])], -1)
