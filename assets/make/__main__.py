@@ -37,7 +37,7 @@ def main() -> None:
     if args.only != "flux":
         train_clip(data, clip, steps=round(1500 * args.steps))
     if args.only != "clip":
-        vae = train_vae(data, steps=round(3000 * args.steps))
+        vae = train_vae(data, steps=round(2500 * args.steps))
         train_flow(data, vae, clip, flux, steps=round(6000 * args.steps))
 
 

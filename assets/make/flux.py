@@ -19,7 +19,7 @@ LATENT_CHANNELS = 8
 T5_WIDTH = 64
 
 
-def train_vae(data: Drawings, steps: int, batch: int = 32) -> AutoencoderKL:
+def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
     """A 4x-down autoencoder; its scaling and shift make the latents zero-mean and unit-variance, as FLUX's do."""
     vae = AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 3,

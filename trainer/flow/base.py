@@ -1,0 +1,176 @@
+"""What every flow-model family shares: the handle that travels on the graph's model edge."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import host
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+    from torch import Tensor
+
+    from ..grpo import UpdateSettings
+    from ..types import SamplerSettings
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Text embeddings by name, each [P, …]."""
+
+    tensors: dict[str, Tensor]
+
+    def rows(self, index: Tensor) -> Condition:
+        return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
+
+
+class FlowModel(ABC):
+    """Weights, adapter, optimizer, average and policy version of one flow model.
+
+    A family says how its pipeline is loaded, how prompts become a `Condition`, what the velocity of a noisy latent is, which
+    noise schedule its checkpoint was trained for, and how latents become pictures. Everything else is here.
+    """
+
+    LORA_TARGETS: tuple[str, ...]
+    COMPONENTS: tuple[str, ...]  # folders with weights, checked before loading
+
+    def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
+        self.pipeline = pipeline
+        self.transformer = pipeline.transformer
+        self.path = path
+        self.max_sequence_length = max_sequence_length
+        self.version = 0
+        self.nonfinite_in_a_row = 0
+        self.ema = None
+        self.lora_rank = self.lora_alpha = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._embedded: dict[str, dict[str, Tensor]] = {}
+        for name in self.COMPONENTS:
+            getattr(pipeline, name).eval().requires_grad_(False)
+
+    # -- what a family provides ------------------------------------------------------------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def load(cls, path: Path, *, dtype: str, device: str, max_sequence_length: int) -> FlowModel:
+        """Builds the handle from a diffusers folder."""
+
+    @abstractmethod
+    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+        """[C, h, w] of one sample's latent. Raises ValueError for a size that the family cannot make."""
+
+    @abstractmethod
+    def embed(self, texts: Sequence[str]) -> Condition:
+        """Runs the text encoders."""
+
+    @abstractmethod
+    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
+        """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter."""
+
+    @abstractmethod
+    def shift(self, settings: SamplerSettings) -> float:
+        """The timestep shift that the checkpoint asks for at this size."""
+
+    @abstractmethod
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """[B, C, h, w] to pictures [B, H, W, 3], not yet clamped to [0, 1]."""
+
+    # -- shared ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    def encode(self, texts: Sequence[str]) -> Condition:
+        """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
+        missing = [text for text in dict.fromkeys(texts) if text not in self._embedded]
+        if missing:
+            with torch.no_grad():
+                tensors = self.embed(missing).tensors
+            for row, text in enumerate(missing):
+                self._embedded[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
+        names = self._embedded[texts[0]]
+        return Condition({name: torch.stack([self._embedded[text][name] for text in texts]).to(self.device) for name in names})
+
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, T+1)."""
+        shift = settings.shift or self.shift(settings)
+        u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
+        return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
+        """Pictures [B, H, W, 3] float32 in [0, 1] on the CPU, from latents [B, C, h, w]."""
+        parts = latents.split(batch_size or len(latents))
+        return torch.cat([self.decode_latents(part.to(self.device)).float().clamp(0, 1).cpu() for part in parts])
+
+    def add_adapter(self, rank: int, alpha: float, targets: str, seed: int) -> None:
+        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference."""
+        from peft import LoraConfig
+
+        modules = [name.strip() for name in targets.split(",") if name.strip()] or list(self.LORA_TARGETS)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.transformer.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+        for parameter in self.trainable_parameters():
+            parameter.data = parameter.data.float()
+        self.lora_rank, self.lora_alpha = rank, alpha
+
+    def trainable_named(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.trainable_named().values())
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the adapter is off: the model that training started from."""
+        self.transformer.disable_adapters()
+        try:
+            yield
+        finally:
+            self.transformer.enable_adapters()
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the weights are their exponential moving average, if one is kept."""
+        if self.ema is None:
+            yield
+            return
+        parameters = self.trainable_parameters()
+        self.ema.store(parameters)
+        self.ema.copy_to(parameters)
+        try:
+            yield
+        finally:
+            self.ema.restore(parameters)
+
+    def optimizer_for(self, settings: UpdateSettings) -> torch.optim.Optimizer:
+        """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
+        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        if self._optimizer is None:
+            self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True, **rates)
+        self._optimizer.param_groups[0].update(rates)
+        if settings.ema_decay and self.ema is None:
+            from diffusers.training_utils import EMAModel
+
+            self.ema = EMAModel(self.trainable_parameters(), decay=settings.ema_decay)
+        return self._optimizer
+
+    def autocast(self):
+        """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
+        dtype = self.transformer.dtype
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    def free_memory(self) -> int:
+        """Bytes that can still be taken on the model's device."""
+        if self.device.type == "cuda":
+            return torch.cuda.mem_get_info(self.device)[0]
+        return host.free_memory()

@@ -1,0 +1,59 @@
+"""Reading diffusers folders: device and dtype, and errors that name the file at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from . import FlowModelError
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def resolve_device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return DTYPES[name]
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def load_pipeline(cls: type[DiffusionPipeline], path: Path, components: Sequence[str], dtype) -> DiffusionPipeline:
+    """`cls.from_pretrained` on a local folder, never touching the network; every weight file is checked first.
+
+    Raises:
+        FlowModelError: a component is missing, a file is truncated, or shapes do not fit the configuration.
+    """
+    for component in components:
+        _check_component(path / component)
+    try:
+        return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise FlowModelError(
+            f"{path} could not be loaded as a {cls.__name__}: {error}. Fix: its files do not belong together; copy the model again"
+        ) from error
+
+
+def _check_component(folder: Path) -> None:
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise FlowModelError(f"{folder} has no .safetensors weights. Fix: copy the whole model folder again")
+    for file in weights:
+        try:
+            with safe_open(file, framework="pt") as content:
+                content.keys()
+        except (SafetensorError, OSError) as error:
+            raise FlowModelError(
+                f"{file} is truncated or no safetensors file ({error}). Fix: copy or download that file again"
+            ) from error

@@ -1,0 +1,203 @@
+"""What: how K objectives' advantages become one (method.md §5).
+
+A new fusion method is one function that returns a `Fused`, and its node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .grpo import group_advantages
+from .types import Advantages, Fused, Scores, StepCredit
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXPLORATIONS = ("literal", "centered")
+RECENTERINGS = ("none", "group")
+EPSILON = 1e-6
+ADVANTAGE_LIMIT = 5.0  # A_k is clipped to ± this before it is scaled by its coefficient
+
+
+def exploration_strength(contribution: Tensor, advantages: Tensor, groups: Tensor, mode: str = "literal") -> Tensor:
+    """λ of MOCA (OTCA Eq. 12-13), [B]: 0 where the objectives' sum is not positive, else tanh(e).
+
+    e = |q| / (std_group(q) + ε) measures how unusually much a trajectory moved. Taken literally it is nearly always tens
+    to hundreds, hence tanh(e) ≈ 1; "centered" takes |q - mean_group(q)| instead.
+
+    Args:
+        contribution: q [B] = Σ_j ŵ_j·ΔS_j.
+        advantages: [B, K].
+        groups: [B] group numbers.
+        mode: one of EXPLORATIONS.
+    """
+    total = advantages.sum(1)
+    positive = total.clamp(min=0) / (total.abs() + EPSILON)
+    return positive * contribution_tanh(contribution, groups, mode)
+
+
+def contribution_tanh(contribution: Tensor, groups: Tensor, mode: str = "literal") -> Tensor:
+    """tanh(e) of `exploration_strength`, [B] in [0, 1]."""
+    if mode not in EXPLORATIONS:
+        raise ValueError(f"exploration must be one of {EXPLORATIONS}, not {mode!r}")
+    mean, std = torch.empty_like(contribution), torch.empty_like(contribution)
+    for group in groups.unique():
+        member = groups == group
+        mean[member] = contribution[member].mean()
+        std[member] = contribution[member].std() if member.sum() > 1 else 0.0
+    distance = contribution if mode == "literal" else contribution - mean
+    return torch.tanh(distance.abs() / (std + EPSILON))
+
+
+def moca(advantages: Tensor, exploration: Tensor) -> Fused:
+    """Multi-objective credit allocation (OTCA Eq. 14, Algorithm 1): the closed-form min-norm problem with exploration.
+
+    min over c in the simplex of ½·z² - (λ/2)·z with z = Σ_k c_k·A_k: z = clip(λ/2, min_k A_k, max_k A_k).
+
+    Args:
+        advantages: [B, K].
+        exploration: λ [B].
+
+    Returns:
+        The fused advantage [B] and coefficients [B, K]: one-hot where some A_k = z (the first such k), else the two
+        neighbours of z in sorted order, linearly interpolated.
+    """
+    low, high = advantages.min(1), advantages.max(1)
+    z = torch.minimum(torch.maximum(exploration / 2, low.values), high.values)
+    exact = advantages == z[:, None]
+    # The nearest objective on either side of z; where one equals z both sides are it.
+    below = advantages.masked_fill(advantages > z[:, None], -torch.inf)
+    above = advantages.masked_fill(advantages < z[:, None], torch.inf)
+    left, right = below.argmax(1), above.argmin(1)
+    left = torch.where(exact.any(1), exact.int().argmax(1), left)
+    right = torch.where(exact.any(1), left, right)
+    rows = torch.arange(len(z), device=z.device)
+    gap = advantages[rows, right] - advantages[rows, left]
+    share = torch.where(gap > 0, (z - advantages[rows, left]) / gap.clamp(min=torch.finfo(z.dtype).tiny), torch.zeros_like(z))
+    coefficients = torch.zeros_like(advantages)
+    coefficients[rows, right] = share
+    coefficients[rows, left] += 1 - share
+    return Fused(z, coefficients)
+
+
+def min_norm(advantages: Tensor) -> Fused:
+    """MOCA without exploration, λ = 0: the multiple-gradient descent algorithm in advantage space. [B, K] -> Fused."""
+    return moca(advantages, torch.zeros_like(advantages[:, 0]))
+
+
+def weighted_sum(rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None) -> Fused:
+    """Rewards are summed first and normalised after (DanceGRPO, Flow-GRPO).
+
+    Args:
+        rewards: [B, K] raw.
+        coefficients: [K].
+        groups: [B].
+        valid: [B] bool, the samples that have all their rewards.
+    """
+    total = (rewards * coefficients).sum(1, keepdim=True)
+    return Fused(group_advantages(total, groups, valid)[:, 0], coefficients.expand_as(rewards).clone())
+
+
+def weighted_advantages(advantages: Tensor, groups: Tensor, valid: Tensor | None = None) -> Fused:
+    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already."""
+    total = group_advantages(advantages.sum(1, keepdim=True), groups, valid)[:, 0]
+    return Fused(total, torch.ones_like(advantages))
+
+
+def recenter(fused: Fused, groups: Tensor, valid: Tensor) -> Fused:
+    """Subtracts each group's mean of z over its valid samples: literal MOCA leaves it positive."""
+    advantage = fused.advantage.clone()
+    for group in groups.unique():
+        member = (groups == group) & valid
+        if member.any():
+            advantage[member] -= advantage[member].mean()
+    return Fused(advantage, fused.coefficients)
+
+
+@dataclass(frozen=True)
+class Objectives:
+    """What a fusion method may look at: B samples, K objectives."""
+
+    rewards: Tensor  # [B, K] raw; masked samples hold 0
+    advantages: Tensor  # [B, K] normalised, clipped, scaled; masked samples hold 0
+    coefficients: Tensor  # [K]
+    groups: Tensor  # [B]
+    valid: Tensor  # [B] bool
+    exploration: Tensor  # λ [B]
+
+
+METHODS: dict[str, Callable[[Objectives], Fused]] = {
+    "moca": lambda o: moca(o.advantages, o.exploration),
+    "min_norm": lambda o: min_norm(o.advantages),
+    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid),
+    "weighted_advantages": lambda o: weighted_advantages(o.advantages, o.groups, o.valid),
+}
+
+
+def fuse(
+    scores: Scores,
+    credit: StepCredit,
+    method: str,
+    *,
+    std_scope: str = "group",
+    exploration: str = "literal",
+    recentering: str = "none",
+) -> Advantages:
+    """Scores and credit to the effective advantage Ã_j = w_j·z (OTCA Eq. 15), with the numbers that explain it.
+
+    Args:
+        method: one of METHODS.
+        std_scope: see `grpo.group_advantages`.
+        exploration: see `exploration_strength`.
+        recentering: "none", or "group" to subtract each group's mean of z.
+    """
+    started = time.perf_counter()
+    valid = scores.values.isfinite().all(1)
+    rewards = torch.where(valid[:, None], scores.values, 0.0)
+    coefficients = torch.tensor(scores.coefficients)
+    normalised = group_advantages(rewards, scores.groups, valid, std_scope)
+    per_objective = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * coefficients
+    contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
+    strength = exploration_strength(contribution, per_objective, scores.groups, exploration)
+    fused = METHODS[method](Objectives(rewards, per_objective, coefficients, scores.groups, valid, strength))
+    fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients)
+    if recentering == "group":
+        fused = recenter(fused, scores.groups, valid)
+    z = fused.advantage
+    metrics = {
+        "z/zero_fraction": (z == 0).float().mean().item(),
+        "z/group_mean": _group_means(z, scores.groups).mean().item(),
+        "moca/tanh_e": contribution_tanh(contribution, scores.groups, exploration).mean().item(),
+        "moca/lambda": strength.mean().item(),
+        "credit/weight_variation": (credit.weights.std(0) if len(z) > 1 else credit.weights[0] * 0).mean().item(),
+        "groups/zero_std": float(_silent_groups(normalised, scores.groups, valid)),
+        "groups/masked_samples": float((~valid).sum()),
+    }
+    for k, name in enumerate(scores.names):
+        metrics[f"moca/coefficient/{name}"] = fused.coefficients[:, k].mean().item()
+    for position, step in enumerate(credit.trained):
+        metrics[f"credit/step/{step}"] = credit.weights[:, position].mean().item()
+    return Advantages(
+        step_advantage=credit.weights * z[:, None],
+        per_objective=per_objective,
+        fused=fused,
+        valid=valid,
+        scores=scores,
+        credit=credit,
+        metrics=metrics,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _group_means(values: Tensor, groups: Tensor) -> Tensor:
+    return torch.stack([values[groups == group].mean() for group in groups.unique()])
+
+
+def _silent_groups(advantages: Tensor, groups: Tensor, valid: Tensor) -> int:
+    """Groups in which some objective tells no sample from another: all equal, or fewer than two valid samples."""
+    return sum(bool((advantages[(groups == group) & valid] == 0).all(0).any()) for group in groups.unique())

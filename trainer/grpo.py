@@ -1,0 +1,257 @@
+"""Group-relative policy optimisation: advantages, the clipped objective, and one update of the policy (method.md §3, §6)."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .rollout import trained_transition, velocity_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .flow.base import FlowModel
+    from .types import Advantages, Metrics, Trajectories
+
+logger = logging.getLogger(__name__)
+
+STD_SCOPES = ("group", "batch")
+MAX_SKIPPED_IN_A_ROW = 10
+
+
+def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group") -> Tensor:
+    """A_k = (r_k - mean_group) / (std + 1e-8) with the unbiased std, for each objective by itself.
+
+    Args:
+        rewards: [B, K].
+        groups: [B] group numbers.
+        valid: [B] bool; the others are left out of all statistics and get 0. Default: the samples whose rewards are finite.
+        std_scope: "group", or "batch" for the std over all valid samples (Flow-GRPO).
+
+    Returns:
+        [B, K]; 0 where a group has no spread or fewer than two valid samples.
+    """
+    if std_scope not in STD_SCOPES:
+        raise ValueError(f"std_scope must be one of {STD_SCOPES}, not {std_scope!r}")
+    valid = rewards.isfinite().all(1) if valid is None else valid
+    # In float64, so that equal rewards have a spread of zero and not of a rounding error.
+    values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
+    batch_std = values[valid].std(0) if valid.sum() > 1 else None
+    for group in groups.unique():
+        member = (groups == group) & valid
+        if member.sum() < 2:
+            continue
+        own = values[member]
+        spread = own.max(0).values > own.min(0).values
+        std = own.std(0) if std_scope == "group" else batch_std
+        advantages[member] = torch.where(spread, (own - own.mean(0)) / (std + 1e-8), 0.0)
+    return advantages.to(rewards.dtype)
+
+
+def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, dict]:
+    """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
+
+    Args:
+        log_prob, old_log_prob, advantage: of one shape, any.
+        clip: c.
+
+    Returns:
+        The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
+        the clipped branch was the one taken), `approx_kl` (mean of ρ - 1 - log ρ).
+    """
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    unclipped, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)
+    with torch.no_grad():
+        statistics = {
+            "ratio": ratio.mean(),
+            "clip_high": ((ratio > 1 + clip) & (advantage > 0)).float().mean(),
+            "clip_low": ((ratio < 1 - clip) & (advantage < 0)).float().mean(),
+            "approx_kl": (ratio - 1 - log_ratio).mean(),
+        }
+    return torch.maximum(unclipped, clipped).mean(), statistics
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """How the policy is moved. `batch_size` 0 takes all samples of a step at once; `ema_decay` 0 keeps no average."""
+
+    learning_rate: float
+    clip_range: float = 1e-4
+    kl_coefficient: float = 0.0
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    batch_size: int = 0
+    ema_decay: float = 0.0
+
+
+class NonFiniteUpdate(RuntimeError):
+    """The loss or its gradient was not finite too many times in a row."""
+
+
+def update(
+    model: FlowModel,
+    trajectories: Trajectories,
+    advantages: Advantages,
+    settings: UpdateSettings,
+    on_step: Callable[[], None] = lambda: None,
+) -> Metrics:
+    """Moves the policy by one optimizer step an epoch, with gradients accumulated over all groups.
+
+    On-policy, the old log-probs are the new ones, detached: ρ is exactly 1, and rollout and update may differ in batch shape.
+    A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed. Trajectories of an earlier
+    policy use the log-probs they were sampled with.
+
+    Args:
+        on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
+
+    Returns:
+        Figures of this update, for the log.
+
+    Raises:
+        NonFiniteUpdate: after ten updates in a row without a finite gradient.
+    """
+    started = time.perf_counter()
+    staleness = model.version - trajectories.policy_version
+    optimizer = model.optimizer_for(settings)
+    tally = _Tally()
+    old = trajectories.log_probs if staleness else None
+    steps = 0
+    for epoch in range(settings.epochs):
+        optimizer.zero_grad(set_to_none=True)
+        kept = trajectories.kept if epoch == 0 and not staleness else None
+        # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
+        seen = _backward(model, trajectories, advantages, settings, old, kept, tally, on_step if epoch == 0 else _go_on)
+        if epoch == 0 and not staleness:
+            tally.drift(seen, trajectories.log_probs)
+            old = seen
+        steps += _optimizer_step(model, optimizer, settings, tally)
+    model.version += steps > 0
+    metrics = tally.summary()
+    metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
+    drift = metrics.get("ratio/drift", 0.0)
+    if 5 * drift > settings.clip_range and settings.epochs > 1:
+        logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, settings.clip_range)
+    metrics["kl/reference"] = reference_divergence(model, trajectories)
+    metrics["seconds/update"] = time.perf_counter() - started
+    return metrics
+
+
+@torch.no_grad()
+def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
+    """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample."""
+    step = trajectories.trained[model.version % len(trajectories.trained)]
+    first = torch.stack([(trajectories.groups == group).nonzero()[0, 0] for group in trajectories.groups.unique()])
+    velocity = velocity_at(model, trajectories, step, first)
+    with model.reference():
+        return (velocity - velocity_at(model, trajectories, step, first)).square().mean().item()
+
+
+def _go_on() -> None:
+    pass
+
+
+def _backward(model, trajectories, advantages, settings, old, kept, tally, on_step) -> Tensor:
+    """Accumulates the gradient of the loss; returns the log-probs it saw, [B, T'], NaN where nothing had to be computed."""
+    seen = torch.full_like(trajectories.log_probs, torch.nan)
+    for position, step in enumerate(trajectories.trained):
+        advantage = advantages.step_advantage[:, position]
+        # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too.
+        rows = torch.arange(len(advantage)) if settings.kl_coefficient else advantage.nonzero()[:, 0]
+        if not len(rows):
+            continue
+        if kept:
+            on_step()
+            here = kept[position]
+            parts = [(rows, here.log_prob[rows.to(here.log_prob.device)], here.velocity)]
+        else:
+            parts = _recomputed(model, trajectories, step, rows, settings.batch_size, on_step)
+        for part, log_prob, velocity in parts:
+            reference = log_prob.detach() if old is None else old[part, position].to(log_prob.device)
+            loss, statistics = clipped_objective(log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range)
+            if settings.kl_coefficient:
+                with torch.no_grad(), model.reference():
+                    frozen = velocity_at(model, trajectories, step, part)
+                divergence = (velocity - frozen).square().mean()
+                statistics["kl"] = divergence.detach()
+                loss = loss + settings.kl_coefficient * divergence
+            (loss * len(part) / seen.numel()).backward()
+            seen[part, position] = log_prob.detach().cpu()
+            tally.add(loss.detach(), statistics, len(part), seen.numel())
+    if kept:
+        kept.clear()
+    return seen
+
+
+def _recomputed(model, trajectories, step, rows, batch_size, on_step):
+    for part in rows.split(batch_size or len(rows)):
+        on_step()
+        velocity = velocity_at(model, trajectories, step, part)
+        gaussian = trained_transition(trajectories, step, velocity, part)
+        target = trajectories.latents[part, step + 1].to(velocity.device)
+        yield part, gaussian.log_prob(target, trajectories.settings.log_prob_norm), velocity
+
+
+def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -> bool:
+    """Clips and applies the gradient; a gradient that is not finite is counted and dropped."""
+    parameters = model.trainable_parameters()
+    if all(parameter.grad is None for parameter in parameters):
+        tally.gradient_norms.append(0.0)
+        return False
+    norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm).item()
+    tally.gradient_norms.append(norm)
+    if not (math.isfinite(norm) and tally.finite()):
+        model.nonfinite_in_a_row += 1
+        logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
+        if model.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise NonFiniteUpdate(
+                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a loss or gradient that is not finite. Fix: lower "
+                f"learning_rate (now {settings.learning_rate:g}) or look at the rewards"
+            )
+        return False
+    model.nonfinite_in_a_row = 0
+    optimizer.step()
+    if model.ema is not None:
+        model.ema.step(parameters)
+    return True
+
+
+class _Tally:
+    """Sums figures over the parts of an update without waiting for the device; reads them once, at the end."""
+
+    def __init__(self):
+        self.sums: dict[str, Tensor] = {}
+        self.gradient_norms: list[float] = []
+        self.ratio_drift: float | None = None
+
+    def add(self, loss: Tensor, statistics: dict[str, Tensor], count: int, total: int) -> None:
+        for name, value in {"loss": loss, **statistics}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
+        self.sums["weight"] = self.sums.get("weight", 0.0) + loss.new_tensor(count / total)
+
+    def drift(self, recomputed: Tensor, stored: Tensor) -> None:
+        difference = (recomputed - stored).nan_to_num().exp() - 1
+        self.ratio_drift = difference.abs().max().item()
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self.sums["loss"]))
+
+    def summary(self) -> dict[str, float]:
+        sums = {name: float(value) for name, value in self.sums.items()}
+        weight = sums.pop("weight", 0.0) or 1.0
+        names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}
+        names |= {"approx_kl": "kl/approx", "kl": "kl/penalty"}
+        # Entries that were skipped have ratio 1 and no loss: all but the ratio are means over every sample and step.
+        figures = {name: sums.get(key, 0.0) for key, name in names.items() if key in sums or key != "kl"}
+        figures["ratio/mean"] = sums["ratio"] / weight if "ratio" in sums else 1.0
+        figures["gradient_norm"] = self.gradient_norms[-1] if self.gradient_norms else 0.0
+        if self.ratio_drift is not None:
+            figures["ratio/drift"] = self.ratio_drift
+        return figures

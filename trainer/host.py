@@ -1,0 +1,150 @@
+"""What the surroundings offer: ComfyUI when it is there, else a terminal.
+
+Folders, room in memory, stopping, and the inference-mode trap are met here once, so that the rest of the trainer knows
+nothing of ComfyUI.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+
+
+class Stopped(KeyboardInterrupt):
+    """The user asked to stop. No Exception, so that nothing that handles errors swallows it."""
+
+
+class _Terminal:
+    """Stop flag and output folder of a headless process; set by the command line."""
+
+    stop_signal: int | None = None
+    output: Path | None = None
+
+
+terminal = _Terminal()
+
+
+def in_comfyui() -> bool:
+    return "comfy.model_management" in sys.modules
+
+
+def check_stop() -> None:
+    """Raises if the user asked to stop; called at every micro-step."""
+    if in_comfyui():
+        import comfy.model_management
+
+        comfy.model_management.throw_exception_if_processing_interrupted()
+    if terminal.stop_signal is not None:
+        raise Stopped(f"signal {terminal.stop_signal}")
+
+
+def progress(total: int) -> Callable[[], None]:
+    """A callback for each micro-step of a node: moves ComfyUI's bar and checks whether to stop."""
+    bar = None
+    if in_comfyui():
+        import comfy.utils
+
+        bar = comfy.utils.ProgressBar(total)
+
+    def step() -> None:
+        check_stop()
+        if bar is not None:
+            bar.update(1)
+
+    return step
+
+
+@contextlib.contextmanager
+def training_mode() -> Iterator[None]:
+    """Outside `torch.inference_mode`, under which ComfyUI runs nodes and no parameter made could ever be trained."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def outside_inference(function: Callable) -> Callable:
+    """Decorates a node's function so that it runs in `training_mode`."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        with training_mode():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def make_room() -> None:
+    """Asks ComfyUI's own models to leave the accelerator before ours allocate."""
+    if in_comfyui():
+        import comfy.model_management
+
+        comfy.model_management.unload_all_models()
+        comfy.model_management.soft_empty_cache()
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can still be taken."""
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def run_folder(name: str) -> Path:
+    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs."""
+    if terminal.output is not None:
+        return terminal.output
+    if in_comfyui():
+        import folder_paths
+
+        return Path(folder_paths.get_output_directory()) / "otca" / name
+    return Path("runs") / name
+
+
+def lora_folder() -> Path:
+    """Where Save LoRA writes: inside the run headlessly, in ComfyUI's first loras folder there."""
+    if in_comfyui():
+        import folder_paths
+
+        return Path(folder_paths.get_folder_paths("loras")[0])
+    return terminal.output or Path("runs")
+
+
+def find_model(name: str, marker: str) -> Path:
+    """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`.
+
+    Raises:
+        FileNotFoundError: says where it looked.
+    """
+    places = [Path(name).expanduser(), *(folder / name for folder in model_folders())]
+    for place in places:
+        if (place / marker).is_file():
+            return place
+    searched = ", ".join(str(place.parent) for place in places[1:])
+    raise FileNotFoundError(
+        f"model {name!r} was not found (no {marker} there), neither as a path nor in: {searched}. Fix: give the folder's "
+        "path, or put the folder into one of those"
+    )
+
+
+def list_models(marker: str) -> list[str]:
+    """Names of the folders that hold a file called `marker`, over all `model_folders`, the embedded ones last."""
+    found = [place.parent.name for folder in model_folders() for place in sorted(folder.glob(f"*/{marker}"))]
+    return list(dict.fromkeys(found))
+
+
+def model_folders() -> list[Path]:
+    """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
+    folders = [Path(part) for part in os.environ.get("OTCA_MODELS", "").split(os.pathsep) if part]
+    if in_comfyui():
+        import folder_paths
+
+        known = folder_paths.folder_names_and_paths
+        folders += [Path(p) for kind in ("diffusers", "otca_rewards") if kind in known for p in folder_paths.get_folder_paths(kind)]
+    return [*folders, ASSETS]

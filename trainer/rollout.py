@@ -1,0 +1,221 @@
+"""Prompts to trajectories: the sampling loop, and the same transition taken again for the update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from .sde import MIN_STD, Gaussian, transition
+from .types import KeptStep, Prompts, SamplerSettings, Trajectories
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .flow.base import FlowModel
+
+GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
+
+
+def sample(
+    model: FlowModel,
+    prompts: Prompts,
+    settings: SamplerSettings,
+    *,
+    group_size: int,
+    seed: int,
+    batch_size: int = 0,
+    keep_graph: bool = False,
+    on_step: Callable[[], None] = lambda: None,
+) -> Trajectories:
+    """Samples a group of `group_size` trajectories for every prompt.
+
+    Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
+    which prompts are sampled beside it change a trajectory.
+
+    Args:
+        batch_size: samples to a forward pass; 0 takes all at once.
+        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
+        on_step: called before every model call; may raise to stop.
+
+    Raises:
+        ValueError: group_size < 2, or settings under which no step is stochastic.
+    """
+    if group_size < 2:
+        raise ValueError(f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group")
+    started = time.perf_counter()
+    sigmas = model.sigmas(settings)
+    kinds = step_kinds(settings)
+    condition = model.encode(prompts.texts)
+    shape = model.latent_shape(settings.height, settings.width)
+    groups = torch.arange(len(prompts.texts)).repeat_interleave(group_size)
+    sources = [
+        (_generator(seed, position, 0), _generator(seed, position, member + 1))
+        for position in prompts.positions
+        for member in range(group_size)
+    ]
+    first = first_stochastic(kinds)
+    parts = []
+    for rows in torch.arange(len(groups)).split(batch_size or len(groups)):
+        parts.append(_sample_part(model, condition, groups[rows], [sources[i] for i in rows], shape, sigmas, kinds, first,
+                                  settings, keep_graph, on_step))  # fmt: skip
+    latents, final, log_probs = (torch.cat([part[name] for part in parts]) for name in ("latents", "final", "log_probs"))
+    stds, trained = parts[0]["stds"], parts[0]["trained"]
+    if not trained:
+        raise ValueError(
+            f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
+            f"{settings.window} is stochastic, so nothing can be trained: raise eta, or widen the window"
+        )
+    kept = None
+    if keep_graph:
+        kept = [
+            KeptStep(*(torch.cat(tensors) for tensors in zip(*(part["kept"][i] for part in parts), strict=True)))
+            for i in range(len(trained))
+        ]
+    return Trajectories(
+        latents=latents,
+        final=final,
+        images=model.decode(final, batch_size),
+        sigmas=sigmas,
+        trained=trained,
+        stds=stds,
+        log_probs=log_probs,
+        groups=groups,
+        prompts=prompts.texts,
+        settings=settings,
+        policy_version=model.version,
+        kept=kept,
+        seconds=time.perf_counter() - started,
+    )
+
+
+@torch.no_grad()
+def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int], batch_size: int = 0) -> Tensor:
+    """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training."""
+    settings = replace(settings, kind="ode")
+    sigmas = model.sigmas(settings)
+    shape = model.latent_shape(settings.height, settings.width)
+    images = []
+    for rows in torch.arange(len(texts)).split(batch_size or len(texts)):
+        condition = model.encode([texts[row] for row in rows])
+        x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
+        index = torch.arange(len(rows))
+        for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
+            velocity = model.velocity(x, sigma, condition.rows(index), settings.guidance)
+            x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
+        images.append(model.decode(x.cpu(), batch_size))
+    return torch.cat(images)
+
+
+def step_kinds(settings: SamplerSettings) -> list[str]:
+    """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
+    start, length = settings.window or (0, settings.steps)
+    inside = range(start, min(start + length, settings.steps))
+    last = settings.steps - 1
+    return [
+        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode" for j in range(settings.steps)
+    ]
+
+
+def first_stochastic(kinds: list[str]) -> int:
+    """Up to and including this step, a group that shares its noise is at one and the same point."""
+    return next((j for j, kind in enumerate(kinds) if kind != "ode"), len(kinds) - 1)
+
+
+def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: Tensor) -> Tensor:
+    """The policy's velocity [len(rows), C, h, w] at a visited point of these trajectories."""
+    settings = trajectories.settings
+    condition = model.encode(trajectories.prompts)
+    shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
+    x = trajectories.latents[rows, step].to(model.device)
+    return _velocity(model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings.guidance, shared)
+
+
+def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
+    """The transition that these trajectories took at a trained step, for a given velocity."""
+    settings, sigmas = trajectories.settings, trajectories.sigmas
+    x = trajectories.latents[rows, step].to(velocity.device)
+    return transition(
+        settings.kind, velocity, x, sigmas[step], sigmas[step + 1], eta=settings.eta, sigma_after_first=sigmas[1]
+    )
+
+
+def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
+    """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto").
+
+    The need is measured: one forward pass of one sample with gradients, counting what autograd saves.
+    """
+    saved: dict[int, int] = {}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, torch.nn.Parameter) and storage.data_ptr() not in weights:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.transformer.parameters()}
+    condition = model.encode([""]).rows(torch.zeros(1, dtype=torch.long))
+    x = torch.zeros((1, *model.latent_shape(settings.height, settings.width)), device=model.device)
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        velocity = model.velocity(x, 0.5, condition, settings.guidance)
+    del velocity
+    trained = sum(kind != "ode" for kind in step_kinds(settings))
+    return sum(saved.values()) * samples * trained <= GRAPH_MEMORY_SHARE * model.free_memory()
+
+
+def _sample_part(model, condition, groups, sources, shape, sigmas, kinds, first, settings, keep_graph, on_step) -> dict:
+    """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
+    x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
+    x = x.to(model.device)
+    visited, log_probs, kept, stds, trained = [x.cpu()], [], [], [], []
+    clean = x
+    for j, kind in enumerate(kinds):
+        on_step()
+        shared = settings.shared_noise and j <= first
+        with torch.set_grad_enabled(keep_graph and kind != "ode"):
+            velocity = _velocity(model, condition, x, groups, sigmas[j], settings.guidance, shared)
+            gaussian = transition(
+                kind, velocity, x, sigmas[j], sigmas[j + 1], eta=settings.eta, sigma_after_first=sigmas[1]
+            )
+            stochastic = gaussian.std >= MIN_STD
+            following = gaussian.mean.detach()
+            if stochastic:
+                noise = torch.stack([torch.randn(shape, generator=own) for _, own in sources])
+                following = following + gaussian.std * noise.to(x.device)
+                log_prob = gaussian.log_prob(following, settings.log_prob_norm)
+        clean = x - sigmas[j] * velocity.detach()
+        stds.append(gaussian.std)
+        if stochastic:
+            trained.append(j)
+            log_probs.append(log_prob.detach().cpu())
+            if keep_graph:
+                kept.append((log_prob, velocity))
+        x = following
+        visited.append(x.cpu())
+    return {
+        "latents": torch.stack(visited, 1),
+        "final": clean.cpu(),
+        "log_probs": torch.stack(log_probs, 1) if log_probs else torch.empty(len(groups), 0),
+        "kept": kept,
+        "stds": tuple(stds),
+        "trained": tuple(trained),
+    }
+
+
+def _velocity(model, condition, x: Tensor, groups: Tensor, sigma: float, guidance: float, shared: bool) -> Tensor:
+    """One model call; where a group's members are at the same point, one forward a group serves them all."""
+    if not shared:
+        return model.velocity(x, sigma, condition.rows(groups), guidance)
+    unique, inverse = groups.unique(return_inverse=True)
+    one_each = torch.stack([(groups == group).nonzero()[0, 0] for group in unique])
+    return model.velocity(x[one_each.to(x.device)], sigma, condition.rows(unique), guidance)[inverse.to(x.device)]
+
+
+def _generator(seed: int, position: int, member: int) -> torch.Generator:
+    """An independent stream for each of (seed, prompt position, member); member 0 is the group itself."""
+    state = np.random.SeedSequence([seed, position, member]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) & (2**63 - 1))

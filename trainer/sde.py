@@ -1,0 +1,135 @@
+"""One stochastic transition of a flow model: a Gaussian, for sampling and for log-probability alike (method.md §2).
+
+Noise level σ falls from 1 to 0, x = (1-σ)·x0 + σ·ε, velocity v = ε - x0; hence x̂0 = x - σ·v and x̂1 = x + (1-σ)·v.
+A new sampler is one function `(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian` and one row in KINDS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MIN_STD = 1e-6  # below this a transition is deterministic: it has no log-probability and is never trained
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """N(mean, std²): `mean` [B, …], `std` a number, the same for every element."""
+
+    mean: Tensor
+    std: float
+
+    def sample(self, noise: Tensor) -> Tensor:
+        """mean + std·noise, [B, …]."""
+        return self.mean + self.std * noise
+
+    def log_prob(self, x: Tensor, norm: str = "full") -> Tensor:
+        """Log-density of x, averaged over all non-batch dimensions, [B] float32.
+
+        Args:
+            x: [B, …], rounded to the dtype it is stored in, so that a later call sees the same point.
+            norm: "full" is the density; "squared_error" drops the 1/(2·std²) and the constant, as public CPS code does.
+
+        Raises:
+            ValueError: for a deterministic transition, which has no density.
+        """
+        if self.std < MIN_STD:
+            raise ValueError(f"a transition with std {self.std:.3g} is deterministic and has no log-probability")
+        squared_error = (x.float() - self.mean.float()).square().flatten(1).mean(1)
+        if norm == "squared_error":
+            return -squared_error
+        return -squared_error / (2 * self.std**2) - math.log(self.std) - 0.5 * math.log(2 * math.pi)
+
+
+def transition(
+    kind: str,
+    velocity: Tensor,
+    x: Tensor,
+    sigma: float,
+    sigma_next: float,
+    *,
+    eta: float,
+    sigma_after_first: float | None = None,
+) -> Gaussian:
+    """The distribution of x_{j+1} given x_j.
+
+    Args:
+        kind: one of KINDS.
+        velocity, x: [B, …].
+        sigma, sigma_next: noise levels with sigma > sigma_next >= 0.
+        eta: how much noise; 0 is the ODE for every kind.
+        sigma_after_first: the schedule's second level, which stands in for σ = 1 where `flow_sde` would divide by zero;
+            `sigma_next` when omitted.
+
+    Raises:
+        ValueError: unknown kind, or noise levels that do not fall.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown sampler kind {kind!r}; known: {', '.join(KINDS)}")
+    if not sigma > sigma_next >= 0:
+        raise ValueError(f"noise levels must fall: sigma {sigma}, sigma_next {sigma_next}")
+    return KINDS[kind](velocity, x, sigma, sigma_next, eta, sigma_next if sigma_after_first is None else sigma_after_first)
+
+
+def ode(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """Euler step of the probability-flow ODE."""
+    return _euler_maruyama(velocity, x, sigma, sigma_next, 0.0)
+
+
+def flow_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """Flow-GRPO (2505.05470): s = η·√(σ/(1-σ))."""
+    return _euler_maruyama(velocity, x, sigma, sigma_next, flow_sde_coefficient(sigma, eta, sigma_after_first))
+
+
+def dance_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """DanceGRPO (2505.07818), and OTCA's experiments: s = η, constant."""
+    return _euler_maruyama(velocity, x, sigma, sigma_next, eta)
+
+
+def cps(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """Coefficients-preserving sampling: std = σ'·sin(ηπ/2); the marginal keeps the schedule's noise level exactly."""
+    return _preserving(velocity, x, sigma, sigma_next, sigma_next * math.sin(eta * math.pi / 2))
+
+
+def ddim_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """Stepwise-Flow-GRPO (2603.28718): the CPS mean with std = η·σ'·√(1-σ); deterministic at σ = 1."""
+    return _preserving(velocity, x, sigma, sigma_next, eta * sigma_next * math.sqrt(1 - sigma))
+
+
+def ddim_sde_schedule(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """DDIM's own variance: std = η·(σ'/σ)·√(1 - (1-σ)²/(1-σ')²), at most σ'."""
+    std = eta * sigma_next / sigma * math.sqrt(1 - (1 - sigma) ** 2 / (1 - sigma_next) ** 2)
+    return _preserving(velocity, x, sigma, sigma_next, min(std, sigma_next))
+
+
+KINDS: dict[str, Callable[..., Gaussian]] = {
+    "ode": ode,
+    "flow_sde": flow_sde,
+    "dance_sde": dance_sde,
+    "cps": cps,
+    "ddim_sde": ddim_sde,
+    "ddim_sde_schedule": ddim_sde_schedule,
+}
+
+
+def flow_sde_coefficient(sigma: float, eta: float, sigma_after_first: float) -> float:
+    """s = η·√(σ/(1-σ)), with the schedule's second level in the denominator at σ = 1."""
+    return eta * math.sqrt(sigma / (1 - (sigma_after_first if sigma >= 1 else sigma)))
+
+
+def _euler_maruyama(velocity, x, sigma: float, sigma_next: float, s: float) -> Gaussian:
+    """μ = x·(1 + s²/(2σ)·dt) + v·(1 + s²·(1-σ)/(2σ))·dt, std = s·√Δ; s per √time."""
+    dt = sigma_next - sigma
+    drift = s * s / (2 * sigma)
+    return Gaussian(x * (1 + drift * dt) + velocity * ((1 + drift * (1 - sigma)) * dt), s * math.sqrt(-dt))
+
+
+def _preserving(velocity, x, sigma: float, sigma_next: float, std: float) -> Gaussian:
+    """μ = (1-σ')·x̂0 + √(σ'² - std²)·x̂1: the noise removed from the mean is what std puts back."""
+    clean, noise = x - sigma * velocity, x + (1 - sigma) * velocity
+    return Gaussian((1 - sigma_next) * clean + math.sqrt(max(0.0, sigma_next**2 - std**2)) * noise, std)

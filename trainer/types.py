@@ -1,0 +1,165 @@
+"""The values that travel along the graph's edges.
+
+B trajectories, T transitions, T' trained transitions, K objectives, P prompts (one group each), [C, h, w] latent.
+All are frozen: a node returns a new value, it never edits what it was given. The one exception travels as a handle,
+`trainer.flow.FlowModel`, which the update changes in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .rewards import Reward
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of one iteration: `texts` [P] and each one's position in the endless, shuffled dataset."""
+
+    texts: tuple[str, ...]
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SamplerSettings:
+    """Everything that defines the SDE: what the update needs to take the same transition again."""
+
+    kind: str
+    eta: float
+    steps: int
+    width: int
+    height: int
+    shift: float  # 0: the checkpoint's own
+    guidance: float
+    shared_noise: bool = True
+    train_last_step: bool = False
+    window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
+    log_prob_norm: str = "full"
+
+
+@dataclass(frozen=True)
+class KeptStep:
+    """One trained transition as the rollout computed it, still attached to its autograd graph."""
+
+    log_prob: Tensor  # [B], requires grad
+    velocity: Tensor  # [B, C, h, w], requires grad
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """B sampled trajectories.
+
+    Attributes:
+        latents: [B, T+1, C, h, w] float32, the points visited; `latents[:, 0]` is noise.
+        final: [B, C, h, w] float32, the x̂0 that was decoded for the reward.
+        images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE).
+        sigmas: T+1 noise levels, from 1 to 0.
+        trained: T' numbers of the transitions that are stochastic and trained.
+        stds: T standard deviations of the transitions.
+        log_probs: [B, T'] float32, of the sampled points under the policy that sampled them.
+        groups: [B] int64, the number of each sample's prompt, 0 … P-1.
+        prompts: P texts.
+        policy_version: the number of updates the policy had seen when it sampled.
+        kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
+    """
+
+    latents: Tensor
+    final: Tensor
+    images: Tensor
+    sigmas: tuple[float, ...]
+    trained: tuple[int, ...]
+    stds: tuple[float, ...]
+    log_probs: Tensor
+    groups: Tensor
+    prompts: tuple[str, ...]
+    settings: SamplerSettings
+    policy_version: int
+    kept: list[KeptStep] | None = None
+    seconds: float = 0.0
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompt of each of the B samples."""
+        return [self.prompts[group] for group in self.groups.tolist()]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the reward models said: `values` [B, K] float32, NaN where a sample could not be scored.
+
+    `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
+    first, so that an evaluation can score other pictures by the same measure.
+    """
+
+    values: Tensor
+    names: tuple[str, ...]
+    coefficients: tuple[float, ...]
+    groups: Tensor
+    held_out: Tensor
+    held_out_names: tuple[str, ...]
+    rewards: Sequence[Reward]
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepCredit:
+    """When: how much of a trajectory's advantage each trained transition receives.
+
+    Attributes:
+        weights: [B, T'], mean 1 over the trained steps unless the method says otherwise.
+        raw: [B, T'], the same before floor and scale; sums to 1.
+        delta: [B, T], ΔS_j = S_{j+1} - S_j.
+        similarity: [B, T+1], S_j = cos(x_j, x̂0).
+        trained: the T' transition numbers.
+    """
+
+    weights: Tensor
+    raw: Tensor
+    delta: Tensor
+    similarity: Tensor
+    trained: tuple[int, ...]
+    method: str = "tcd"
+    sigmas: tuple[float, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What: one advantage a sample [B] and, for the eye, the objectives' coefficients [B, K]."""
+
+    advantage: Tensor
+    coefficients: Tensor
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """The effective advantage Ã [B, T'] of every trained step, with all it was made of."""
+
+    step_advantage: Tensor
+    per_objective: Tensor  # [B, K], clipped and scaled
+    fused: Fused
+    valid: Tensor  # [B] bool
+    scores: Scores
+    credit: StepCredit
+    metrics: Metrics
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finished iteration, for the eye and the log."""
+
+    metrics: Metrics
+    advantages: Advantages
+    trajectories: Trajectories
+    policy_version: int
+
+
+Progress = Callable[[int], None]
