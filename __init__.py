@@ -1,0 +1,8 @@
+"""ComfyUI-OTCA: reinforcement-learning post-training of flow models as an editable ComfyUI graph.
+
+ComfyUI imports this folder for its node tables, and everything else imports it as a package: it stays cheap.
+"""
+
+from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+
+__all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]

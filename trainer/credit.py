@@ -47,7 +47,9 @@ def tcd(
     similarity, delta = similarity_gain(latents, final)
     trained = _checked(trained, delta.shape[1])
     if floor not in FLOORS or normalize not in NORMALIZATIONS:
-        raise ValueError(f"floor must be one of {FLOORS} and normalize one of {NORMALIZATIONS}, not {floor!r}, {normalize!r}")
+        raise ValueError(
+            f"floor must be one of {FLOORS} and normalize one of {NORMALIZATIONS}, not {floor!r}, {normalize!r}"
+        )
     if not 0 <= w_min <= 1:
         raise ValueError(f"w_min must lie in [0, 1], not {w_min}")
     gain = delta[:, list(trained)].clamp(min=0) + EPSILON
@@ -63,7 +65,9 @@ def tcd(
     return StepCredit(weights, raw, delta, similarity, trained, method="tcd")
 
 
-def uniform(latents: Tensor, final: Tensor, trained: Sequence[int], fraction: float = 1.0, generator=None) -> StepCredit:
+def uniform(
+    latents: Tensor, final: Tensor, trained: Sequence[int], fraction: float = 1.0, generator=None
+) -> StepCredit:
     """Every trained step alike, w = 1 (DanceGRPO, Flow-GRPO).
 
     Args:
@@ -86,7 +90,9 @@ def uniform(latents: Tensor, final: Tensor, trained: Sequence[int], fraction: fl
 
 def similarity_gain(latents: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:
     """S_j = cos(x_j, x̂0) over all latent dimensions in float32, [B, T+1], and ΔS_j = S_{j+1} - S_j, [B, T]."""
-    similarity = torch.nn.functional.cosine_similarity(latents.float().flatten(2), final.float().flatten(1)[:, None], dim=2)
+    similarity = torch.nn.functional.cosine_similarity(
+        latents.float().flatten(2), final.float().flatten(1)[:, None], dim=2
+    )
     similarity = similarity.cpu()
     return similarity, similarity.diff(dim=1)
 

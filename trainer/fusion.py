@@ -78,7 +78,9 @@ def moca(advantages: Tensor, exploration: Tensor) -> Fused:
     right = torch.where(exact.any(1), left, right)
     rows = torch.arange(len(z), device=z.device)
     gap = advantages[rows, right] - advantages[rows, left]
-    share = torch.where(gap > 0, (z - advantages[rows, left]) / gap.clamp(min=torch.finfo(z.dtype).tiny), torch.zeros_like(z))
+    share = torch.where(
+        gap > 0, (z - advantages[rows, left]) / gap.clamp(min=torch.finfo(z.dtype).tiny), torch.zeros_like(z)
+    )
     coefficients = torch.zeros_like(advantages)
     coefficients[rows, right] = share
     coefficients[rows, left] += 1 - share

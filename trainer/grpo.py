@@ -138,7 +138,9 @@ def update(
     metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
     drift = metrics.get("ratio/drift", 0.0)
     if 5 * drift > settings.clip_range and settings.epochs > 1:
-        logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, settings.clip_range)
+        logger.warning(
+            "log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, settings.clip_range
+        )
     metrics["kl/reference"] = reference_divergence(model, trajectories)
     metrics["seconds/update"] = time.perf_counter() - started
     return metrics
@@ -175,7 +177,9 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
             parts = _recomputed(model, trajectories, step, rows, settings.batch_size, on_step)
         for part, log_prob, velocity in parts:
             reference = log_prob.detach() if old is None else old[part, position].to(log_prob.device)
-            loss, statistics = clipped_objective(log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range)
+            loss, statistics = clipped_objective(
+                log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range
+            )
             if settings.kl_coefficient:
                 with torch.no_grad(), model.reference():
                     frozen = velocity_at(model, trajectories, step, part)

@@ -21,10 +21,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Terminal:
-    """Stop flag and output folder of a headless process; set by the command line."""
+    """Stop flag, output folder and device of a headless process; set by the command line."""
 
     stop_signal: int | None = None
     output: Path | None = None
+    device: str | None = None
 
 
 terminal = _Terminal()
@@ -42,6 +43,8 @@ def check_stop() -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
     if terminal.stop_signal is not None:
         raise Stopped(f"signal {terminal.stop_signal}")
+    if terminal.output is not None and (terminal.output / "stop").exists():
+        raise Stopped(f"the file {terminal.output / 'stop'}")
 
 
 def progress(total: int) -> Callable[[], None]:
@@ -116,6 +119,24 @@ def lora_folder() -> Path:
     return terminal.output or Path("runs")
 
 
+def chosen_device(name: str) -> str:
+    """The device that a node names, unless the command line's --device says otherwise."""
+    return terminal.device or name
+
+
+def picture(draw: Callable):
+    """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nobody looks there, so nothing is drawn."""
+    if not in_comfyui():
+        return None
+    from . import plots
+
+    return plots.as_image(draw())
+
+
+def is_model(path: str, marker: str) -> bool:
+    return (Path(path).expanduser() / marker).is_file()
+
+
 def find_model(name: str, marker: str) -> Path:
     """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`.
 
@@ -133,6 +154,20 @@ def find_model(name: str, marker: str) -> Path:
     )
 
 
+def find_file(name: str) -> Path:
+    """A small input file: a path as it is, else a name in ComfyUI's input folder or in assets/prompts."""
+    folders = [ASSETS / "prompts"]
+    if in_comfyui():
+        import folder_paths
+
+        folders.insert(0, Path(folder_paths.get_input_directory()))
+    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise FileNotFoundError(f"file {name!r} was not found, neither as a path nor in {', '.join(map(str, folders))}")
+
+
 def list_models(marker: str) -> list[str]:
     """Names of the folders that hold a file called `marker`, over all `model_folders`, the embedded ones last."""
     found = [place.parent.name for folder in model_folders() for place in sorted(folder.glob(f"*/{marker}"))]
@@ -146,5 +181,10 @@ def model_folders() -> list[Path]:
         import folder_paths
 
         known = folder_paths.folder_names_and_paths
-        folders += [Path(p) for kind in ("diffusers", "otca_rewards") if kind in known for p in folder_paths.get_folder_paths(kind)]
+        folders += [
+            Path(p)
+            for kind in ("diffusers", "otca_rewards")
+            if kind in known
+            for p in folder_paths.get_folder_paths(kind)
+        ]
     return [*folders, ASSETS]

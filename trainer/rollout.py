@@ -46,7 +46,9 @@ def sample(
         ValueError: group_size < 2, or settings under which no step is stochastic.
     """
     if group_size < 2:
-        raise ValueError(f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group")
+        raise ValueError(
+            f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
+        )
     started = time.perf_counter()
     sigmas = model.sigmas(settings)
     kinds = step_kinds(settings)
@@ -63,7 +65,9 @@ def sample(
     for rows in torch.arange(len(groups)).split(batch_size or len(groups)):
         parts.append(_sample_part(model, condition, groups[rows], [sources[i] for i in rows], shape, sigmas, kinds, first,
                                   settings, keep_graph, on_step))  # fmt: skip
-    latents, final, log_probs = (torch.cat([part[name] for part in parts]) for name in ("latents", "final", "log_probs"))
+    latents, final, log_probs = (
+        torch.cat([part[name] for part in parts]) for name in ("latents", "final", "log_probs")
+    )
     stds, trained = parts[0]["stds"], parts[0]["trained"]
     if not trained:
         raise ValueError(
@@ -94,7 +98,9 @@ def sample(
 
 
 @torch.no_grad()
-def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int], batch_size: int = 0) -> Tensor:
+def generate(
+    model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int], batch_size: int = 0
+) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training."""
     settings = replace(settings, kind="ode")
     sigmas = model.sigmas(settings)
@@ -111,13 +117,19 @@ def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seed
     return torch.cat(images)
 
 
+def model_calls(steps: int, samples: int, batch_size: int) -> int:
+    """Number of model calls, and so of `on_step`, in one rollout."""
+    return steps * -(-samples // (batch_size or samples))
+
+
 def step_kinds(settings: SamplerSettings) -> list[str]:
     """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
     start, length = settings.window or (0, settings.steps)
     inside = range(start, min(start + length, settings.steps))
     last = settings.steps - 1
     return [
-        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode" for j in range(settings.steps)
+        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
+        for j in range(settings.steps)
     ]
 
 
@@ -132,7 +144,9 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: T
     condition = model.encode(trajectories.prompts)
     shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
     x = trajectories.latents[rows, step].to(model.device)
-    return _velocity(model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings.guidance, shared)
+    return _velocity(
+        model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings.guidance, shared
+    )
 
 
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:

@@ -73,7 +73,9 @@ def transition(
         raise ValueError(f"unknown sampler kind {kind!r}; known: {', '.join(KINDS)}")
     if not sigma > sigma_next >= 0:
         raise ValueError(f"noise levels must fall: sigma {sigma}, sigma_next {sigma_next}")
-    return KINDS[kind](velocity, x, sigma, sigma_next, eta, sigma_next if sigma_after_first is None else sigma_after_first)
+    return KINDS[kind](
+        velocity, x, sigma, sigma_next, eta, sigma_next if sigma_after_first is None else sigma_after_first
+    )
 
 
 def ode(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:

@@ -95,7 +95,7 @@ class Scores:
     """What the reward models said: `values` [B, K] float32, NaN where a sample could not be scored.
 
     `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
-    first, so that an evaluation can score other pictures by the same measure.
+    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
     """
 
     values: Tensor
@@ -105,6 +105,7 @@ class Scores:
     held_out: Tensor
     held_out_names: tuple[str, ...]
     rewards: Sequence[Reward]
+    prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -16,7 +16,9 @@ ASSETS = Path(__file__).resolve().parent.parent
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m comfyui_otca.assets.make", description=__doc__)
     parser.add_argument("--only", choices=["clip", "flux"], help="make just one of the two models")
-    parser.add_argument("--check", action="store_true", help="make nothing: sample every caption and judge the pictures")
+    parser.add_argument(
+        "--check", action="store_true", help="make nothing: sample every caption and judge the pictures"
+    )
     parser.add_argument("--output", type=Path, default=ASSETS, help="folder that receives shapes-clip and shapes-flux")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=float, default=1.0, help="factor on every number of training steps")

@@ -33,7 +33,9 @@ def train(data: Drawings, folder: Path, steps: int, batch: int = 128) -> None:
         pictures = (data.floats(index) / 2 + 0.5 - mean) / std
         # A blur or grain that it has not met must not change its mind: samplers make both.
         pictures = pictures + torch.randn_like(pictures) * torch.rand(batch, 1, 1, 1) * 0.4
-        out = model(input_ids=tokens.input_ids[chosen], attention_mask=tokens.attention_mask[chosen], pixel_values=pictures)
+        out = model(
+            input_ids=tokens.input_ids[chosen], attention_mask=tokens.attention_mask[chosen], pixel_values=pictures
+        )
         target = torch.arange(batch)
         loss = (F.cross_entropy(out.logits_per_image, target) + F.cross_entropy(out.logits_per_text, target)) / 2
         optimizer.zero_grad()

@@ -13,6 +13,7 @@ from transformers import CLIPTextModel, T5Config, T5EncoderModel
 
 from .clip import WIDTH
 from .data import Drawings
+from .draw import SIZE
 from .tokenizers import CAPTION_TOKENS, captions, clip_tokenizer, t5_tokenizer
 
 LATENT_CHANNELS = 8
@@ -27,6 +28,7 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
         block_out_channels=(16, 32, 32),
         layers_per_block=1,
         norm_num_groups=8,
+        sample_size=SIZE,
         latent_channels=LATENT_CHANNELS,
         use_quant_conv=False,
         use_post_quant_conv=False,
@@ -52,7 +54,9 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
     return vae
 
 
-def train_flow(data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48) -> None:
+def train_flow(
+    data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48
+) -> None:
     """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is shapes-clip's, frozen."""
     tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()

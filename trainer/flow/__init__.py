@@ -56,7 +56,9 @@ def load_flow_model(
     try:
         family = json.loads(index.read_text())["_class_name"]
     except (json.JSONDecodeError, KeyError) as error:
-        raise FlowModelError(f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again") from error
+        raise FlowModelError(
+            f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
+        ) from error
     if family not in FAMILIES:
         raise FlowModelError(f"{path} is a {family}; supported are {', '.join(FAMILIES)}. Fix: choose one of those")
     module, name = FAMILIES[family].split(".")

@@ -97,7 +97,9 @@ class FlowModel(ABC):
             for row, text in enumerate(missing):
                 self._embedded[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
         names = self._embedded[texts[0]]
-        return Condition({name: torch.stack([self._embedded[text][name] for text in texts]).to(self.device) for name in names})
+        return Condition(
+            {name: torch.stack([self._embedded[text][name] for text in texts]).to(self.device) for name in names}
+        )
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
         """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, T+1)."""
@@ -154,15 +156,36 @@ class FlowModel(ABC):
 
     def optimizer_for(self, settings: UpdateSettings) -> torch.optim.Optimizer:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
-        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         if self._optimizer is None:
-            self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True, **rates)
+            self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
+        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         self._optimizer.param_groups[0].update(rates)
         if settings.ema_decay and self.ema is None:
-            from diffusers.training_utils import EMAModel
-
-            self.ema = EMAModel(self.trainable_parameters(), decay=settings.ema_decay)
+            self.ema = self._average(settings.ema_decay)
         return self._optimizer
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's moments and step counts, as `<parameter number>.<name>`; empty before the first update."""
+        state = self._optimizer.state_dict()["state"] if self._optimizer else {}
+        return {f"{number}.{name}": tensor.cpu() for number, own in state.items() for name, tensor in own.items()}
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, name = key.split(".")
+            state.setdefault(int(number), {})[name] = tensor
+        self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
+
+    def restore_average(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:
+        self.ema = self._average(decay)
+        self.ema.shadow_params = [tensors[key].to(self.device) for key in sorted(tensors)]
+        self.ema.optimization_step = step
+
+    def _average(self, decay: float):
+        from diffusers.training_utils import EMAModel
+
+        return EMAModel(self.trainable_parameters(), decay=decay)
 
     def autocast(self):
         """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,10 @@ def load_pipeline(cls: type[DiffusionPipeline], path: Path, components: Sequence
     for component in components:
         _check_component(path / component)
     try:
-        return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
+        with warnings.catch_warnings():
+            # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
+            warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
+            return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         raise FlowModelError(
             f"{path} could not be loaded as a {cls.__name__}: {error}. Fix: its files do not belong together; copy the model again"

@@ -1,0 +1,28 @@
+"""Reward models: one file a family, and this table of them.
+
+A new reward is one subclass of `Reward` in a file here and one row in REWARDS, plus its node.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from .base import Reward, RewardError
+
+REWARDS = {
+    "clip_t": "clip.ClipT",
+    "jpeg_compressibility": "pixels.JpegCompressibility",
+    "jpeg_incompressibility": "pixels.JpegIncompressibility",
+    "colorfulness": "pixels.Colorfulness",
+    "sharpness": "pixels.Sharpness",
+    "accuracy": "shapes.ShapesAccuracy",
+}
+
+
+def reward_class(kind: str) -> type[Reward]:
+    """The class of a row in REWARDS; its module, and whatever that needs, is imported now and not before."""
+    module, name = REWARDS[kind].split(".")
+    return getattr(importlib.import_module(f".{module}", __name__), name)
+
+
+__all__ = ["REWARDS", "Reward", "RewardError", "reward_class"]

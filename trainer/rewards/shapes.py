@@ -8,9 +8,16 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from .base import Reward
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PALETTE = {
     "red": (200, 50, 50),
@@ -74,7 +81,9 @@ def recognise(image: np.ndarray) -> Scene:
     palette = _lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
     names = list(PALETTE)
     nearest = np.linalg.norm(lab[:, :, None] - palette, axis=-1).argmin(-1)
-    border = np.concatenate([nearest[:2].ravel(), nearest[-2:].ravel(), nearest[:, :2].ravel(), nearest[:, -2:].ravel()])
+    border = np.concatenate(
+        [nearest[:2].ravel(), nearest[-2:].ravel(), nearest[:, :2].ravel(), nearest[:, -2:].ravel()]
+    )
     background = np.bincount(border, minlength=len(names)).argmax()
     inside = np.bincount(nearest[nearest != background], minlength=len(names))
     if inside.sum() < _AREA[0] * nearest.size:
@@ -87,6 +96,16 @@ def accuracy(image: np.ndarray, caption: str) -> float:
     """1.0 where colour, shape and background are all as asked, else 0.0; NaN for a caption that is not of this world."""
     asked = parse_caption(caption)
     return float("nan") if asked is None else float(recognise(image) == asked)
+
+
+class ShapesAccuracy(Reward):
+    """The judge as a reward: 1 where colour, shape and background are as asked. Held out unless told otherwise."""
+
+    def __init__(self, name: str = "accuracy", coefficient: float = 1.0, held_out: bool = True):
+        super().__init__(name, coefficient, held_out)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return images.new_tensor([accuracy(image, text) for image, text in zip(images.numpy(), prompts, strict=True)])
 
 
 def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) -> str | None:

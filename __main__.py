@@ -1,0 +1,189 @@
+"""`otca`: what a shell runs. Hands the node table to the trainer; every heavy import waits until a command needs it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        return options.command(options)
+    except _bad_input() as error:
+        print(f"otca: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    except _failures() as error:
+        print(f"otca: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="train an exported workflow", description=_train.__doc__)
+    _workflow_arguments(train)
+    train.add_argument("--iterations", type=int, metavar="N", help="length of the training, instead of the workflow's own")
+    train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<run_name>)")
+    train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
+    train.add_argument("--seed", type=int, help="sets every node's seed")
+    train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
+    train.set_defaults(command=_train)
+
+    validate = commands.add_parser("validate", help="check a workflow", description=_validate.__doc__)
+    _workflow_arguments(validate)
+    validate.set_defaults(command=_validate)
+
+    sample = commands.add_parser("sample", help="make pictures with a run or a model", description=_sample.__doc__)
+    sample.add_argument("source", metavar="RUN|MODEL", help="a run's folder, or a model's folder or name")
+    sample.add_argument("--prompt", action="append", required=True, help="may be given more than once")
+    sample.add_argument("--seeds", type=int, default=4, metavar="N", help="pictures to a prompt (default 4)")
+    sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    sample.add_argument("--steps", type=int, help="denoising steps (default: the run's own, or 28)")
+    sample.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
+    sample.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png")
+    sample.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    sample.set_defaults(command=_sample)
+
+    nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
+    nodes.set_defaults(command=_nodes)
+    return parser
+
+
+def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NODE.INPUT=VALUE",
+        help="change an input; NODE is an id, a title or a class. May be given more than once",
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
+    from .trainer import host
+    from .trainer.run import RUN_NODE, train
+
+    workflow = _load(options)
+    if options.iterations is not None:
+        workflow.set(f"{RUN_NODE}.iterations", options.iterations)
+    if options.seed is not None:
+        for node, content in workflow.graph.items():
+            if "seed" in content["inputs"]:
+                workflow.set(f"{node}.seed", options.seed)
+    if options.output is None and options.resume and options.workflow.is_dir():
+        options.output = options.workflow
+    host.terminal.output = options.output
+    host.terminal.device = options.device
+    problems = [problem for problem in workflow.validate() if _show(problem) == "error"]
+    if problems:
+        return EXIT_BAD_INPUT
+    _quiet()
+    return train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))
+
+
+def _validate(options: argparse.Namespace) -> int:
+    """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
+    severities = [_show(problem) for problem in _load(options).validate()]
+    if "error" in severities:
+        return EXIT_BAD_INPUT
+    print(f"{options.workflow}: ready to train")
+    return 0
+
+
+def _sample(options: argparse.Namespace) -> int:
+    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below."""
+    from .trainer import host
+    from .trainer.sampling import sample_to_file
+
+    host.terminal.device = options.device
+    _quiet()
+    path = sample_to_file(
+        options.source,
+        options.prompt,
+        seeds=range(options.seed, options.seed + options.seeds),
+        steps=options.steps,
+        size=options.size,
+        output=options.output,
+        node_classes=_node_classes(),
+    )
+    print(path)
+    return 0
+
+
+def _nodes(options: argparse.Namespace) -> int:
+    """Lists what the graph can be built of."""
+    from .nodes import NODE_CLASS_MAPPINGS
+
+    for name, node in NODE_CLASS_MAPPINGS.items():
+        print(f"{name}  ({node.TITLE}, {node.CATEGORY})\n    {node.DESCRIPTION}")
+        for kind in ("required", "optional"):
+            for socket, (type_, *details) in node.INPUT_TYPES().get(kind, {}).items():
+                shown = type_ if isinstance(type_, str) else " | ".join(map(str, type_))
+                default = details[0].get("default", "") if details else ""
+                print(f"    <- {socket}: {shown}{f' = {default}' if default != '' else ''}{' (optional)' * (kind == 'optional')}")
+        for type_, socket in zip(node.RETURN_TYPES, getattr(node, "RETURN_NAMES", node.RETURN_TYPES), strict=True):
+            print(f"    -> {socket}: {type_}")
+        print()
+    return 0
+
+
+def _load(options: argparse.Namespace):
+    from .trainer.workflow import Workflow
+
+    path = options.workflow / "workflow.json" if options.workflow.is_dir() else options.workflow
+    workflow = Workflow.load(path, _node_classes())
+    for change in options.set:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
+        workflow.set(name, value)
+    return workflow
+
+
+def _node_classes() -> dict:
+    from .nodes import NODE_CLASS_MAPPINGS
+
+    return NODE_CLASS_MAPPINGS
+
+
+def _show(problem) -> str:
+    print(f"{problem.severity}: {problem}", file=sys.stderr)
+    return problem.severity
+
+
+def _quiet() -> None:
+    """Leaves the terminal to our own progress: no bars from loading small files, no notes about unused weights."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
+def _bad_input() -> tuple[type[Exception], ...]:
+    """Errors of what the user gave: ValueError covers workflows, models and prompts."""
+    from .trainer.record import RunError
+
+    return (ValueError, FileNotFoundError, RunError)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    from .trainer.workflow import NodeError
+
+    return (NodeError, OSError)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Stage 2: prompts."""
+
+
+class PromptDataset:
+    TITLE = "Prompt Dataset"
+    CATEGORY = "OTCA/data"
+    DESCRIPTION = (
+        "Gives the prompts of one iteration; each becomes a group of samples that are compared with each other."
+    )
+    RETURN_TYPES = ("OTCA_PROMPTS",)
+    RETURN_NAMES = ("prompts",)
+    FUNCTION = "take"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "prompts": (
+                    "STRING",
+                    {"multiline": True, "default": "", "tooltip": "One prompt a line. Used when no file is named."},
+                ),
+                "prompts_per_iteration": (
+                    "INT",
+                    {"default": 4, "min": 1, "max": 4096, "tooltip": "Groups in one iteration, one prompt each."},
+                ),
+                "index": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**31,
+                        "control_after_generate": True,
+                        "tooltip": "Number of the iteration; it advances by itself and selects the prompts.",
+                    },
+                ),
+                "shuffle": ("BOOLEAN", {"default": True, "tooltip": "A new order in every pass over the prompts."}),
+                "seed": ("INT", {"default": 0, "min": 0, "max": 2**32 - 1, "tooltip": "Seed of the shuffling."}),
+            },
+            "optional": {
+                "file": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`. "
+                        "Used instead of the text box.",
+                    },
+                ),
+            },
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, prompts, file=""):
+        from ..trainer.prompts import PromptError, read_prompts
+
+        try:
+            read_prompts(prompts, file)
+        except PromptError as error:
+            return str(error)
+        return True
+
+    @classmethod
+    def IS_CHANGED(cls, file="", **_):
+        from ..trainer.prompts import file_state
+
+        return file_state(file)
+
+    def take(self, prompts, prompts_per_iteration, index, shuffle, seed, file=""):
+        from ..trainer.prompts import choose, read_prompts
+
+        return (choose(read_prompts(prompts, file), prompts_per_iteration, index, seed if shuffle else None),)

@@ -1,0 +1,86 @@
+"""Stage 5b, what: how the objectives become one advantage."""
+
+from ..trainer import host
+
+_STD_SCOPE = (
+    ["group", "batch"],
+    {
+        "default": "group",
+        "tooltip": "Rewards are divided by their spread in the group, or in the whole batch (Flow-GRPO).",
+    },
+)
+
+
+class _Fuse:
+    CATEGORY = "OTCA/fusion"
+    RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
+    RETURN_NAMES = ("advantages", "heatmap")
+    FUNCTION = "fuse"
+
+    def _fuse(self, scores, credit, method, **options):
+        from ..trainer import plots
+        from ..trainer.fusion import fuse
+
+        advantages = fuse(scores, credit, method, **options)
+        return advantages, host.picture(lambda: plots.advantage_heatmap(advantages, scores.prompts))
+
+
+class MOCAFuse(_Fuse):
+    TITLE = "MOCA Fuse"
+    DESCRIPTION = "Multi-objective credit allocation (OTCA): the closed-form min-norm problem with exploration."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "scores": ("OTCA_SCORES",),
+                "credit": ("OTCA_CREDIT",),
+                "exploration": (
+                    ["literal", "centered"],
+                    {
+                        "default": "literal",
+                        "tooltip": "literal: as published, where λ is nearly always 0 or 1. centered: measures how far a "
+                        "sample's movement is from its group's mean.",
+                    },
+                ),
+                "recenter": (
+                    ["none", "group"],
+                    {
+                        "default": "none",
+                        "tooltip": "group: subtract each group's mean of z, which literal MOCA leaves positive.",
+                    },
+                ),
+                "std_scope": _STD_SCOPE,
+            }
+        }
+
+    @host.outside_inference
+    def fuse(self, scores, credit, exploration, recenter, std_scope):
+        return self._fuse(scores, credit, "moca", exploration=exploration, recentering=recenter, std_scope=std_scope)
+
+
+class WeightedFuse(_Fuse):
+    TITLE = "Weighted Fuse"
+    DESCRIPTION = "Weighted sum of the rewards (DanceGRPO, Flow-GRPO) or of their advantages (Multi-GRPO, GDPO)."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "scores": ("OTCA_SCORES",),
+                "credit": ("OTCA_CREDIT",),
+                "mode": (
+                    ["weighted_advantages", "weighted_sum"],
+                    {
+                        "default": "weighted_advantages",
+                        "tooltip": "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, "
+                        "then normalise.",
+                    },
+                ),
+                "std_scope": _STD_SCOPE,
+            }
+        }
+
+    @host.outside_inference
+    def fuse(self, scores, credit, mode, std_scope):
+        return self._fuse(scores, credit, mode, std_scope=std_scope)

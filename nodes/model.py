@@ -1,0 +1,101 @@
+"""Stage 1: the model that is trained."""
+
+from ..trainer import host
+
+
+class LoadFlowModel:
+    TITLE = "Load Flow Model"
+    CATEGORY = "OTCA/model"
+    DESCRIPTION = "Loads a flow-matching model from a diffusers folder and attaches a trainable LoRA adapter."
+    RETURN_TYPES = ("OTCA_MODEL",)
+    RETURN_NAMES = ("model",)
+    FUNCTION = "load"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": (
+                    host.list_models("model_index.json"),
+                    {"tooltip": "A diffusers model folder from ComfyUI's diffusers folders, $OTCA_MODELS or assets/."},
+                ),
+                "lora_rank": (
+                    "INT",
+                    {"default": 16, "min": 1, "max": 1024, "tooltip": "Rank of the adapter: how much it can change."},
+                ),
+                "lora_alpha": (
+                    "FLOAT",
+                    {
+                        "default": 16.0,
+                        "min": 0.01,
+                        "max": 4096.0,
+                        "step": 0.5,
+                        "tooltip": "The adapter is scaled by alpha / rank.",
+                    },
+                ),
+                "seed": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 2**32 - 1, "tooltip": "Seed of the adapter's initial weights."},
+                ),
+                "dtype": (
+                    ["auto", "float32", "bfloat16", "float16"],
+                    {
+                        "default": "auto",
+                        "tooltip": "Of the frozen weights. auto: bfloat16 on an accelerator, else float32. "
+                        "The adapter is always float32.",
+                    },
+                ),
+            },
+            "optional": {
+                "path": (
+                    "STRING",
+                    {"default": "", "tooltip": "A model folder anywhere else; used instead of `model` when not empty."},
+                ),
+                "lora_targets": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "Comma-separated ends of module names; empty: the family's attention and "
+                        "feed-forward layers.",
+                    },
+                ),
+                "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
+                "max_sequence_length": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 4096,
+                        "tooltip": "Tokens of the text encoder; 0: the tokenizer's own limit, at most 512.",
+                    },
+                ),
+            },
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, model, path=""):
+        if path and not host.is_model(path, "model_index.json"):
+            return f"{path!r} holds no model_index.json. Fix: give the folder of a diffusers model, or leave path empty"
+        known = host.list_models("model_index.json")
+        if not path and model not in known:
+            return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
+        return True
+
+    @host.outside_inference
+    def load(
+        self, model, lora_rank, lora_alpha, seed, dtype, path="", lora_targets="", device="auto", max_sequence_length=0
+    ):
+        from ..trainer.flow import load_flow_model
+
+        host.make_room()
+        loaded = load_flow_model(
+            host.find_model(path or model, "model_index.json"),
+            lora_rank=lora_rank,
+            lora_alpha=lora_alpha,
+            lora_targets=lora_targets,
+            seed=seed,
+            dtype=dtype,
+            device=host.chosen_device(device),
+            max_sequence_length=max_sequence_length,
+        )
+        return (loaded,)

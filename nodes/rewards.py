@@ -1,0 +1,149 @@
+"""Stage 4: what is good. One node a reward, and the stack that scores a rollout by all of them."""
+
+from ..trainer import host
+
+MAX_REWARDS = 8
+
+
+class _Reward:
+    """A reward node: its KIND is a row of `trainer.rewards.REWARDS`."""
+
+    CATEGORY = "OTCA/rewards"
+    RETURN_TYPES = ("OTCA_REWARD",)
+    RETURN_NAMES = ("reward",)
+    FUNCTION = "build"
+    KIND: str
+    HELD_OUT = False
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                **cls.own_inputs(),
+                "coefficient": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.05,
+                        "tooltip": "Weight of this objective's advantage in the fusion.",
+                    },
+                ),
+            },
+            "optional": {
+                "held_out": (
+                    "BOOLEAN",
+                    {
+                        "default": cls.HELD_OUT,
+                        "tooltip": "Score and log it, but never train on it: the guard against reward hacking.",
+                    },
+                ),
+                "name": ("STRING", {"default": "", "tooltip": "Name in metrics; empty: the reward's own."}),
+            },
+        }
+
+    @classmethod
+    def own_inputs(cls):
+        return {}
+
+    @host.outside_inference
+    def build(self, coefficient, held_out=None, name="", **own):
+        from ..trainer.rewards import reward_class
+
+        held_out = self.HELD_OUT if held_out is None else held_out
+        names = {"name": name} if name else {}
+        return (reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **own),)
+
+
+class RewardClipT(_Reward):
+    TITLE = "Reward: CLIP-T"
+    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
+    KIND = "clip_t"
+
+    @classmethod
+    def own_inputs(cls):
+        models = host.list_models("preprocessor_config.json")
+        return {
+            "model": (
+                models,
+                {
+                    "tooltip": "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
+                },
+            )
+        }
+
+
+class RewardColorfulness(_Reward):
+    TITLE = "Reward: Colorfulness"
+    DESCRIPTION = "Hasler and Süsstrunk's measure of colourfulness."
+    KIND = "colorfulness"
+
+
+class RewardSharpness(_Reward):
+    TITLE = "Reward: Sharpness"
+    DESCRIPTION = "Variance of the Laplacian of the luma."
+    KIND = "sharpness"
+
+
+class RewardJpegCompressibility(_Reward):
+    TITLE = "Reward: JPEG Compressibility"
+    DESCRIPTION = "Minus the size of the picture as a JPEG: prefers plain pictures."
+    KIND = "jpeg_compressibility"
+
+
+class RewardJpegIncompressibility(_Reward):
+    TITLE = "Reward: JPEG Incompressibility"
+    DESCRIPTION = "The size of the picture as a JPEG: prefers detail."
+    KIND = "jpeg_incompressibility"
+
+
+class RewardShapesAccuracy(_Reward):
+    TITLE = "Reward: Shapes Accuracy"
+    DESCRIPTION = (
+        "Reads colour and shape off the pixels of the shapes world and says whether they are as asked. An exact judge."
+    )
+    KIND = "accuracy"
+    HELD_OUT = True
+
+
+class RewardStack:
+    TITLE = "Reward Stack"
+    CATEGORY = "OTCA/rewards"
+    DESCRIPTION = "Scores the sampled pictures by every connected reward."
+    RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
+    RETURN_NAMES = ("scores", "table")
+    FUNCTION = "score"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        sockets = {
+            f"reward_{number}": (
+                "OTCA_REWARD",
+                {"tooltip": "A reward; its coefficient and held_out are set on its node."},
+            )
+            for number in range(1, MAX_REWARDS + 1)
+        }
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "optional": sockets}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types):
+        if not any(name.startswith("reward_") for name in input_types):
+            return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
+        expected = {"trajectories": "OTCA_TRAJECTORIES"}
+        for name, given in input_types.items():
+            wanted = expected.get(name, "OTCA_REWARD")
+            if given not in (wanted, "*"):
+                return f"{name} receives {given} where {wanted} is needed. Fix: connect a node that outputs {wanted}"
+        return True
+
+    @host.outside_inference
+    def score(self, trajectories, **sockets):
+        from ..trainer import plots
+        from ..trainer.rewards.base import score_stack
+
+        rewards = [sockets[name] for name in sorted(sockets)]
+        scores = score_stack(
+            rewards, trajectories.images, trajectories.texts, trajectories.groups, host.progress(len(rewards))
+        )
+        return scores, host.picture(lambda: plots.reward_table(scores, trajectories.images))

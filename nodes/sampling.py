@@ -1,0 +1,172 @@
+"""Stage 3: groups of stochastic trajectories."""
+
+from ..trainer import host
+from ..trainer.sde import KINDS
+
+
+class SDESampler:
+    TITLE = "SDE Sampler"
+    CATEGORY = "OTCA/sampling"
+    DESCRIPTION = "Samples a group of stochastic trajectories for every prompt, and decodes their pictures."
+    RETURN_TYPES = ("OTCA_TRAJECTORIES", "IMAGE")
+    RETURN_NAMES = ("trajectories", "images")
+    FUNCTION = "sample"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("OTCA_MODEL",),
+                "prompts": ("OTCA_PROMPTS",),
+                "group_size": (
+                    "INT",
+                    {
+                        "default": 12,
+                        "min": 2,
+                        "max": 1024,
+                        "tooltip": "Samples to a prompt (G): compared with each other.",
+                    },
+                ),
+                "steps": ("INT", {"default": 16, "min": 2, "max": 1000, "tooltip": "Denoising steps (T)."}),
+                "width": ("INT", {"default": 512, "min": 8, "max": 8192, "step": 8, "tooltip": "Pixels."}),
+                "height": ("INT", {"default": 512, "min": 8, "max": 8192, "step": 8, "tooltip": "Pixels."}),
+                "kind": (
+                    [kind for kind in KINDS if kind != "ode"],
+                    {
+                        "default": "dance_sde",
+                        "tooltip": "dance_sde: constant noise (OTCA). flow_sde: Flow-GRPO. cps: keeps the schedule's noise "
+                        "level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance.",
+                    },
+                ),
+                "eta": (
+                    "FLOAT",
+                    {"default": 0.3, "min": 0.0, "max": 4.0, "step": 0.01, "tooltip": "How much noise each step adds."},
+                ),
+                "shift": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.1,
+                        "tooltip": "Timestep shift; 0: the checkpoint's own. Higher spends more steps at high noise.",
+                    },
+                ),
+                "guidance": (
+                    "FLOAT",
+                    {
+                        "default": 3.5,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.1,
+                        "tooltip": "Guidance embedding, for models that have one (FLUX.1-dev).",
+                    },
+                ),
+                "seed": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**63 - 1,
+                        "control_after_generate": True,
+                        "tooltip": "Of all noise. It advances by itself, so that every iteration samples anew.",
+                    },
+                ),
+            },
+            "optional": {
+                "shared_noise": (
+                    "BOOLEAN",
+                    {"default": True, "tooltip": "A group starts from one and the same noise (OTCA, DanceGRPO)."},
+                ),
+                "train_last_step": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Make the last step stochastic too. Its noise never reaches the picture.",
+                    },
+                ),
+                "window_start": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 999, "tooltip": "First stochastic step (MixGRPO)."},
+                ),
+                "window_length": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 1000, "tooltip": "Number of stochastic, trained steps; 0: all."},
+                ),
+                "batch_size": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 4096, "tooltip": "Samples to one forward pass; 0: all at once."},
+                ),
+                "keep_graph": (
+                    ["auto", "on", "off"],
+                    {
+                        "default": "auto",
+                        "tooltip": "Keep the autograd graph, so that the update needs no second forward pass. Takes memory. "
+                        "auto: when training headlessly and it fits.",
+                    },
+                ),
+                "log_prob_norm": (
+                    ["full", "squared_error"],
+                    {
+                        "default": "full",
+                        "tooltip": "full: the Gaussian density. squared_error: as public CPS code has it.",
+                    },
+                ),
+            },
+        }
+
+    @host.outside_inference
+    def sample(
+        self,
+        model,
+        prompts,
+        group_size,
+        steps,
+        width,
+        height,
+        kind,
+        eta,
+        shift,
+        guidance,
+        seed,
+        shared_noise=True,
+        train_last_step=False,
+        window_start=0,
+        window_length=0,
+        batch_size=0,
+        keep_graph="auto",
+        log_prob_norm="full",
+    ):
+        from ..trainer import rollout
+        from ..trainer.types import SamplerSettings
+
+        settings = SamplerSettings(
+            kind=kind,
+            eta=eta,
+            steps=steps,
+            width=width,
+            height=height,
+            shift=shift,
+            guidance=guidance,
+            shared_noise=shared_noise,
+            train_last_step=train_last_step,
+            window=(window_start, window_length or steps) if window_start or window_length else None,
+            log_prob_norm=log_prob_norm,
+        )
+        # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
+        keep = keep_graph == "on" or (
+            keep_graph == "auto"
+            and not host.in_comfyui()
+            and rollout.graph_fits(model, settings, group_size * len(prompts.texts))
+        )
+        trajectories = rollout.sample(
+            model,
+            prompts,
+            settings,
+            group_size=group_size,
+            seed=seed,
+            batch_size=batch_size,
+            keep_graph=keep,
+            on_step=host.progress(rollout.model_calls(steps, group_size * len(prompts.texts), batch_size)),
+        )
+        return trajectories, trajectories.images

@@ -1,0 +1,178 @@
+"""Stage 6: the update, its record, and what comes out."""
+
+from ..trainer import host
+
+
+class GRPOStep:
+    TITLE = "GRPO Step"
+    CATEGORY = "OTCA/training"
+    DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
+    RETURN_TYPES = ("OTCA_MODEL", "OTCA_REPORT")
+    RETURN_NAMES = ("model", "report")
+    FUNCTION = "update"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("OTCA_MODEL",),
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "advantages": ("OTCA_ADVANTAGES",),
+                "learning_rate": (
+                    "FLOAT",
+                    {
+                        "default": 1e-4,
+                        "min": 0.0,
+                        "max": 1.0,
+                        "step": 1e-6,
+                        "round": False,
+                        "tooltip": "Of AdamW. LoRA: 1e-4 … 3e-4 for large models.",
+                    },
+                ),
+                "clip_range": (
+                    "FLOAT",
+                    {
+                        "default": 1e-4,
+                        "min": 1e-7,
+                        "max": 1.0,
+                        "step": 1e-6,
+                        "round": False,
+                        "tooltip": "How far the importance ratio may move from 1. Small, since log-probs are averaged.",
+                    },
+                ),
+                "kl_coefficient": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.001,
+                        "tooltip": "Pull towards the untrained model (β).",
+                    },
+                ),
+            },
+            "optional": {
+                "weight_decay": ("FLOAT", {"default": 1e-4, "min": 0.0, "max": 1.0, "step": 1e-5, "round": False}),
+                "max_grad_norm": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 1e-6,
+                        "max": 1e6,
+                        "step": 0.1,
+                        "tooltip": "Longer gradients are shortened.",
+                    },
+                ),
+                "epochs": (
+                    "INT",
+                    {"default": 1, "min": 1, "max": 64, "tooltip": "Optimizer steps on the same trajectories."},
+                ),
+                "batch_size": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 4096,
+                        "tooltip": "Samples to one forward and backward pass; 0: all. Changes memory and speed only.",
+                    },
+                ),
+                "ema_decay": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 0.99999,
+                        "step": 0.001,
+                        "round": False,
+                        "tooltip": "Moving average of the weights, for evaluation and saving; 0: none.",
+                    },
+                ),
+            },
+        }
+
+    @host.outside_inference
+    def update(self, model, trajectories, advantages, learning_rate, clip_range, kl_coefficient, **optional):
+        from ..trainer import grpo
+        from ..trainer.record import report
+
+        settings = grpo.UpdateSettings(
+            learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
+        )
+        metrics = grpo.update(model, trajectories, advantages, settings, host.check_stop)
+        return model, report(metrics, trajectories, advantages, model.version)
+
+
+class TrainingRun:
+    TITLE = "Training Run"
+    CATEGORY = "OTCA/training"
+    DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
+    RETURN_TYPES = ("IMAGE",)
+    RETURN_NAMES = ("curves",)
+    FUNCTION = "record"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("OTCA_MODEL",),
+                "report": ("OTCA_REPORT",),
+                "run_name": ("STRING", {"default": "otca", "tooltip": "Name of the run's folder."}),
+                "iterations": (
+                    "INT",
+                    {"default": 300, "min": 1, "max": 10**7, "tooltip": "Length of a headless training."},
+                ),
+                "checkpoint_every": (
+                    "INT",
+                    {"default": 25, "min": 1, "max": 10**6, "tooltip": "Iterations between checkpoints."},
+                ),
+                "evaluate_every": (
+                    "INT",
+                    {"default": 50, "min": 1, "max": 10**6, "tooltip": "Iterations between evaluations and new plots."},
+                ),
+                "evaluation_prompts": (
+                    "STRING",
+                    {"multiline": True, "default": "", "tooltip": "One prompt a line; empty: the first iteration's."},
+                ),
+                "evaluation_seeds": (
+                    "INT",
+                    {"default": 1, "min": 1, "max": 1024, "tooltip": "Fixed seeds to each evaluation prompt."},
+                ),
+            },
+            "hidden": {"prompt": "PROMPT"},
+        }
+
+    @host.outside_inference
+    def record(self, model, report, run_name, iterations, prompt=None, **settings):
+        from ..trainer.record import RunSettings, open_run
+
+        run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {})
+        run.record(model, report, last=iterations)
+        return (host.picture(run.curves),)
+
+
+class SaveLoRA:
+    TITLE = "Save LoRA"
+    CATEGORY = "OTCA/training"
+    DESCRIPTION = "Writes the adapter as a .safetensors file that ComfyUI's LoraLoader and diffusers read."
+    RETURN_TYPES = ()
+    FUNCTION = "save"
+    OUTPUT_NODE = True
+    RUN_AT_END = True  # headlessly, once: when training ends or is stopped
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("OTCA_MODEL",),
+                "filename": ("STRING", {"default": "otca_lora", "tooltip": "Name of the file, without .safetensors."}),
+            },
+            "hidden": {"prompt": "PROMPT"},
+        }
+
+    @host.outside_inference
+    def save(self, model, filename, prompt=None):
+        from ..trainer import lora
+
+        path = lora.save_named(model, host.lora_folder(), filename, {"otca_workflow": prompt or {}})
+        return {"ui": {"text": [str(path)]}, "result": ()}

@@ -1,0 +1,214 @@
+"""One stochastic transition against numbers worked out by hand and against the equations of the papers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, transition
+from torch.distributions import Normal
+
+STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule")
+PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule")
+
+
+def seeded(seed: int, *shape: int, dtype=torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def scalar(value: float) -> torch.Tensor:
+    return torch.full((1, 1), value, dtype=torch.float64)
+
+
+def test_every_kind_of_the_method_is_known():
+    assert set(KINDS) == {"ode", *STOCHASTIC}
+
+
+# x = 1, v = 2, σ = 0.8, σ' = 0.5, hence Δ = 0.3, x̂0 = 1 - 0.8·2 = -0.6, x̂1 = 1 + 0.2·2 = 1.4.
+#   ode                μ = 1 - 0.3·2 = 0.4
+#   flow_sde   η 1/2   s² = 0.25·0.8/0.2 = 1; s²/2σ = 0.625; μ = 1 - 0.625·0.3 - 2·0.3·(1 + 0.625·0.2) = 0.8125 - 0.675
+#   dance_sde  η 0.4   s² = 0.16; s²/2σ = 0.1; μ = 1 - 0.03 - 0.6·1.02 = 0.358; std = 0.4·√0.3
+#   cps        η 1/3   std = 0.5·sin(π/6) = 0.25; μ = 0.5·(-0.6) + √(0.25 - 0.0625)·1.4
+#   ddim_sde   η 0.8   std = 0.8·0.5·√0.2, std² = 0.032; μ = -0.3 + √0.218·1.4
+#   …_schedule η 0.6   std = 0.6·(0.5/0.8)·√(1 - 0.04/0.25) = 0.375·√0.84, std² = 0.118125; μ = -0.3 + √0.131875·1.4
+@pytest.mark.parametrize(
+    ("kind", "eta", "mean", "std"),
+    [
+        ("ode", 0.7, 0.4, 0.0),
+        ("flow_sde", 0.5, 0.1375, 0.5477225575),
+        ("dance_sde", 0.4, 0.358, 0.2190890230),
+        ("cps", 1 / 3, 0.3062177826, 0.25),
+        ("ddim_sde", 0.8, 0.3536665817, 0.1788854382),
+        ("ddim_sde_schedule", 0.6, 0.2084043666, 0.3436931771),
+    ],
+)
+def test_mean_and_std_by_hand(kind, eta, mean, std):
+    step = transition(kind, scalar(2.0), scalar(1.0), 0.8, 0.5, eta=eta)
+    assert step.mean.item() == pytest.approx(mean, abs=1e-9)
+    assert step.std == pytest.approx(std, abs=1e-9)
+
+
+def test_ddim_schedule_never_exceeds_the_noise_level_it_goes_to():
+    # 2·(0.5/0.8)·√0.84 = 1.146 > 0.5: all of x̂1 gives way to fresh noise, μ = (1 - 0.5)·x̂0.
+    step = transition("ddim_sde_schedule", scalar(2.0), scalar(1.0), 0.8, 0.5, eta=2.0)
+    assert step.std == 0.5
+    assert step.mean.item() == pytest.approx(-0.3, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.7, 0.2), (0.3, 0.0)])
+def test_without_eta_every_kind_is_the_euler_step(kind, sigma, sigma_next):
+    x, v = seeded(0, 2, 3, 4), seeded(1, 2, 3, 4)
+    step = transition(kind, v, x, sigma, sigma_next, eta=0.0)
+    torch.testing.assert_close(step.mean, x + (sigma_next - sigma) * v)
+    assert step.std == 0.0
+
+
+@pytest.mark.parametrize("kind", STOCHASTIC)
+def test_small_eta_approaches_the_euler_step(kind):
+    x, v = seeded(2, 2, 5), seeded(3, 2, 5)
+    euler = x - 0.2 * v
+    distances = [(transition(kind, v, x, 0.7, 0.5, eta=eta).mean - euler).abs().max().item() for eta in (0.1, 0.01)]
+    # The mean's correction is of second order in η.
+    assert distances[1] == pytest.approx(distances[0] / 100, rel=0.02)
+    assert distances[0] > 0
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next", "eta"), [(1.0, 0.95, 0.3), (0.6, 0.45, 0.8), (0.1, 0.0, 0.3)])
+def test_dance_sde_is_the_score_form(sigma, sigma_next, eta):
+    x, v, dt = seeded(4, 3, 6), seeded(5, 3, 6), sigma_next - sigma
+    clean = x - sigma * v
+    score = -(x - (1 - sigma) * clean) / sigma**2
+    step = transition("dance_sde", v, x, sigma, sigma_next, eta=eta)
+    torch.testing.assert_close(step.mean, x + v * dt - 0.5 * eta**2 * score * dt)
+    assert step.std == pytest.approx(eta * math.sqrt(sigma - sigma_next), rel=1e-12)
+
+
+def test_flow_sde_takes_the_second_level_for_the_denominator_at_pure_noise():
+    # s² = 0.49·1/(1 - 0.9) = 4.9; at σ = 1 the velocity's correction vanishes: μ = x·(1 - 2.45·0.1) - 0.1·v.
+    step = transition("flow_sde", scalar(2.0), scalar(1.0), 1.0, 0.9, eta=0.7)
+    assert step.mean.item() == pytest.approx(0.755 - 0.2, abs=1e-12)
+    assert step.std == pytest.approx(math.sqrt(0.49), abs=1e-12)
+    # s² = 0.49/(1 - 0.8) = 2.45 where the schedule's second level is given as 0.8.
+    step = transition("flow_sde", scalar(2.0), scalar(1.0), 1.0, 0.9, eta=0.7, sigma_after_first=0.8)
+    assert step.mean.item() == pytest.approx(1 - 1.225 * 0.1 - 0.2, abs=1e-12)
+    assert step.std == pytest.approx(math.sqrt(0.245), abs=1e-12)
+
+
+def test_the_second_level_matters_at_pure_noise_only():
+    plain = transition("flow_sde", scalar(2.0), scalar(1.0), 0.99, 0.9, eta=0.7)
+    given = transition("flow_sde", scalar(2.0), scalar(1.0), 0.99, 0.9, eta=0.7, sigma_after_first=0.5)
+    assert plain.std == given.std
+    assert plain.mean.item() == given.mean.item()
+
+
+@pytest.mark.parametrize("kind", PRESERVING)
+@pytest.mark.parametrize("eta", [0.2, 0.7, 1.0])
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(1.0, 0.9), (0.8, 0.5), (0.2, 0.1), (0.1, 0.0)])
+def test_preserving_kinds_keep_signal_and_noise_of_the_marginal(kind, eta, sigma, sigma_next):
+    def mean(clean: float, noise: float) -> float:
+        x = scalar((1 - sigma) * clean + sigma * noise)
+        return transition(kind, scalar(noise - clean), x, sigma, sigma_next, eta=eta).mean.item()
+
+    # The mean is linear in (x0, ε): its coefficients must be 1 - σ' and, with the fresh noise, σ' in quadrature.
+    std = transition(kind, scalar(0.0), scalar(0.0), sigma, sigma_next, eta=eta).std
+    assert mean(1.0, 0.0) == pytest.approx(1 - sigma_next, abs=1e-12)
+    assert mean(0.0, 1.0) ** 2 + std**2 == pytest.approx(sigma_next**2, abs=1e-12)
+
+
+def test_cps_noise_level_on_samples():
+    clean, noise, fresh = (seeded(seed, 200_000, 1) for seed in (6, 7, 8))
+    x = 0.3 * clean + 0.7 * noise
+    sampled = transition("cps", noise - clean, x, 0.7, 0.4, eta=0.6).sample(fresh)
+    rest = sampled - 0.6 * clean
+    assert rest.std().item() == pytest.approx(0.4, rel=0.01)
+    assert (rest * clean).mean().item() == pytest.approx(0.0, abs=0.005)
+
+
+@pytest.mark.parametrize("kind", ["ode", "flow_sde", "dance_sde"])
+@pytest.mark.parametrize("eta", [0.3, 0.8])
+def test_small_sde_steps_carry_the_exact_marginal_along(kind, eta):
+    # For data N(0, 0.25) the marginal at σ is N(0, 0.25·(1-σ)² + σ²) and the exact velocity is E[ε - x0 | x], linear in x,
+    # so that the variance follows by recursion: var' = a²·var + std² with a = μ(x = 1).
+    def marginal(sigma):
+        return 0.25 * (1 - sigma) ** 2 + sigma**2
+
+    steps = 4000
+    levels = [0.95 - 0.9 * j / steps for j in range(steps + 1)]
+    variance = marginal(levels[0])
+    for sigma, sigma_next in zip(levels, levels[1:], strict=False):
+        slope = (sigma - 0.25 * (1 - sigma)) / marginal(sigma)
+        step = transition(kind, scalar(slope), scalar(1.0), sigma, sigma_next, eta=eta)
+        variance = step.mean.item() ** 2 * variance + step.std**2
+    assert variance == pytest.approx(marginal(levels[-1]), rel=5e-3)
+
+
+def test_ddim_sde_is_deterministic_at_pure_noise():
+    x, v = seeded(9, 2, 4), seeded(10, 2, 4)
+    step = transition("ddim_sde", v, x, 1.0, 0.8, eta=0.9)
+    assert step.std == 0.0
+    torch.testing.assert_close(step.mean, x - 0.2 * v)
+
+
+def test_sample_is_mean_plus_std_times_noise():
+    mean, noise = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, -1.0]])
+    torch.testing.assert_close(Gaussian(mean, 0.5).sample(noise), torch.tensor([[2.5, 1.5]]))
+
+
+def test_log_prob_by_hand():
+    # z = 1 and z = -3 standard deviations: mean of squares 5; -5/2 - ln 0.5 - ½·ln 2π = -2.5 + 0.6931472 - 0.9189385.
+    log_prob = Gaussian(torch.tensor([[1.0, 2.0]]), 0.5).log_prob(torch.tensor([[1.5, 0.5]]))
+    assert log_prob.tolist() == pytest.approx([-2.7257913], abs=1e-6)
+
+
+@pytest.mark.parametrize("std", [1e-4, 0.3, 2.0])
+def test_log_prob_is_the_normal_density_averaged_over_elements(std):
+    mean = seeded(11, 3, 2, 4, 5)
+    x = mean + std * seeded(12, 3, 2, 4, 5)
+    expected = Normal(mean.float().double(), std).log_prob(x.float().double()).flatten(1).mean(1)
+    log_prob = Gaussian(mean.float(), std).log_prob(x.float())
+    assert log_prob.shape == (3,)
+    torch.testing.assert_close(log_prob.double(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_log_prob_is_computed_in_float32():
+    mean, x = seeded(13, 2, 64).bfloat16(), seeded(14, 2, 64).bfloat16()
+    log_prob = Gaussian(mean, 0.7).log_prob(x)
+    assert log_prob.dtype == torch.float32
+    torch.testing.assert_close(log_prob, Normal(mean.float(), 0.7).log_prob(x.float()).mean(1), rtol=1e-5, atol=1e-5)
+
+
+def test_squared_error_norm_drops_scale_and_constant():
+    # (0.5² + 1.5²)/2 = 1.25, whatever the standard deviation.
+    for std in (0.5, 3.0):
+        log_prob = Gaussian(torch.tensor([[1.0, 2.0]]), std).log_prob(torch.tensor([[1.5, 0.5]]), "squared_error")
+        assert log_prob.tolist() == pytest.approx([-1.25], abs=1e-6)
+
+
+def test_log_prob_gradient_points_from_the_mean_to_the_sample():
+    # ∂/∂μ of the mean over 4 elements of -(x-μ)²/2std²: (x-μ)/(4·std²).
+    mean = torch.zeros(1, 4, requires_grad=True)
+    Gaussian(mean, 0.5).log_prob(torch.tensor([[1.0, -2.0, 0.0, 4.0]])).sum().backward()
+    torch.testing.assert_close(mean.grad, torch.tensor([[1.0, -2.0, 0.0, 4.0]]))
+
+
+@pytest.mark.parametrize("std", [0.0, MIN_STD / 2])
+def test_a_deterministic_transition_has_no_log_prob(std):
+    with pytest.raises(ValueError, match="deterministic"):
+        Gaussian(torch.zeros(1, 2), std).log_prob(torch.zeros(1, 2))
+
+
+def test_the_smallest_trainable_std_is_that_of_the_method():
+    assert MIN_STD == 1e-6
+
+
+def test_unknown_kind_is_named_with_the_known_ones():
+    with pytest.raises(ValueError, match="'sde'.*flow_sde"):
+        transition("sde", scalar(0.0), scalar(0.0), 0.5, 0.4, eta=0.5)
+
+
+@pytest.mark.parametrize(("sigma", "sigma_next"), [(0.5, 0.5), (0.4, 0.5), (0.5, -0.1)])
+def test_noise_levels_must_fall(sigma, sigma_next):
+    with pytest.raises(ValueError, match="must fall"):
+        transition("dance_sde", scalar(0.0), scalar(0.0), sigma, sigma_next, eta=0.5)

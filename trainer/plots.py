@@ -1,0 +1,250 @@
+"""Heatmaps, curves and sample grids as pictures [H, W, 3] uint8.
+
+Colour scales are readable without red-green vision: viridis where a value has a size, blue-white-orange where it has a sign.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from .types import Advantages, Scores, StepCredit
+
+_SEQUENTIAL, _DIVERGING = "viridis", "PuOr_r"
+_COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe-Ito
+_DPI = 110
+
+
+def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:
+    """Step weights w of every sample: rows are samples by group, columns the trained steps with their σ."""
+    weights = credit.weights.cpu().numpy()
+    order = np.argsort(groups.numpy(), kind="stable")
+    title = f"Step weights w ({credit.method}): where each sample's credit goes"
+    return _heatmap(
+        weights[order], credit, groups.numpy()[order], prompts, title, "weight w", _SEQUENTIAL, (0, weights.max()), 1.0
+    )
+
+
+def advantage_heatmap(advantages: Advantages, prompts: Sequence[str]) -> np.ndarray:
+    """Effective advantage Ã = w·z of every sample: within a group the best sample is on top."""
+    effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
+    order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
+    limit = max(abs(effective).max(), 1e-6)
+    title = "Effective advantage Ã = w·z: which step of which sample is reinforced (orange) or discouraged (purple)"
+    return _heatmap(
+        effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, (-limit, limit), 0.0
+    )
+
+
+def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
+    """Samples x rewards: a thumbnail, the raw scores coloured by their rank within the batch, and how rewards correlate."""
+    names = [*scores.names, *(f"{name}\n(held out)" for name in scores.held_out_names)]
+    values = np.concatenate([scores.values.numpy(), scores.held_out.numpy()], 1)
+    shown = min(len(values), limit)
+    figure = _figure(2.2 + 1.3 * len(names), 1.6 + 0.42 * shown)
+    axes = figure.subplots(1, 2, width_ratios=(0.8, 1.3 * len(names)))
+    side = images.shape[1] / images.shape[2]
+    strip = np.concatenate(list(images[:shown].numpy()), 0)
+    axes[0].imshow(strip.clip(0, 1), aspect="auto" if side > 4 else "equal", interpolation="nearest")
+    axes[0].set_axis_off()
+    rank = values[:shown].argsort(0).argsort(0) / max(1, shown - 1)
+    axes[1].imshow(
+        np.where(np.isfinite(values[:shown]), rank, np.nan), cmap=_SEQUENTIAL, aspect="auto", vmin=0, vmax=1, alpha=0.55
+    )
+    for row, column in np.ndindex(*values[:shown].shape):
+        axes[1].text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", fontsize=8)
+    axes[1].set_xticks(range(len(names)), names, fontsize=9)
+    axes[1].xaxis.tick_top()
+    axes[1].set_yticks([])
+    figure.suptitle(f"Scores of {shown} of {len(values)} samples\n{_correlations(scores)}", fontsize=9)
+    return _rendered(figure)
+
+
+def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> np.ndarray:
+    """One panel a reward: each iteration's mean with its spread, a running mean, and the fixed evaluation as points."""
+    trained = _names(history, "reward/", "/mean")
+    held_out = _names(history, "held_out/", "/mean")
+    panels = [(f"reward/{n}", n, n) for n in trained] + [(f"held_out/{n}", n, f"{n} (held out)") for n in held_out]
+    columns = min(3, max(1, len(panels)))
+    rows = math.ceil(len(panels) / columns)
+    figure = _figure(4.2 * columns, 3.0 * rows + 0.4)
+    x = np.array([row["iteration"] for row in history])
+    for axis, (key, name, label), color in zip(
+        np.atleast_1d(figure.subplots(rows, columns)).ravel(), panels, _COLORS * 3, strict=False
+    ):
+        mean = np.array([row.get(f"{key}/mean", np.nan) for row in history], dtype=float)
+        axis.plot(x, mean, color=color, alpha=0.3, linewidth=1, label="iteration mean")
+        axis.plot(x, _running_mean(mean), color=color, linewidth=2, label="running mean")
+        points = [(row["iteration"], row["rewards"][name]) for row in evaluations if name in row["rewards"]]
+        if points:
+            axis.errorbar(
+                [p[0] for p in points],
+                [p[1]["mean"] for p in points],
+                [p[1]["standard_error"] for p in points],
+                color="#333333",
+                marker="o",
+                markersize=4,
+                linewidth=1,
+                capsize=2,
+                label="evaluation ± s.e.",
+            )
+        axis.set_title(label, fontsize=10)
+        axis.set_xlabel("iteration", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25)
+    for axis in figure.axes[len(panels) :]:
+        axis.set_axis_off()
+    if panels:
+        figure.axes[0].legend(fontsize=7)
+    return _rendered(figure)
+
+
+def credit_over_time(history: Sequence[Mapping], advantages: Advantages, prompts: Sequence[str]) -> np.ndarray:
+    """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
+    steps = advantages.credit.trained
+    field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
+    figure = _figure(9, 1.2 + 0.26 * len(steps))
+    axis = figure.subplots()
+    image = axis.imshow(
+        field,
+        cmap=_SEQUENTIAL,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(history[0]["iteration"] - 0.5, history[-1]["iteration"] + 0.5, len(steps) - 0.5, -0.5),
+    )
+    axis.set_yticks(range(len(steps)), [_step_label(advantages.credit, step, " ") for step in steps], fontsize=8)
+    axis.set_xlabel("iteration", fontsize=9)
+    axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
+    figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
+    top, bottom = _rendered(figure), advantage_heatmap(advantages, prompts)
+    width = max(top.shape[1], bottom.shape[1])
+    return np.concatenate([_widened(top, width), _widened(bottom, width)])
+
+
+def sample_grid(images: Tensor, captions: Sequence[str], columns: int = 8, scale: int | None = None) -> np.ndarray:
+    """Pictures [N, H, W, 3] in rows, each with its caption beneath; small ones are enlarged by whole pixels."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    count, height, width = images.shape[:3]
+    columns = min(columns, count)
+    scale = scale or max(1, 120 // width)
+    cell, line, gap = (width * scale, height * scale), 11, 8
+    font = ImageFont.load_default(10)
+    wrapped = [textwrap.wrap(caption, max(10, cell[0] // 5))[:3] for caption in captions]
+    text_height = line * max((len(lines) for lines in wrapped), default=0) + gap
+    sheet = Image.new(
+        "RGB",
+        (columns * (cell[0] + gap) + gap, math.ceil(count / columns) * (cell[1] + text_height + gap) + gap),
+        "white",
+    )
+    pen = ImageDraw.Draw(sheet)
+    for number, (picture, lines) in enumerate(zip(images, wrapped, strict=True)):
+        x = gap + number % columns * (cell[0] + gap)
+        y = gap + number // columns * (cell[1] + text_height + gap)
+        thumbnail = Image.fromarray((picture.clamp(0, 1) * 255).round().byte().numpy())
+        sheet.paste(thumbnail.resize(cell, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS), (x, y))
+        for row, text in enumerate(lines):
+            pen.text((x, y + cell[1] + 2 + row * line), text, fill="#333333", font=font)
+    return np.asarray(sheet)
+
+
+def before_after(before: Tensor, after: Tensor, captions: Sequence[str], limit: int = 16) -> np.ndarray:
+    """Two sample grids of the same prompts and seeds under each other, with a heading each."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    sheets = [sample_grid(pictures[:limit], captions[:limit]) for pictures in (before, after)]
+    band, font = 24, ImageFont.load_default(15)
+    parts = []
+    for title, sheet in zip(("before training", "after training"), sheets, strict=True):
+        heading = Image.new("RGB", (sheet.shape[1], band), "white")
+        ImageDraw.Draw(heading).text((8, 5), title, fill="#000000", font=font)
+        parts += [np.asarray(heading), sheet]
+    return np.concatenate(parts)
+
+
+def save(picture: np.ndarray, path: Path) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(path)
+
+
+def as_image(picture: np.ndarray) -> Tensor:
+    """ComfyUI's IMAGE [1, H, W, 3] in [0, 1]."""
+    import torch
+
+    return torch.from_numpy(picture.astype(np.float32) / 255)[None]
+
+
+def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral) -> np.ndarray:
+    rows = len(field)
+    figure = _figure(9, 2.6 + 0.16 * rows)
+    body, strip = figure.subplots(2, 1, height_ratios=(max(3, 0.16 * rows), 0.8), sharex=True)
+    image = body.imshow(field, cmap=cmap, aspect="auto", vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1), rows]
+    for bound in bounds[1:-1]:
+        body.axhline(bound - 0.5, color="black", linewidth=1.2)
+    centers = [(a + b - 1) / 2 for a, b in zip(bounds, bounds[1:], strict=False)]
+    body.set_yticks(centers, ["\n".join(textwrap.wrap(prompts[groups[a]], 24)[:3]) for a in bounds[:-1]], fontsize=8)
+    body.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=body, label=label, fraction=0.05)
+    strip.bar(range(field.shape[1]), field.mean(0) - neutral, bottom=neutral, color=_COLORS[0])
+    strip.axhline(neutral, color="black", linewidth=0.8)
+    strip.set_ylabel("mean", fontsize=8)
+    strip.tick_params(labelsize=8)
+    strip.set_xticks(range(field.shape[1]), [_step_label(credit, step, "\n") for step in credit.trained], fontsize=8)
+    strip.set_xlabel("denoising step, in sampling order, with its noise level", fontsize=9)
+    return _rendered(figure)
+
+
+def _step_label(credit: StepCredit, step: int, separator: str) -> str:
+    return f"{step}{separator}σ {credit.sigmas[step]:.2f}" if credit.sigmas else str(step)
+
+
+def _correlations(scores: Scores) -> str:
+    values = scores.values.numpy()
+    values = values[np.isfinite(values).all(1)]
+    if len(values) < 3 or values.shape[1] < 2:
+        return ""
+    with np.errstate(invalid="ignore"):
+        matrix = np.corrcoef(values.T)
+    pairs = [(i, j) for i in range(len(matrix)) for j in range(i)]
+    return "correlation: " + ", ".join(f"{scores.names[j]} · {scores.names[i]} {matrix[i, j]:+.2f}" for i, j in pairs)
+
+
+def _names(history: Sequence[Mapping], prefix: str, suffix: str) -> list[str]:
+    keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
+    return [key[len(prefix) : -len(suffix)] for key in keys]
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    window = max(1, len(values) // 10)
+    return np.array([np.nanmean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))])
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+
+
+def _rendered(figure: Figure) -> np.ndarray:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def _widened(picture: np.ndarray, width: int) -> np.ndarray:
+    missing = width - picture.shape[1]
+    return np.pad(picture, ((0, 0), (0, missing), (0, 0)), constant_values=255)

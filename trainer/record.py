@@ -1,0 +1,217 @@
+"""A run's folder: metrics, curves, heatmaps, evaluations on fixed prompts and seeds, checkpoints and the adapter."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import checkpoint, lora, plots, rollout
+from .rewards.base import score
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from .flow.base import FlowModel
+    from .types import Report
+
+
+EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+METRICS, EVALUATIONS, WORKFLOW, ADAPTER = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "lora.safetensors"
+
+
+class RunError(RuntimeError):
+    """A run folder that cannot be used, with the fix."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
+
+    checkpoint_every: int
+    evaluate_every: int
+    evaluation_prompts: str = ""
+    evaluation_seeds: int = 1
+
+
+def report(update: Mapping[str, float], trajectories, advantages, policy_version: int) -> Report:
+    """Gathers one iteration's figures from the values that took part in it."""
+    from .types import Report
+
+    scores = advantages.scores
+    metrics: dict[str, float] = {}
+    for prefix, names, values in (
+        ("reward", scores.names, scores.values),
+        ("held_out", scores.held_out_names, scores.held_out),
+    ):
+        for k, name in enumerate(names):
+            column = values[:, k][values[:, k].isfinite()]
+            metrics[f"{prefix}/{name}/mean"] = column.mean().item()
+            metrics[f"{prefix}/{name}/std"] = column.std().item() if len(column) > 1 else 0.0
+    metrics |= {**advantages.metrics, **update}
+    metrics["seconds/rollout"] = trajectories.seconds
+    metrics["seconds/reward"] = sum(scores.seconds.values())
+    metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
+    phases = ("rollout", "reward", "credit", "update")
+    metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
+    metrics["samples_per_second"] = len(trajectories.groups) / metrics["seconds/iteration"]
+    return Report(metrics, advantages, trajectories, policy_version)
+
+
+class Run:
+    """One run's folder. Every line of metrics.jsonl is one iteration, counted from 1."""
+
+    def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
+        self.folder, self.settings, self.workflow = folder, settings, workflow
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_text(folder / WORKFLOW, json.dumps(workflow, indent=1))
+        except OSError as error:
+            raise RunError(
+                f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
+            ) from error
+        self.history = read_lines(folder / METRICS)
+        self.evaluations = read_lines(folder / EVALUATIONS)
+        self._last: Report | None = None
+        self._events = None
+
+    @property
+    def iteration(self) -> int:
+        """Number of iterations on record."""
+        return self.history[-1]["iteration"] if self.history else 0
+
+    def rewind(self, iteration: int) -> None:
+        """Forgets what came after a checkpoint, so that a resumed run writes the same lines again."""
+        self.history = [row for row in self.history if row["iteration"] <= iteration]
+        self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
+        for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
+            write_text(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+
+    def record(self, model: FlowModel, report: Report, last: int) -> None:
+        """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so."""
+        if not self.evaluations:
+            with model.reference():
+                self.evaluate(model, report, 0)
+        row = {"iteration": self.iteration + 1, **report.metrics}
+        self.history.append(row)
+        self._last = report
+        with open(self.folder / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        self._to_tensorboard(row["iteration"], report.metrics)
+        final = row["iteration"] >= last
+        if final or row["iteration"] % self.settings.evaluate_every == 0:
+            with model.averaged():
+                self.evaluate(model, report, row["iteration"])
+            self.plot()
+        if final or row["iteration"] % self.settings.checkpoint_every == 0:
+            self.save(model)
+
+    def evaluate(self, model: FlowModel, report: Report, iteration: int) -> None:
+        """Samples the fixed prompts and seeds with the deterministic sampler and scores them by every reward."""
+        texts = [line.strip() for line in self.settings.evaluation_prompts.splitlines() if line.strip()]
+        texts = texts or list(report.trajectories.prompts)
+        seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
+        pairs = [(text, seed) for seed in seeds for text in texts]
+        captions = [text for text, _ in pairs]
+        images = rollout.generate(
+            model, captions, report.trajectories.settings, [s for _, s in pairs], len(report.trajectories.groups)
+        )
+        rewards = report.advantages.scores.rewards
+        values = score(rewards, images, captions)
+        row = {"iteration": iteration, "rewards": {}}
+        for k, reward in enumerate(rewards):
+            column = values[:, k][values[:, k].isfinite()]
+            spread = column.std().item() if len(column) > 1 else 0.0
+            row["rewards"][reward.name] = {
+                "mean": column.mean().item(),
+                "std": spread,
+                "standard_error": spread / max(1, len(column)) ** 0.5,
+                "held_out": reward.held_out,
+                "values": values[:, k].tolist(),
+            }
+        self.evaluations.append(row)
+        with open(self.folder / EVALUATIONS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
+        self._to_tensorboard(iteration, means)
+        plots.save(plots.sample_grid(images[:32], captions[:32]), self.folder / "samples" / f"{iteration:06d}.png")
+        self._before_after(images, captions, iteration)
+
+    def curves(self) -> np.ndarray:
+        return plots.reward_curves(self.history, self.evaluations)
+
+    def plot(self) -> None:
+        """Draws rewards.png and credit.png anew."""
+        plots.save(self.curves(), self.folder / "rewards.png")
+        if self._last is not None:
+            prompts = self._last.trajectories.prompts
+            picture = plots.credit_over_time(self.history, self._last.advantages, prompts)
+            plots.save(picture, self.folder / "credit.png")
+
+    def save(self, model: FlowModel) -> None:
+        """A checkpoint to resume from, and the adapter to use."""
+        checkpoint.save(model, self.folder / "checkpoints", self.iteration)
+        with model.averaged():
+            metadata = {"otca_workflow": self.workflow, "otca_iteration": str(self.iteration)}
+            lora.save(model, self.folder / ADAPTER, metadata)
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
+
+    def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
+        from safetensors.torch import load_file
+
+        first = self.folder / "samples" / "before.safetensors"
+        if iteration == 0:
+            lora.write_tensors(first, {"images": (images * 255).round().byte()})
+        elif first.is_file():
+            before = load_file(first)["images"].float() / 255
+            if len(before) == len(images):
+                plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
+
+    def _to_tensorboard(self, iteration: int, figures: Mapping[str, float]) -> None:
+        if self._events is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.iteration or None)
+        for name, value in figures.items():
+            self._events.add_scalar(name, value, iteration)
+
+
+_open: dict[Path, Run] = {}
+
+
+def open_run(folder: Path, settings: RunSettings, workflow: Mapping) -> Run:
+    """The run of that folder in this process, opened at the first call; later calls may change its intervals."""
+    folder = folder.resolve()
+    if folder not in _open:
+        _open[folder] = Run(folder, settings, workflow)
+    _open[folder].settings = settings
+    return _open[folder]
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Objects of a JSON-lines file; a last line that a kill cut short is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise RunError(f"{path}, line {number} is no JSON ({error}). Fix: remove that line") from error
+    return rows
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes aside, then renames."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

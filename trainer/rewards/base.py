@@ -1,0 +1,104 @@
+"""The contract of a reward, and the scoring of one batch by several."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..types import Scores
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+class RewardError(RuntimeError):
+    """A reward that failed, by name. Nothing is made up in place of its scores."""
+
+
+class Reward(ABC):
+    """Scores pictures. Higher is better.
+
+    Attributes:
+        name: as it appears in metrics, unique within a stack.
+        coefficient: the weight of its advantage in the fusion.
+        held_out: scored and logged, never trained on.
+    """
+
+    def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):
+        self.name = name
+        self.coefficient = coefficient
+        self.held_out = held_out
+
+    @abstractmethod
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B] float32 for pictures [B, H, W, 3] in [0, 1] and their B prompts; NaN for what cannot be scored."""
+
+
+def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """All rewards' scores [B, len(rewards)].
+
+    Raises:
+        RewardError: a reward threw, or returned another number of scores.
+    """
+    columns = []
+    for reward in rewards:
+        try:
+            column = torch.as_tensor(reward.score(images, prompts)).float().cpu()
+        except Exception as error:
+            raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
+        if column.shape != (len(images),):
+            raise RewardError(
+                f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
+            )
+        for sample in (~column.isfinite()).nonzero()[:, 0].tolist() if not reward.held_out else ():
+            logger.warning(
+                "reward %r gave %s for sample %d: that sample is left out", reward.name, column[sample].item(), sample
+            )
+        columns.append(column)
+    return torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
+
+
+def score_stack(
+    rewards: Sequence[Reward],
+    images: Tensor,
+    prompts: Sequence[str],
+    groups: Tensor,
+    on_step: Callable[[], None] = lambda: None,
+) -> Scores:
+    """Scores one rollout. Trained rewards first, held-out ones apart; non-finite scores stay NaN and mask their sample."""
+    trained = [reward for reward in rewards if not reward.held_out]
+    held_out = [reward for reward in rewards if reward.held_out]
+    if not trained:
+        raise RewardError("the stack has K = 0 rewards to train on. Fix: connect a reward whose held_out switch is off")
+    names = [reward.name for reward in rewards]
+    if len(set(names)) < len(names):
+        raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
+    columns, seconds = {}, {}
+    for reward in (*trained, *held_out):
+        on_step()
+        started = time.perf_counter()
+        column = score([reward], images, prompts)[:, 0]
+        columns[reward.name] = torch.where(column.isfinite(), column, torch.nan)
+        seconds[reward.name] = time.perf_counter() - started
+
+    def stack(chosen):
+        return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
+
+    return Scores(
+        values=stack(trained),
+        names=tuple(reward.name for reward in trained),
+        coefficients=tuple(reward.coefficient for reward in trained),
+        groups=groups,
+        held_out=stack(held_out),
+        held_out_names=tuple(reward.name for reward in held_out),
+        rewards=(*trained, *held_out),
+        prompts=tuple(prompts[(groups == group).nonzero()[0, 0]] for group in groups.unique()),
+        seconds=seconds,
+    )

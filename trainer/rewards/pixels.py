@@ -1,0 +1,73 @@
+"""Rewards that are read off the pixels, without a model."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .base import Reward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+JPEG_QUALITY = 95
+
+
+class JpegCompressibility(Reward):
+    """Minus the size of the picture as a JPEG of quality 95, in kilobytes (DDPO, 2305.13301)."""
+
+    def __init__(self, name: str = "compressibility", coefficient: float = 1.0, held_out: bool = False):
+        super().__init__(name, coefficient, held_out)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return -jpeg_kilobytes(images)
+
+
+class JpegIncompressibility(Reward):
+    """The size of the picture as a JPEG of quality 95, in kilobytes (DDPO, 2305.13301)."""
+
+    def __init__(self, name: str = "incompressibility", coefficient: float = 1.0, held_out: bool = False):
+        super().__init__(name, coefficient, held_out)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return jpeg_kilobytes(images)
+
+
+class Colorfulness(Reward):
+    """Hasler and Süsstrunk (2003): √(σ_rg² + σ_yb²) + 0.3·√(μ_rg² + μ_yb²) on 0 … 255, rg = R-G, yb = (R+G)/2 - B."""
+
+    def __init__(self, name: str = "colorfulness", coefficient: float = 1.0, held_out: bool = False):
+        super().__init__(name, coefficient, held_out)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        red, green, blue = (255 * images.float()).flatten(1, 2).unbind(-1)
+        opponents = torch.stack([red - green, (red + green) / 2 - blue], -1)
+        spread = opponents.var(1, correction=0).sum(-1).sqrt()
+        return spread + 0.3 * opponents.mean(1).square().sum(-1).sqrt()
+
+
+class Sharpness(Reward):
+    """Variance of the Laplacian of the luma on 0 … 255 (Pech-Pacheco et al., 2000)."""
+
+    def __init__(self, name: str = "sharpness", coefficient: float = 1.0, held_out: bool = False):
+        super().__init__(name, coefficient, held_out)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        luma = 255 * images.float() @ images.new_tensor([0.299, 0.587, 0.114], dtype=torch.float32)
+        kernel = torch.tensor([[0.0, 1.0, 0.0], [1.0, -4.0, 1.0], [0.0, 1.0, 0.0]])
+        return torch.nn.functional.conv2d(luma[:, None], kernel[None, None]).flatten(1).var(1, correction=0)
+
+
+def jpeg_kilobytes(images: Tensor) -> Tensor:
+    """Size of each picture [B, H, W, 3] as a JPEG of quality 95, in units of 1000 bytes, [B]."""
+    from PIL import Image
+
+    sizes = []
+    for picture in (images * 255).round().to(torch.uint8).numpy():
+        buffer = io.BytesIO()
+        Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
+        sizes.append(buffer.tell() / 1000)
+    return torch.tensor(sizes)

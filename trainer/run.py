@@ -1,0 +1,190 @@
+"""The training loop: runs an exported graph N times, and is where stopping and resuming are decided."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import checkpoint, host
+from .record import METRICS, WORKFLOW, RunError, RunSettings, open_run
+
+if TYPE_CHECKING:
+    from .flow.base import FlowModel
+    from .record import Run
+    from .workflow import Workflow
+
+RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
+Say = Callable[[str], None]
+
+
+def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
+    """Trains until the Training Run node's number of iterations is reached or somebody stops it.
+
+    One iteration is one run of the graph; before each, the inputs that carry `control_after_generate` advance by one, as
+    ComfyUI's queue does it. Everything random is drawn from those inputs, so a resumed run repeats what it would have done.
+
+    Args:
+        workflow: validated here again, with all problems at once.
+        resume: go on from the folder's last checkpoint, bit-exactly.
+        say: receives lines for a human.
+
+    Returns:
+        The exit code: 0, or 128 + the signal that stopped it (130 for Ctrl-C, 143 for SIGTERM; 0 for a stop file).
+
+    Raises:
+        WorkflowError: the graph cannot run.
+        RunError: the folder cannot be used, or holds another run.
+    """
+    run_node = only(workflow, RUN_NODE)
+    inputs = dict(workflow.graph[run_node]["inputs"])
+    folder = host.run_folder(inputs["run_name"])
+    total = int(inputs["iterations"])
+    _check_folder(folder, resume, workflow, say)
+    host.terminal.output = folder
+    names = RunSettings.__dataclass_fields__
+    run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph)
+    (folder / "stop").unlink(missing_ok=True)
+    model = trained_model(workflow)
+    start = checkpoint.restore(model, folder / "checkpoints") if resume else 0
+    if resume:
+        say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
+    run.rewind(start)
+    every, at_end = _targets(workflow)
+    advancing = workflow.advancing()
+    with _signals(), _Progress(start, total, say) as progress:
+        try:
+            for iteration in range(start, total):
+                overrides = {(node, name): value + iteration for node, name, value in advancing}
+                workflow.run(overrides=overrides, targets=every)
+                progress(run.history[-1])
+            if start < total and at_end:
+                workflow.run(overrides=overrides, targets=at_end)
+        except host.Stopped as stopped:
+            return _stopped(run, model, stopped, say)
+        finally:
+            run.close()
+    say(f"done: {folder}")
+    return 0
+
+
+def only(workflow: Workflow, class_type: str) -> str:
+    """The id of the one node of that class. Raises RunError where there is none, or more than one."""
+    found = workflow.find(class_type)
+    if len(found) != 1:
+        raise RunError(
+            f"the workflow has {len(found)} {class_type} nodes, and training needs exactly one. Fix: add or remove one "
+            "in ComfyUI and export again"
+        )
+    return found[0]
+
+
+def trained_model(workflow: Workflow) -> FlowModel:
+    """The handle that GRPO Step will update; the graph's later runs find it in their cache."""
+    node, output = workflow.graph[only(workflow, STEP_NODE)]["inputs"]["model"]
+    return workflow.run(targets=[node])[node][output]
+
+
+def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
+    """Output nodes of every iteration, and those that run once at the end."""
+    outputs = workflow.output_nodes()
+    last = [node for node in outputs if getattr(workflow.node_class(node), "RUN_AT_END", False)]
+    return [node for node in outputs if node not in last], last
+
+
+def _check_folder(folder: Path, resume: bool, workflow: Workflow, say: Say) -> None:
+    exists = (folder / METRICS).is_file()
+    if exists and not resume:
+        raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
+    if resume and not (folder / WORKFLOW).is_file():
+        raise RunError(
+            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+        )
+    if resume:
+        for line in differences(json.loads((folder / WORKFLOW).read_text(encoding="utf-8")), workflow.graph):
+            say(f"changed since the run began: {line}")
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """Inputs that differ between two graphs, as `node.input: old -> new`."""
+    lines = [f"node {node} is {'gone' if node in before else 'new'}" for node in sorted(before.keys() ^ now.keys())]
+    for node in sorted(before.keys() & now.keys()):
+        old, new = before[node]["inputs"], now[node]["inputs"]
+        lines += [
+            f"{node}.{name}: {old.get(name)!r} -> {new.get(name)!r}"
+            for name in sorted(old.keys() | new.keys())
+            if old.get(name) != new.get(name)
+        ]
+    return lines
+
+
+def _stopped(run: Run, model: FlowModel, stopped: host.Stopped, say: Say) -> int:
+    # An iteration either finished or left no trace, so the model stands where the last recorded line says it does.
+    run.save(model)
+    if run.history:
+        run.plot()
+    (run.folder / "stop").unlink(missing_ok=True)
+    say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
+    return 128 + host.terminal.stop_signal if host.terminal.stop_signal else 0
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks the run to stop at its next micro-step; the second one has its usual effect."""
+
+    def ask(number: int, frame: object) -> None:
+        host.terminal.stop_signal = number
+        signal.signal(number, previous[number])
+
+    host.terminal.stop_signal = None
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Progress:
+    """A bar with ETA and rewards on a terminal, one line an iteration in a log."""
+
+    def __init__(self, start: int, total: int, say: Say):
+        self.start, self.total, self.say = start, total, say
+        self.began = time.monotonic()
+        self.bar = None
+
+    def __enter__(self) -> _Progress:
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=self.total, initial=self.start, unit="it", dynamic_ncols=True)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def __call__(self, row: dict) -> None:
+        rewards = {key.split("/", 1)[1][: -len("/mean")]: value for key, value in row.items() if _is_mean(key)}
+        figures = "  ".join(f"{name} {value:.3f}" for name, value in rewards.items())
+        if self.bar is not None:
+            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.update(1)
+            return
+        done = row["iteration"] - self.start
+        left = (self.total - row["iteration"]) * (time.monotonic() - self.began) / max(1, done)
+        self.say(
+            f"iteration {row['iteration']}/{self.total}  {figures}  |  gradient {row['gradient_norm']:.3g}  "
+            f"{row['seconds/iteration']:.2f} s  ETA {int(left) // 60}:{int(left) % 60:02d}"
+        )
+
+
+def _is_mean(key: str) -> bool:
+    return key.startswith(("reward/", "held_out/")) and key.endswith("/mean")

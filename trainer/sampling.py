@@ -1,0 +1,92 @@
+"""`otca sample`: pictures from a run or a model, by the deterministic sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import host, lora, plots, rollout
+from .flow import load_flow_model
+from .record import ADAPTER, WORKFLOW
+from .types import SamplerSettings
+
+_DEFAULT_STEPS = 28
+SAMPLER_NODE = "OTCA_SDESampler"
+
+
+def sample_to_file(
+    source: str,
+    prompts: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    steps: int | None,
+    size: str | None,
+    output: Path | None,
+    node_classes: Mapping[str, type],
+) -> Path:
+    """Writes a grid of every prompt with every seed and returns its path.
+
+    Args:
+        source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
+        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        output: None numbers samples-<n>.png in the run, or takes ./samples.png.
+
+    Raises:
+        FileNotFoundError: neither a run nor a model.
+        ValueError: a size that cannot be read.
+    """
+    folder = Path(source).expanduser()
+    is_run = (folder / WORKFLOW).is_file()
+    if is_run:
+        model, settings = _of_run(folder, node_classes)
+    else:
+        path = host.find_model(source, "model_index.json")
+        model = load_flow_model(path, device=host.chosen_device("auto"))
+        side = model.pipeline.vae.config.sample_size
+        settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side, side, shift=0.0, guidance=3.5)
+    settings = replace(settings, steps=steps or settings.steps)
+    if size:
+        width, height = _size(size)
+        settings = replace(settings, width=width, height=height)
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
+    with model.reference():
+        base = rollout.generate(model, texts, settings, numbers)
+    if is_run:
+        picture = plots.before_after(base, rollout.generate(model, texts, settings, numbers), texts, limit=len(texts))
+    else:
+        picture = plots.sample_grid(base, texts)
+    path = output or _free_name(folder if is_run else Path("."))
+    plots.save(picture, path)
+    return path
+
+
+def _of_run(folder: Path, node_classes: Mapping[str, type]):
+    from .run import only, trained_model
+    from .workflow import Workflow
+
+    workflow = Workflow.load(folder / WORKFLOW, node_classes)
+    model = trained_model(workflow)
+    adapter = folder / ADAPTER
+    if not adapter.is_file():
+        raise FileNotFoundError(f"{folder} has no {ADAPTER} yet. Fix: train until the first checkpoint")
+    lora.load(model, adapter)
+    inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]
+    names = ("steps", "width", "height", "shift", "guidance")
+    return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names})
+
+
+def _size(text: str) -> tuple[int, int]:
+    try:
+        width, height = (int(part) for part in text.lower().split("x"))
+    except ValueError as error:
+        raise ValueError(f"--size {text!r} is not WIDTHxHEIGHT. Fix: for example --size 512x512") from error
+    return width, height
+
+
+def _free_name(folder: Path) -> Path:
+    number = 1
+    while (folder / f"samples-{number}.png").exists():
+        number += 1
+    return folder / f"samples-{number}.png"
