@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -30,7 +29,9 @@ def _parser() -> argparse.ArgumentParser:
 
     train = commands.add_parser("train", help="train an exported workflow", description=_train.__doc__)
     _workflow_arguments(train)
-    train.add_argument("--iterations", type=int, metavar="N", help="length of the training, instead of the workflow's own")
+    train.add_argument(
+        "--iterations", type=int, metavar="N", help="length of the training, instead of the workflow's own"
+    )
     train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<run_name>)")
     train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
     train.add_argument("--seed", type=int, help="sets every node's seed")
@@ -48,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     sample.add_argument("--steps", type=int, help="denoising steps (default: the run's own, or 28)")
     sample.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
-    sample.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png")
+    sample.add_argument(
+        "--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png"
+    )
     sample.add_argument("--device", help="cpu, cuda, cuda:1 …")
     sample.set_defaults(command=_sample)
 
@@ -58,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run")
+    parser.add_argument(
+        "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
+    )
     parser.add_argument(
         "--set",
         action="append",
@@ -87,7 +92,7 @@ def _train(options: argparse.Namespace) -> int:
     problems = [problem for problem in workflow.validate() if _show(problem) == "error"]
     if problems:
         return EXIT_BAD_INPUT
-    _quiet()
+    host.quiet_libraries()
     return train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))
 
 
@@ -106,7 +111,7 @@ def _sample(options: argparse.Namespace) -> int:
     from .trainer.sampling import sample_to_file
 
     host.terminal.device = options.device
-    _quiet()
+    host.quiet_libraries()
     path = sample_to_file(
         options.source,
         options.prompt,
@@ -130,7 +135,8 @@ def _nodes(options: argparse.Namespace) -> int:
             for socket, (type_, *details) in node.INPUT_TYPES().get(kind, {}).items():
                 shown = type_ if isinstance(type_, str) else " | ".join(map(str, type_))
                 default = details[0].get("default", "") if details else ""
-                print(f"    <- {socket}: {shown}{f' = {default}' if default != '' else ''}{' (optional)' * (kind == 'optional')}")
+                given = f" = {default}" if default != "" else ""
+                print(f"    <- {socket}: {shown}{given}{' (optional)' if kind == 'optional' else ''}")
         for type_, socket in zip(node.RETURN_TYPES, getattr(node, "RETURN_NAMES", node.RETURN_TYPES), strict=True):
             print(f"    -> {socket}: {type_}")
         print()
@@ -159,17 +165,6 @@ def _node_classes() -> dict:
 def _show(problem) -> str:
     print(f"{problem.severity}: {problem}", file=sys.stderr)
     return problem.severity
-
-
-def _quiet() -> None:
-    """Leaves the terminal to our own progress: no bars from loading small files, no notes about unused weights."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
-    from diffusers.utils import logging as diffusers_logging
-    from transformers.utils import logging as transformers_logging
-
-    diffusers_logging.disable_progress_bar()
-    transformers_logging.disable_progress_bar()
 
 
 def _bad_input() -> tuple[type[Exception], ...]:

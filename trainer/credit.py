@@ -72,7 +72,7 @@ def uniform(
 
     Args:
         latents, final, trained: as for `tcd`; similarities are reported though not used.
-        fraction: below 1, each sample keeps a random subset of ceil(fraction·T') steps (DanceGRPO: 0.6), the others get 0.
+        fraction: below 1, each sample keeps a random subset of round(fraction·T') steps (DanceGRPO: 0.6), the others get 0.
         generator: source of that choice.
     """
     similarity, delta = similarity_gain(latents, final)

@@ -31,6 +31,17 @@ class _Terminal:
 terminal = _Terminal()
 
 
+def quiet_libraries() -> None:
+    """Leaves the terminal to our own progress: no bars from loading small files, no notes about unused weights."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()
+
+
 def in_comfyui() -> bool:
     return "comfy.model_management" in sys.modules
 

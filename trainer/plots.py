@@ -39,7 +39,7 @@ def advantage_heatmap(advantages: Advantages, prompts: Sequence[str]) -> np.ndar
     effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
     order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
     limit = max(abs(effective).max(), 1e-6)
-    title = "Effective advantage Ã = w·z: which step of which sample is reinforced (orange) or discouraged (purple)"
+    title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged"
     return _heatmap(
         effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, (-limit, limit), 0.0
     )
@@ -71,12 +71,14 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
 
 def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> np.ndarray:
     """One panel a reward: each iteration's mean with its spread, a running mean, and the fixed evaluation as points."""
+    from matplotlib.ticker import MaxNLocator
+
     trained = _names(history, "reward/", "/mean")
     held_out = _names(history, "held_out/", "/mean")
     panels = [(f"reward/{n}", n, n) for n in trained] + [(f"held_out/{n}", n, f"{n} (held out)") for n in held_out]
-    columns = min(3, max(1, len(panels)))
+    columns = min(4, max(1, len(panels)))
     rows = math.ceil(len(panels) / columns)
-    figure = _figure(4.2 * columns, 3.0 * rows + 0.4)
+    figure = _figure(3.6 * columns, 2.9 * rows + 0.4)
     x = np.array([row["iteration"] for row in history])
     for axis, (key, name, label), color in zip(
         np.atleast_1d(figure.subplots(rows, columns)).ravel(), panels, _COLORS * 3, strict=False
@@ -99,6 +101,7 @@ def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) ->
             )
         axis.set_title(label, fontsize=10)
         axis.set_xlabel("iteration", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.tick_params(labelsize=8)
         axis.grid(alpha=0.25)
     for axis in figure.axes[len(panels) :]:
@@ -110,6 +113,8 @@ def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) ->
 
 def credit_over_time(history: Sequence[Mapping], advantages: Advantages, prompts: Sequence[str]) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
+    from matplotlib.ticker import MaxNLocator
+
     steps = advantages.credit.trained
     field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
     figure = _figure(9, 1.2 + 0.26 * len(steps))
@@ -123,6 +128,7 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages, prompts
     )
     axis.set_yticks(range(len(steps)), [_step_label(advantages.credit, step, " ") for step in steps], fontsize=8)
     axis.set_xlabel("iteration", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
     figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
     top, bottom = _rendered(figure), advantage_heatmap(advantages, prompts)

@@ -51,20 +51,17 @@ def sample(
         )
     started = time.perf_counter()
     sigmas = model.sigmas(settings)
-    kinds = step_kinds(settings)
     condition = model.encode(prompts.texts)
-    shape = model.latent_shape(settings.height, settings.width)
     groups = torch.arange(len(prompts.texts)).repeat_interleave(group_size)
     sources = [
         (_generator(seed, position, 0), _generator(seed, position, member + 1))
         for position in prompts.positions
         for member in range(group_size)
     ]
-    first = first_stochastic(kinds)
     parts = []
     for rows in torch.arange(len(groups)).split(batch_size or len(groups)):
-        parts.append(_sample_part(model, condition, groups[rows], [sources[i] for i in rows], shape, sigmas, kinds, first,
-                                  settings, keep_graph, on_step))  # fmt: skip
+        own = [sources[row] for row in rows]
+        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, keep_graph, on_step))
     latents, final, log_probs = (
         torch.cat([part[name] for part in parts]) for name in ("latents", "final", "log_probs")
     )
@@ -181,8 +178,10 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     return sum(saved.values()) * samples * trained <= GRAPH_MEMORY_SHARE * model.free_memory()
 
 
-def _sample_part(model, condition, groups, sources, shape, sigmas, kinds, first, settings, keep_graph, on_step) -> dict:
+def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, on_step) -> dict:
     """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
+    shape, kinds = model.latent_shape(settings.height, settings.width), step_kinds(settings)
+    first = first_stochastic(kinds)
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
     visited, log_probs, kept, stds, trained = [x.cpu()], [], [], [], []

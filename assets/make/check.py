@@ -30,15 +30,16 @@ def check(folder: Path, steps: int = 16) -> None:
     ).images
     seen, asked = [recognise(picture) for picture in pictures], [parse_caption(text) for text in captions()]
     for part in ("color", "shape", "background"):
-        print(f"{part}: {np.mean([getattr(s, part) == getattr(a, part) for s, a in zip(seen, asked)]):.3f} right")
-    print(f"all three: {np.mean([s == a for s, a in zip(seen, asked)]):.3f} right")
+        print(
+            f"{part}: {np.mean([getattr(s, part) == getattr(a, part) for s, a in zip(seen, asked, strict=True)]):.3f} right"
+        )
+    print(f"all three: {np.mean([s == a for s, a in zip(seen, asked, strict=True)]):.3f} right")
     clip, processor = (cls.from_pretrained(folder / "shapes-clip") for cls in (CLIPModel, CLIPProcessor))
     images = [Image.fromarray((255 * picture).round().astype(np.uint8)) for picture in pictures]
     inputs = processor(text=captions(), images=images, padding="max_length", max_length=77, return_tensors="pt")
     logits = clip.float()(**inputs).logits_per_image / clip.logit_scale.exp()
-    print(
-        f"cosine to the own caption {logits.diag().mean():.3f}, to all {logits.mean():.3f}; top-1 {(logits.argmax(1) == torch.arange(len(images))).float().mean():.3f}"
-    )
+    first = (logits.argmax(1) == torch.arange(len(images))).float().mean()
+    print(f"cosine to the own caption {logits.diag().mean():.3f}, to all {logits.mean():.3f}; top-1 {first:.3f}")
     rows = [np.concatenate(list(pictures[i : i + 21]), 1) for i in range(0, 168, 21)]
     grid = Image.fromarray((255 * np.concatenate(rows)).round().astype(np.uint8))
     grid.resize((grid.width * 2, grid.height * 2), Image.Resampling.NEAREST).save(folder / "check.png")

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from comfyui_otca.trainer.credit import tcd, uniform
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+
+from comfyui_otca.trainer.credit import tcd, uniform
 
 FINAL = torch.tensor([[1.0, 0.0]])
 # Cosines with (1, 0): 0, 0.8, 0.6, 0.8, 1, hence ΔS = 0.8, -0.2, 0.2, 0.2 and ŵ = 2/3, 0, 1/6, 1/6.

@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from comfyui_otca.trainer.grpo import clipped_objective, group_advantages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from comfyui_otca.trainer.grpo import clipped_objective, group_advantages
 
 NAN = float("nan")
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -216,11 +217,12 @@ def test_a_tiny_clip_range_works_in_single_precision():
 @cases
 @given(
     st.lists(
-        st.tuples(st.floats(0.3, 3.0), st.integers(-20, 20).map(lambda n: n / 4)),
+        # Sixteenths never lie on the edge of a clip range, where rounding would choose the branch.
+        st.tuples(st.integers(5, 48).map(lambda n: n / 16), st.integers(-20, 20).map(lambda n: n / 4)),
         min_size=1,
         max_size=12,
     ),
-    st.sampled_from([1e-4, 0.1, 0.5]),
+    st.sampled_from([1e-4, 0.1, 0.3]),
 )
 def test_objective_against_a_scalar_version(entries, clip):
     losses, gradients, high, low, divergence = [], [], 0, 0, 0.0

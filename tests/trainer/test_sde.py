@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, transition
 from torch.distributions import Normal
+
+from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, transition
 
 STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule")
 PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule")
@@ -129,8 +130,8 @@ def test_cps_noise_level_on_samples():
 @pytest.mark.parametrize("kind", ["ode", "flow_sde", "dance_sde"])
 @pytest.mark.parametrize("eta", [0.3, 0.8])
 def test_small_sde_steps_carry_the_exact_marginal_along(kind, eta):
-    # For data N(0, 0.25) the marginal at σ is N(0, 0.25·(1-σ)² + σ²) and the exact velocity is E[ε - x0 | x], linear in x,
-    # so that the variance follows by recursion: var' = a²·var + std² with a = μ(x = 1).
+    # For data N(0, 0.25) the marginal at σ is N(0, 0.25·(1-σ)² + σ²) and the exact velocity is E[ε - x0 | x], linear
+    # in x, so that the variance follows by recursion: var' = a²·var + std² with a = μ(x = 1).
     def marginal(sigma):
         return 0.25 * (1 - sigma) ** 2 + sigma**2
 

@@ -7,9 +7,10 @@ import json
 import weakref
 
 import pytest
-from comfyui_otca.trainer.workflow import NodeError, Problem, Workflow, WorkflowError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from comfyui_otca.trainer.workflow import NodeError, Problem, Workflow, WorkflowError
 
 
 class Big:

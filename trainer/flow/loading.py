@@ -45,7 +45,7 @@ def load_pipeline(cls: type[DiffusionPipeline], path: Path, components: Sequence
             return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, use_safetensors=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         raise FlowModelError(
-            f"{path} could not be loaded as a {cls.__name__}: {error}. Fix: its files do not belong together; copy the model again"
+            f"{path} could not be loaded as a {cls.__name__}: {error}. Fix: its files do not belong together, copy it again"
         ) from error
 
 

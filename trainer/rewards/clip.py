@@ -28,9 +28,7 @@ class ClipT(Reward):
         from transformers import CLIPModel, CLIPTokenizer
 
         folder = host.find_model(model, "preprocessor_config.json")
-        self.model = CLIPModel.from_pretrained(
-            folder, dtype=torch.float32, local_files_only=True, use_safetensors=True
-        )
+        self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
         self.model.eval().requires_grad_(False)
         self.tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
         self.processor = _processor().from_pretrained(folder, local_files_only=True)
@@ -56,7 +54,8 @@ def _processor():
     import transformers
 
     # The Pillow backend scores alike on every machine; transformers before 5 has it under the plain name.
-    return getattr(transformers, "CLIPImageProcessorPil", transformers.CLIPImageProcessor)
+    name = "CLIPImageProcessorPil" if hasattr(transformers, "CLIPImageProcessorPil") else "CLIPImageProcessor"
+    return getattr(transformers, name)
 
 
 def _pooled(output) -> Tensor:

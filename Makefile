@@ -1,0 +1,26 @@
+# Two commands: `make quickstart` trains the embedded model, `make test` checks everything. Both set up what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+QUICKSTART := runs/quickstart
+
+.PHONY: setup quickstart test lint
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+quickstart: setup
+	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART)
+	@echo "Look at $(QUICKSTART)/samples.png, rewards.png and credit.png"
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+test: lint
+	$(BIN)/python -m pytest

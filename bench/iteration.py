@@ -1,0 +1,126 @@
+"""Seconds of one training iteration against its floor: the same transformer calls, bare.
+
+    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N]
+
+The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
+with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
+medians are shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import statistics
+import time
+from pathlib import Path
+
+import torch
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.run import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.workflow import Workflow
+
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+PHASES = ("rollout", "reward", "credit", "update")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workflow", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
+    options = parser.parse_args()
+    host.quiet_libraries()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    workflow = Workflow.load(options.workflow, NODE_CLASS_MAPPINGS)
+    for change in options.set:
+        workflow.set(*change.split("=", 1))
+    model, step = trained_model(workflow), only(workflow, STEP_NODE)
+    sampler = only(workflow, "OTCA_SDESampler")
+    seconds: dict[str, list[float]] = {"floor": [], "off": [], "on": []}
+    phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in ("off", "on")}
+    memory: dict[str, float] = {}
+    trajectories = None
+    for number in range(options.rounds + 1):  # the first round warms up and is not counted
+        for mode in ("off", "on"):
+            overrides = {
+                (node, name): value + 2 * number + (mode == "on") for node, name, value in workflow.advancing()
+            }
+            overrides[sampler, "keep_graph"] = mode
+            _reset_peak(model)
+            started = time.perf_counter()
+            report = workflow.run(overrides=overrides, targets=[step])[step][1]
+            _wait(model)
+            elapsed = time.perf_counter() - started
+            trajectories = report.trajectories
+            memory[mode] = _peak(model)
+            if number:
+                seconds[mode].append(elapsed)
+                for phase in PHASES:
+                    phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
+            del report
+        floor = _floor(model, trajectories)
+        if number:
+            seconds["floor"].append(floor)
+    _print(trajectories, seconds, phases, memory)
+
+
+def _floor(model, trajectories) -> float:
+    """T bare forwards and T' bare forward + backward passes of the whole batch, in seconds."""
+    settings = trajectories.settings
+    condition = model.encode(trajectories.prompts).rows(trajectories.groups)
+    x = trajectories.latents[:, 1].to(model.device)
+    gc.collect()
+    _wait(model)
+    started = time.perf_counter()
+    with torch.no_grad():
+        for sigma in trajectories.sigmas[:-1]:
+            model.velocity(x, sigma, condition, settings.guidance)
+    for step in trajectories.trained:
+        model.velocity(x, trajectories.sigmas[step], condition, settings.guidance).sum().backward()
+    _wait(model)
+    elapsed = time.perf_counter() - started
+    for parameter in model.trainable_parameters():
+        parameter.grad = None
+    return elapsed
+
+
+def _print(trajectories, seconds, phases, memory) -> None:
+    floor = statistics.median(seconds["floor"])
+    steps, trained = trajectories.settings.steps, len(trajectories.trained)
+    print(f"B = {len(trajectories.groups)} samples, T = {steps} steps, T' = {trained} trained, ", end="")
+    print(f"{torch.get_num_threads()} CPU threads, {len(seconds['floor'])} rounds, medians\n")
+    print("| | " + " | ".join(f"{phase} s" for phase in PHASES) + " | iteration s | ÷ floor | peak MB |")
+    print("|---|" + "---|" * (len(PHASES) + 3))
+    for mode, name in (("off", "recomputed"), ("on", "kept graph")):
+        row = [f"{statistics.median(phases[mode][phase]):.3f}" for phase in PHASES]
+        total = statistics.median(seconds[mode])
+        ratio = statistics.median(a / b for a, b in zip(seconds[mode], seconds["floor"], strict=True))
+        print(f"| {name} | {' | '.join(row)} | {total:.3f} | {ratio:.2f} | {memory[mode]:.0f} |")
+    print(f"| floor ({steps} forwards, {trained} forward + backward) | | | | | {floor:.3f} | 1.00 | |")
+
+
+def _wait(model) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+def _reset_peak(model) -> None:
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+
+
+def _peak(model) -> float:
+    """Megabytes: of the accelerator, or of the whole process, whose peak only ever grows."""
+    if model.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(model.device) / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+if __name__ == "__main__":
+    main()

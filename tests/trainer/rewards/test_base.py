@@ -1,0 +1,169 @@
+"""The scoring of one batch by a stack of rewards: order, masks, and errors that name the culprit."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
+
+IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
+GROUPS = torch.tensor([0, 0, 1])
+
+
+class Fixed(Reward):
+    """Says what it was told to say, and remembers what it was asked."""
+
+    def __init__(self, answer, name="fixed", coefficient=1.0, held_out=False):
+        super().__init__(name, coefficient, held_out)
+        self.answer, self.asked = answer, []
+
+    def score(self, images, prompts):
+        self.asked.append((images, list(prompts)))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def stack(*rewards, **options):
+    return score_stack(rewards, IMAGES, PROMPTS, GROUPS, **options)
+
+
+def test_scores_stand_in_the_order_of_the_stack():
+    first = Fixed(torch.tensor([1.0, 2.0, 3.0]), "first", 0.5)
+    second = Fixed(torch.tensor([-1.0, 0.0, 1.0]), "second", 2.0)
+    scores = stack(first, second)
+    assert scores.values.tolist() == [[1.0, -1.0], [2.0, 0.0], [3.0, 1.0]]
+    assert scores.values.dtype == torch.float32
+    assert scores.names == ("first", "second")
+    assert scores.coefficients == (0.5, 2.0)
+    assert torch.equal(scores.groups, GROUPS)
+    assert scores.rewards == (first, second)
+    assert set(scores.seconds) == {"first", "second"}
+    assert scores.held_out.shape == (3, 0) and scores.held_out_names == ()
+
+
+def test_each_reward_sees_the_whole_batch_once():
+    reward = Fixed(torch.zeros(3))
+    stack(reward)
+    [(images, prompts)] = reward.asked
+    assert images.shape == IMAGES.shape
+    assert prompts == PROMPTS
+
+
+def test_held_out_rewards_are_kept_apart():
+    watched = Fixed(torch.tensor([9.0, 8.0, 7.0]), "watched", held_out=True)
+    trained = Fixed(torch.tensor([1.0, 2.0, 3.0]), "trained")
+    scores = stack(watched, trained)
+    assert scores.values.tolist() == [[1.0], [2.0], [3.0]]
+    assert scores.names == ("trained",)
+    assert scores.coefficients == (1.0,)
+    assert scores.held_out.tolist() == [[9.0], [8.0], [7.0]]
+    assert scores.held_out_names == ("watched",)
+    assert scores.rewards == (trained, watched)
+
+
+def test_a_reward_that_throws_is_named_with_its_reason():
+    cause = ValueError("no such picture")
+    with pytest.raises(RewardError, match="'aesthetic'.*ValueError.*no such picture") as caught:
+        stack(Fixed(torch.zeros(3), "fine"), Fixed(cause, "aesthetic"))
+    assert caught.value.__cause__ is cause
+
+
+def test_a_held_out_reward_that_throws_is_named_too():
+    with pytest.raises(RewardError, match="'watched'"):
+        stack(Fixed(torch.zeros(3), "fine"), Fixed(RuntimeError("boom"), "watched", held_out=True))
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_passes_through(interrupt):
+    class Interrupted(Fixed):
+        def score(self, images, prompts):
+            raise interrupt
+
+    with pytest.raises(interrupt):
+        stack(Interrupted(None))
+
+
+@pytest.mark.parametrize("answer", [torch.zeros(2), torch.zeros(4), torch.zeros(3, 1), torch.tensor(1.0)])
+def test_a_wrong_number_of_scores_is_named(answer):
+    with pytest.raises(RewardError, match="'short'.*3 pictures"):
+        stack(Fixed(answer, "short"))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_score_that_is_not_finite_masks_its_sample_and_is_told(bad, caplog):
+    with caplog.at_level(logging.WARNING):
+        scores = stack(Fixed(torch.tensor([1.0, 2.0, bad]), "moody"), Fixed(torch.tensor([4.0, 5.0, 6.0]), "steady"))
+    assert scores.values[:2].tolist() == [[1.0, 4.0], [2.0, 5.0]]
+    assert scores.values[2, 0].isnan()
+    assert scores.values[2, 1] == 6.0
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "'moody'" in record.getMessage()
+    assert "sample 2" in record.getMessage()
+
+
+def test_every_masked_sample_is_told(caplog):
+    with caplog.at_level(logging.WARNING):
+        stack(Fixed(torch.tensor([float("nan"), 2.0, float("inf")]), "moody"))
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 2
+    assert "sample 0" in messages[0] and "sample 2" in messages[1]
+
+
+def test_finite_scores_warn_of_nothing(caplog):
+    with caplog.at_level(logging.WARNING):
+        stack(Fixed(torch.tensor([-1e30, 0.0, 1e30])))
+    assert not caplog.records
+
+
+def test_a_held_out_score_that_is_not_finite_leaves_training_alone():
+    scores = stack(
+        Fixed(torch.tensor([1.0, 2.0, 3.0]), "trained"),
+        Fixed(torch.tensor([float("nan"), 1.0, float("inf")]), "watched", held_out=True),
+    )
+    assert scores.values.isfinite().all()
+    assert scores.held_out[:, 0].isfinite().tolist() == [False, True, False]
+
+
+def test_plain_lists_and_double_precision_are_scores_too():
+    scores = stack(Fixed([1, 2, 3], "integers"), Fixed(torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64), "doubles"))
+    assert scores.values.dtype == torch.float32
+    assert scores.values.tolist() == [[1.0, 0.5], [2.0, 1.5], [3.0, 2.5]]
+
+
+def test_no_reward_at_all_is_an_error():
+    with pytest.raises(RewardError, match="K = 0"):
+        stack()
+
+
+def test_only_held_out_rewards_are_an_error():
+    reward = Fixed(torch.zeros(3), held_out=True)
+    with pytest.raises(RewardError, match="K = 0"):
+        stack(reward)
+    assert not reward.asked
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_two_rewards_of_one_name_are_an_error(held_out):
+    with pytest.raises(RewardError, match="name.*'twin'"):
+        stack(Fixed(torch.zeros(3), "twin"), Fixed(torch.zeros(3), "twin", held_out=held_out))
+
+
+def test_progress_is_told_once_a_reward_and_may_stop_the_scoring():
+    steps = []
+    stack(
+        Fixed(torch.zeros(3), "a"), Fixed(torch.zeros(3), "b", held_out=True), on_step=lambda: steps.append(len(steps))
+    )
+    assert steps == [0, 1]
+
+    class Stop(Exception):
+        pass
+
+    def stop():
+        raise Stop
+
+    with pytest.raises(Stop):
+        stack(Fixed(torch.zeros(3)), on_step=stop)

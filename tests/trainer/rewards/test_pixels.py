@@ -1,0 +1,165 @@
+"""Pixel rewards against numbers worked out by hand, slow numpy versions, and PIL itself."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.rewards.pixels import Colorfulness, JpegCompressibility, JpegIncompressibility, Sharpness
+
+ALL = (Colorfulness, Sharpness, JpegCompressibility, JpegIncompressibility)
+RED, BLUE = (1.0, 0.0, 0.0), (0.0, 0.0, 1.0)
+
+
+def picture(height: int, width: int, color=(0.0, 0.0, 0.0)) -> torch.Tensor:
+    return torch.tensor(color).expand(1, height, width, 3).clone()
+
+
+def noise(seed: int, batch: int = 1, height: int = 13, width: int = 9) -> torch.Tensor:
+    """Random pictures on the grid of 8-bit values."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (batch, height, width, 3), generator=generator) / 255
+
+
+def score(reward, images: torch.Tensor) -> list[float]:
+    return reward().score(images, [""] * len(images)).tolist()
+
+
+def slow_colorfulness(image: np.ndarray) -> float:
+    rg, yb = [], []
+    for red, green, blue in 255 * image.reshape(-1, 3).astype(np.float64):
+        rg.append(red - green)
+        yb.append(0.5 * (red + green) - blue)
+
+    def mean(values):
+        return sum(values) / len(values)
+
+    def variance(values):
+        return mean([(value - mean(values)) ** 2 for value in values])
+
+    return math.sqrt(variance(rg) + variance(yb)) + 0.3 * math.sqrt(mean(rg) ** 2 + mean(yb) ** 2)
+
+
+def slow_sharpness(image: np.ndarray) -> float:
+    luma = 255 * (0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2]).astype(np.float64)
+    values = []
+    for y in range(1, luma.shape[0] - 1):
+        for x in range(1, luma.shape[1] - 1):
+            values.append(luma[y - 1, x] + luma[y + 1, x] + luma[y, x - 1] + luma[y, x + 1] - 4 * luma[y, x])
+    return sum((value - sum(values) / len(values)) ** 2 for value in values) / len(values)
+
+
+def jpeg_bytes(image: torch.Tensor) -> int:
+    buffer = io.BytesIO()
+    Image.fromarray(np.round(255 * image.numpy()).astype(np.uint8)).save(buffer, format="JPEG", quality=95)
+    return len(buffer.getvalue())
+
+
+def test_colorfulness_of_half_red_half_blue_by_hand():
+    # rg is 255 and 0: mean and std 127.5. yb is 127.5 and -255: mean -63.75, std 191.25.
+    # √(127.5² + 191.25²) + 0.3·√(127.5² + 63.75²) = 127.5·√3.25 + 0.3·63.75·√5 = 229.8539 + 42.7648
+    image = picture(4, 6, RED)
+    image[:, :, 3:] = torch.tensor(BLUE)
+    assert score(Colorfulness, image) == pytest.approx([272.6187], abs=1e-3)
+
+
+def test_colorfulness_of_plain_red_by_hand():
+    # No spread; 0.3·√(255² + 127.5²) = 0.3·127.5·√5
+    assert score(Colorfulness, picture(5, 5, RED)) == pytest.approx([85.5296], abs=1e-3)
+
+
+@pytest.mark.parametrize("level", [0.0, 0.25, 1.0])
+def test_a_grey_picture_has_no_colour(level):
+    assert score(Colorfulness, picture(6, 6, (level,) * 3)) == pytest.approx([0.0], abs=1e-3)
+
+
+def test_a_grey_gradient_has_no_colour_either():
+    image = torch.linspace(0, 1, 64).reshape(1, 8, 8, 1).expand(1, 8, 8, 3)
+    assert score(Colorfulness, image) == pytest.approx([0.0], abs=1e-3)
+
+
+def test_colorfulness_against_a_slow_version():
+    images = noise(0, batch=3)
+    expected = [slow_colorfulness(image.numpy()) for image in images]
+    assert score(Colorfulness, images) == pytest.approx(expected, rel=1e-4)
+
+
+def test_sharpness_of_one_white_pixel_by_hand():
+    # The Laplacian has two places: -4·255 on the pixel, 255 beside it; mean -382.5, both 637.5 from it.
+    image = picture(3, 4)
+    image[0, 1, 1] = 1.0
+    assert score(Sharpness, image) == pytest.approx([637.5**2], rel=1e-5)
+
+
+@pytest.mark.parametrize(("channel", "luma"), [(0, 0.299), (1, 0.587), (2, 0.114)])
+def test_sharpness_weighs_channels_by_their_luma(channel, luma):
+    image = picture(3, 4)
+    image[0, 1, 1, channel] = 1.0
+    assert score(Sharpness, image) == pytest.approx([(637.5 * luma) ** 2], rel=1e-4)
+
+
+def test_a_plain_picture_and_a_ramp_have_no_sharpness():
+    ramp = (torch.arange(8) / 8).reshape(1, 1, 8, 1).expand(1, 8, 8, 3)
+    assert score(Sharpness, picture(8, 8, (0.3, 0.6, 0.9))) == pytest.approx([0.0], abs=1e-4)
+    assert score(Sharpness, ramp) == pytest.approx([0.0], abs=1e-4)
+
+
+def test_sharpness_against_a_slow_version():
+    images = noise(1, batch=3)
+    expected = [slow_sharpness(image.numpy()) for image in images]
+    assert score(Sharpness, images) == pytest.approx(expected, rel=1e-4)
+
+
+def test_jpeg_size_is_what_pil_writes_in_kilobytes():
+    images = torch.cat([noise(2, height=40, width=24), picture(40, 24, RED)])
+    expected = [jpeg_bytes(image) / 1000 for image in images]
+    assert expected[0] > expected[1]
+    assert score(JpegIncompressibility, images) == pytest.approx(expected, rel=1e-6)
+    assert score(JpegCompressibility, images) == pytest.approx([-size for size in expected], rel=1e-6)
+
+
+def test_jpeg_rounds_to_the_nearest_level():
+    # 0.6/255 is nearer to 1 than to 0 and 1.4/255 nearer to 1 than to 2.
+    levels = noise(3, height=32, width=32).clamp(1 / 255, 254 / 255)
+    exact = score(JpegIncompressibility, levels)
+    assert score(JpegIncompressibility, levels - 0.4 / 255) == exact
+    assert score(JpegIncompressibility, levels + 0.4 / 255) == exact
+
+
+@pytest.mark.parametrize("reward", ALL)
+def test_a_batch_scores_as_its_pictures_do_alone(reward):
+    images = noise(4, batch=5, height=16, width=20)
+    together = score(reward, images)
+    alone = [score(reward, image[None])[0] for image in images]
+    assert together == pytest.approx(alone, rel=1e-5)
+    assert len(set(together)) == 5 or "Jpeg" in reward.__name__
+
+
+@pytest.mark.parametrize("reward", ALL)
+def test_scores_are_one_float_a_picture_and_pictures_are_left_alone(reward):
+    images = noise(5, batch=3)
+    before = images.clone()
+    scores = reward().score(images, ["a", "b", "c"])
+    assert scores.shape == (3,) and scores.dtype == torch.float32
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward"),
+    [
+        ("colorfulness", Colorfulness),
+        ("sharpness", Sharpness),
+        ("jpeg_compressibility", JpegCompressibility),
+        ("jpeg_incompressibility", JpegIncompressibility),
+    ],
+)
+def test_the_table_leads_to_the_class(kind, reward):
+    assert reward_class(kind) is reward
+    made = reward(name="mine", coefficient=0.5, held_out=True)
+    assert (made.name, made.coefficient, made.held_out) == ("mine", 0.5, True)
