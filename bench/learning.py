@@ -84,11 +84,11 @@ def table(name: str, folders: list[Path]) -> str:
     each = ", ".join(f"{value:+.2f}" for value in total.mean(1))
     return "\n".join(
         [
-            f"**{name}**, {len(folders)} seeds x {total.shape[1]} pairs, {np.mean(seconds) / 60:.1f} minutes of iterations each\n",
+            f"**{name}**, {len(folders)} seeds x {total.shape[1]} pairs, {np.mean(seconds) / 60:.1f} minutes each\n",
             "| reward | before | after | rise in std before |",
             "|---|---|---|---|",
             *rows,
-            f"| **sum of the trained rewards** | | | **{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; by seed {each}) |",
+            f"| **sum of the trained rewards** | | | **{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {each}) |",
         ]
     )
 
