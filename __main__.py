@@ -108,7 +108,7 @@ def _validate(options: argparse.Namespace) -> int:
 def _sample(options: argparse.Namespace) -> int:
     """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below."""
     from .trainer import host
-    from .trainer.sampling import sample_to_file
+    from .trainer.sample import sample_to_file
 
     host.terminal.device = options.device
     host.quiet_libraries()

@@ -22,7 +22,7 @@ class _Fuse:
         from ..trainer.fusion import fuse
 
         advantages = fuse(scores, credit, method, **options)
-        return advantages, host.picture(lambda: plots.advantage_heatmap(advantages, scores.prompts))
+        return advantages, host.picture(lambda: plots.advantage_heatmap(advantages))
 
 
 class MOCAFuse(_Fuse):

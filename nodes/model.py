@@ -74,11 +74,15 @@ class LoadFlowModel:
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, path=""):
-        if path and not host.is_model(path, "model_index.json"):
-            return f"{path!r} holds no model_index.json. Fix: give the folder of a diffusers model, or leave path empty"
+        from ..trainer.flow import FlowModelError, check_model_folder
+
         known = host.list_models("model_index.json")
         if not path and model not in known:
             return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
+        try:
+            check_model_folder(host.find_model(path or model, "model_index.json"))
+        except (FileNotFoundError, FlowModelError) as error:
+            return str(error)
         return True
 
     @host.outside_inference

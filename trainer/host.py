@@ -144,10 +144,6 @@ def picture(draw: Callable):
     return plots.as_image(draw())
 
 
-def is_model(path: str, marker: str) -> bool:
-    return (Path(path).expanduser() / marker).is_file()
-
-
 def find_model(name: str, marker: str) -> Path:
     """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`.
 

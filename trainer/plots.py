@@ -34,15 +34,14 @@ def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -
     )
 
 
-def advantage_heatmap(advantages: Advantages, prompts: Sequence[str]) -> np.ndarray:
+def advantage_heatmap(advantages: Advantages) -> np.ndarray:
     """Effective advantage Ã = w·z of every sample: within a group the best sample is on top."""
     effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
     order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
     limit = max(abs(effective).max(), 1e-6)
     title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged"
-    return _heatmap(
-        effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, (-limit, limit), 0.0
-    )
+    prompts, limits = advantages.scores.prompts, (-limit, limit)
+    return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, limits, 0.0)
 
 
 def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
@@ -111,7 +110,7 @@ def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) ->
     return _rendered(figure)
 
 
-def credit_over_time(history: Sequence[Mapping], advantages: Advantages, prompts: Sequence[str]) -> np.ndarray:
+def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
     from matplotlib.ticker import MaxNLocator
 
@@ -131,7 +130,7 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages, prompts
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
     figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
-    top, bottom = _rendered(figure), advantage_heatmap(advantages, prompts)
+    top, bottom = _rendered(figure), advantage_heatmap(advantages)
     width = max(top.shape[1], bottom.shape[1])
     return np.concatenate([_widened(top, width), _widened(bottom, width)])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Report
+    from .types import Advantages, Report
 
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
@@ -76,7 +76,7 @@ class Run:
             ) from error
         self.history = read_lines(folder / METRICS)
         self.evaluations = read_lines(folder / EVALUATIONS)
-        self._last: Report | None = None
+        self._last: Advantages | None = None
         self._events = None
 
     @property
@@ -98,7 +98,7 @@ class Run:
                 self.evaluate(model, report, 0)
         row = {"iteration": self.iteration + 1, **report.metrics}
         self.history.append(row)
-        self._last = report
+        self._last = report.advantages
         with open(self.folder / METRICS, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self._to_tensorboard(row["iteration"], report.metrics)
@@ -148,9 +148,7 @@ class Run:
         """Draws rewards.png and credit.png anew."""
         plots.save(self.curves(), self.folder / "rewards.png")
         if self._last is not None:
-            prompts = self._last.trajectories.prompts
-            picture = plots.credit_over_time(self.history, self._last.advantages, prompts)
-            plots.save(picture, self.folder / "credit.png")
+            plots.save(plots.credit_over_time(self.history, self._last), self.folder / "credit.png")
 
     def save(self, model: FlowModel) -> None:
         """A checkpoint to resume from, and the adapter to use."""

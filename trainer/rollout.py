@@ -156,26 +156,9 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 
 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
-    """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto").
-
-    The need is measured: one forward pass of one sample with gradients, counting what autograd saves.
-    """
-    saved: dict[int, int] = {}
-
-    def count(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if not isinstance(tensor, torch.nn.Parameter) and storage.data_ptr() not in weights:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.transformer.parameters()}
-    condition = model.encode([""]).rows(torch.zeros(1, dtype=torch.long))
-    x = torch.zeros((1, *model.latent_shape(settings.height, settings.width)), device=model.device)
-    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-        velocity = model.velocity(x, 0.5, condition, settings.guidance)
-    del velocity
+    """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     trained = sum(kind != "ode" for kind in step_kinds(settings))
-    return sum(saved.values()) * samples * trained <= GRAPH_MEMORY_SHARE * model.free_memory()
+    return model.graph_bytes(settings) * samples * trained <= GRAPH_MEMORY_SHARE * model.free_memory()
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, on_step) -> dict:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .base import FlowModel
 
 FAMILIES = {"FluxPipeline": "flux.Flux"}
+_WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
 
 
 class FlowModelError(ValueError):
@@ -47,6 +48,22 @@ def load_flow_model(
         FlowModelError: not a diffusers folder, an unknown family, or files that are missing, truncated or of another model.
     """
     path = Path(path)
+    family = check_model_folder(path)
+    module, name = FAMILIES[family].split(".")
+    cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
+    model = cls.load(path, dtype=dtype, device=device, max_sequence_length=max_sequence_length)
+    model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
+    return model
+
+
+def check_model_folder(path: Path) -> str:
+    """The family of a diffusers folder, after a look at its index and the header of every weight file; nothing is loaded.
+
+    Raises:
+        FlowModelError: as `load_flow_model`.
+    """
+    from safetensors import SafetensorError, safe_open
+
     index = path / "model_index.json"
     if not index.is_file():
         raise FlowModelError(
@@ -54,15 +71,30 @@ def load_flow_model(
             "model_index.json, transformer/ and vae/"
         )
     try:
-        family = json.loads(index.read_text())["_class_name"]
-    except (json.JSONDecodeError, KeyError) as error:
+        components = json.loads(index.read_text(encoding="utf-8"))
+        family = components["_class_name"]
+    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise FlowModelError(
             f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
         ) from error
     if family not in FAMILIES:
         raise FlowModelError(f"{path} is a {family}; supported are {', '.join(FAMILIES)}. Fix: choose one of those")
-    module, name = FAMILIES[family].split(".")
-    cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
-    model = cls.load(path, dtype=dtype, device=device, max_sequence_length=max_sequence_length)
-    model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
-    return model
+    for component, source in components.items():
+        if not isinstance(source, list) or not source[0]:
+            continue  # a plain setting, or an optional component that this model does without
+        if not (path / component).is_dir():
+            raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
+        if component in _WEIGHTLESS:
+            continue
+        files = sorted((path / component).glob("*.safetensors"))
+        if not files:
+            raise FlowModelError(f"{path / component} has no .safetensors weights. Fix: copy the whole folder again")
+        for file in files:
+            try:
+                with safe_open(file, framework="np") as content:
+                    content.keys()
+            except (SafetensorError, OSError) as error:
+                raise FlowModelError(
+                    f"{file} is truncated or no safetensors file ({error}). Fix: copy or download that file again"
+                ) from error
+    return family

@@ -39,7 +39,7 @@ class FlowModel(ABC):
     """
 
     LORA_TARGETS: tuple[str, ...]
-    COMPONENTS: tuple[str, ...]  # folders with weights, checked before loading
+    COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
         self.pipeline = pipeline
@@ -51,6 +51,7 @@ class FlowModel(ABC):
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._graph_bytes: dict[tuple[int, ...], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}
         for name in self.COMPONENTS:
             getattr(pipeline, name).eval().requires_grad_(False)
@@ -191,6 +192,26 @@ class FlowModel(ABC):
         """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
         dtype = self.transformer.dtype
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+    def graph_bytes(self, settings: SamplerSettings) -> int:
+        """What autograd saves for the backward pass of one sample's velocity, measured once per latent shape."""
+        shape = self.latent_shape(settings.height, settings.width)
+        if shape not in self._graph_bytes:
+            weights = {parameter.untyped_storage().data_ptr() for parameter in self.transformer.parameters()}
+            saved: dict[int, int] = {}
+
+            def count(tensor: Tensor) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in weights:
+                    saved[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            condition, x = self.encode([""]), torch.zeros((1, *shape), device=self.device)
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                velocity = self.velocity(x, 0.5, condition, settings.guidance)
+            self._graph_bytes[shape] = sum(saved.values())
+            del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
+        return self._graph_bytes[shape]
 
     def free_memory(self) -> int:
         """Bytes that can still be taken on the model's device."""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from . import FlowModelError
 
@@ -30,14 +28,12 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def load_pipeline(cls: type[DiffusionPipeline], path: Path, components: Sequence[str], dtype) -> DiffusionPipeline:
-    """`cls.from_pretrained` on a local folder, never touching the network; every weight file is checked first.
+def load_pipeline(cls: type[DiffusionPipeline], path: Path, dtype: torch.dtype) -> DiffusionPipeline:
+    """`cls.from_pretrained` on a local folder, never touching the network.
 
     Raises:
-        FlowModelError: a component is missing, a file is truncated, or shapes do not fit the configuration.
+        FlowModelError: a file is missing, or shapes do not fit the configuration.
     """
-    for component in components:
-        _check_component(path / component)
     try:
         with warnings.catch_warnings():
             # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
@@ -47,17 +43,3 @@ def load_pipeline(cls: type[DiffusionPipeline], path: Path, components: Sequence
         raise FlowModelError(
             f"{path} could not be loaded as a {cls.__name__}: {error}. Fix: its files do not belong together, copy it again"
         ) from error
-
-
-def _check_component(folder: Path) -> None:
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise FlowModelError(f"{folder} has no .safetensors weights. Fix: copy the whole model folder again")
-    for file in weights:
-        try:
-            with safe_open(file, framework="pt") as content:
-                content.keys()
-        except (SafetensorError, OSError) as error:
-            raise FlowModelError(
-                f"{file} is truncated or no safetensors file ({error}). Fix: copy or download that file again"
-            ) from error
