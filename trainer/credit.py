@@ -5,6 +5,7 @@ A new credit method is one function that returns a `StepCredit`, and its node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,8 @@ def uniform(
 
     Args:
         latents, final, trained: as for `tcd`; similarities are reported though not used.
-        fraction: below 1, each sample keeps a random subset of round(fraction·T') steps (DanceGRPO: 0.6), the others get 0.
+        fraction: below 1, each sample keeps a random subset of ceil(fraction·T') steps (DanceGRPO: 0.6), which share the
+            whole weight; the others get 0.
         generator: source of that choice.
     """
     similarity, delta = similarity_gain(latents, final)
@@ -81,9 +83,9 @@ def uniform(
         raise ValueError(f"fraction must lie in (0, 1], not {fraction}")
     weights = torch.ones(len(latents), len(trained))
     if fraction < 1:
-        kept = max(1, round(fraction * len(trained)))
+        kept = math.ceil(fraction * len(trained) - 1e-9)  # 0.1 * 30 is a little more than 3 in floating point
         order = torch.rand(weights.shape, generator=generator).argsort(1)
-        weights = (order.argsort(1) < kept).float()
+        weights = (order < kept) * (len(trained) / kept)
     raw = weights / weights.sum(1, keepdim=True)
     return StepCredit(weights, raw, delta, similarity, trained, method="uniform")
 
@@ -116,6 +118,6 @@ def _waterfill(weights: Tensor, w_min: float) -> Tensor:
 
 def _checked(trained: Sequence[int], steps: int) -> tuple[int, ...]:
     trained = tuple(trained)
-    if not trained or not all(0 <= j < steps for j in trained):
-        raise ValueError(f"trained steps must be some of 0 … {steps - 1}, not {trained}")
+    if not trained or len(set(trained)) < len(trained) or not all(0 <= j < steps for j in trained):
+        raise ValueError(f"trained steps must be some of 0 … {steps - 1}, each once, not {trained}")
     return trained

@@ -24,7 +24,9 @@ EPSILON = 1e-6
 ADVANTAGE_LIMIT = 5.0  # A_k is clipped to ± this before it is scaled by its coefficient
 
 
-def exploration_strength(contribution: Tensor, advantages: Tensor, groups: Tensor, mode: str = "literal") -> Tensor:
+def exploration_strength(
+    contribution: Tensor, advantages: Tensor, groups: Tensor, mode: str = "literal", valid: Tensor | None = None
+) -> Tensor:
     """λ of MOCA (OTCA Eq. 12-13), [B]: 0 where the objectives' sum is not positive, else tanh(e).
 
     e = |q| / (std_group(q) + ε) measures how unusually much a trajectory moved. Taken literally it is nearly always tens
@@ -35,21 +37,26 @@ def exploration_strength(contribution: Tensor, advantages: Tensor, groups: Tenso
         advantages: [B, K].
         groups: [B] group numbers.
         mode: one of EXPLORATIONS.
+        valid: [B] bool; the others are left out of the groups' statistics. Default: all count.
     """
     total = advantages.sum(1)
     positive = total.clamp(min=0) / (total.abs() + EPSILON)
-    return positive * contribution_tanh(contribution, groups, mode)
+    return positive * contribution_tanh(contribution, groups, mode, valid)
 
 
-def contribution_tanh(contribution: Tensor, groups: Tensor, mode: str = "literal") -> Tensor:
+def contribution_tanh(
+    contribution: Tensor, groups: Tensor, mode: str = "literal", valid: Tensor | None = None
+) -> Tensor:
     """tanh(e) of `exploration_strength`, [B] in [0, 1]."""
     if mode not in EXPLORATIONS:
         raise ValueError(f"exploration must be one of {EXPLORATIONS}, not {mode!r}")
-    mean, std = torch.empty_like(contribution), torch.empty_like(contribution)
+    valid = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
+    mean, std = torch.zeros_like(contribution), torch.zeros_like(contribution)
     for group in groups.unique():
         member = groups == group
-        mean[member] = contribution[member].mean()
-        std[member] = contribution[member].std() if member.sum() > 1 else 0.0
+        counted = contribution[member & valid]
+        mean[member] = counted.mean() if len(counted) else 0.0
+        std[member] = counted.std() if len(counted) > 1 else 0.0
     distance = contribution if mode == "literal" else contribution - mean
     return torch.tanh(distance.abs() / (std + EPSILON))
 
@@ -92,7 +99,9 @@ def min_norm(advantages: Tensor) -> Fused:
     return moca(advantages, torch.zeros_like(advantages[:, 0]))
 
 
-def weighted_sum(rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None) -> Fused:
+def weighted_sum(
+    rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
+) -> Fused:
     """Rewards are summed first and normalised after (DanceGRPO, Flow-GRPO).
 
     Args:
@@ -100,15 +109,22 @@ def weighted_sum(rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: T
         coefficients: [K].
         groups: [B].
         valid: [B] bool, the samples that have all their rewards.
+        std_scope: see `grpo.group_advantages`.
     """
     total = (rewards * coefficients).sum(1, keepdim=True)
-    return Fused(group_advantages(total, groups, valid)[:, 0], coefficients.expand_as(rewards).clone())
+    return Fused(_normalised(total, groups, valid, std_scope), coefficients.expand_as(rewards).clone())
 
 
-def weighted_advantages(advantages: Tensor, groups: Tensor, valid: Tensor | None = None) -> Fused:
+def weighted_advantages(
+    advantages: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
+) -> Fused:
     """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already."""
-    total = group_advantages(advantages.sum(1, keepdim=True), groups, valid)[:, 0]
-    return Fused(total, torch.ones_like(advantages))
+    total = advantages.sum(1, keepdim=True)
+    return Fused(_normalised(total, groups, valid, std_scope), torch.ones_like(advantages))
+
+
+def _normalised(total: Tensor, groups: Tensor, valid: Tensor | None, std_scope: str) -> Tensor:
+    return group_advantages(total, groups, valid, std_scope)[:, 0].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
 def recenter(fused: Fused, groups: Tensor, valid: Tensor) -> Fused:
@@ -131,13 +147,14 @@ class Objectives:
     groups: Tensor  # [B]
     valid: Tensor  # [B] bool
     exploration: Tensor  # λ [B]
+    std_scope: str
 
 
 METHODS: dict[str, Callable[[Objectives], Fused]] = {
     "moca": lambda o: moca(o.advantages, o.exploration),
     "min_norm": lambda o: min_norm(o.advantages),
-    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid),
-    "weighted_advantages": lambda o: weighted_advantages(o.advantages, o.groups, o.valid),
+    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid, o.std_scope),
+    "weighted_advantages": lambda o: weighted_advantages(o.advantages, o.groups, o.valid, o.std_scope),
 }
 
 
@@ -157,7 +174,12 @@ def fuse(
         std_scope: see `grpo.group_advantages`.
         exploration: see `exploration_strength`.
         recentering: "none", or "group" to subtract each group's mean of z.
+
+    Raises:
+        ValueError: an unknown method or option.
     """
+    if method not in METHODS or recentering not in RECENTERINGS:
+        raise ValueError(f"method must be one of {tuple(METHODS)} and recentering one of {RECENTERINGS}")
     started = time.perf_counter()
     valid = scores.values.isfinite().all(1)
     rewards = torch.where(valid[:, None], scores.values, 0.0)
@@ -165,23 +187,24 @@ def fuse(
     normalised = group_advantages(rewards, scores.groups, valid, std_scope)
     per_objective = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * coefficients
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
-    strength = exploration_strength(contribution, per_objective, scores.groups, exploration)
-    fused = METHODS[method](Objectives(rewards, per_objective, coefficients, scores.groups, valid, strength))
+    strength = exploration_strength(contribution, per_objective, scores.groups, exploration, valid)
+    objectives = Objectives(rewards, per_objective, coefficients, scores.groups, valid, strength, std_scope)
+    fused = METHODS[method](objectives)
     fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients)
     if recentering == "group":
         fused = recenter(fused, scores.groups, valid)
-    z = fused.advantage
+    z, tanh_e = fused.advantage, contribution_tanh(contribution, scores.groups, exploration, valid)
     metrics = {
-        "z/zero_fraction": (z == 0).float().mean().item(),
-        "z/group_mean": _group_means(z, scores.groups).mean().item(),
-        "moca/tanh_e": contribution_tanh(contribution, scores.groups, exploration).mean().item(),
-        "moca/lambda": strength.mean().item(),
+        "z/zero_fraction": _mean((z[valid] == 0).float()),
+        "z/group_mean": _mean(_group_means(z, scores.groups, valid)),
+        "moca/tanh_e": _mean(tanh_e[valid]),
+        "moca/lambda": _mean(strength[valid]),
         "credit/weight_variation": (credit.weights.std(0) if len(z) > 1 else credit.weights[0] * 0).mean().item(),
         "groups/zero_std": float(_silent_groups(normalised, scores.groups, valid)),
         "groups/masked_samples": float((~valid).sum()),
     }
     for k, name in enumerate(scores.names):
-        metrics[f"moca/coefficient/{name}"] = fused.coefficients[:, k].mean().item()
+        metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[valid, k])
     for position, step in enumerate(credit.trained):
         metrics[f"credit/step/{step}"] = credit.weights[:, position].mean().item()
     return Advantages(
@@ -196,8 +219,16 @@ def fuse(
     )
 
 
-def _group_means(values: Tensor, groups: Tensor) -> Tensor:
-    return torch.stack([values[groups == group].mean() for group in groups.unique()])
+def _mean(values: Tensor) -> float:
+    """0 for an empty batch: every sample may be masked."""
+    return values.mean().item() if len(values) else 0.0
+
+
+def _group_means(values: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
+    """The mean over each group's valid samples, for the groups that have any."""
+    return torch.stack(
+        [values[(groups == group) & valid].mean() for group in groups[valid].unique()] or [values[:0].sum()]
+    )
 
 
 def _silent_groups(advantages: Tensor, groups: Tensor, valid: Tensor) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+LOG_PROB_NORMS = ("full", "squared_error")
 MIN_STD = 1e-6  # below this a transition is deterministic: it has no log-probability and is never trained
 
 
@@ -36,8 +37,10 @@ class Gaussian:
             norm: "full" is the density; "squared_error" drops the 1/(2·std²) and the constant, as public CPS code does.
 
         Raises:
-            ValueError: for a deterministic transition, which has no density.
+            ValueError: for a deterministic transition, which has no density, or an unknown norm.
         """
+        if norm not in LOG_PROB_NORMS:
+            raise ValueError(f"log_prob_norm must be one of {LOG_PROB_NORMS}, not {norm!r}")
         if self.std < MIN_STD:
             raise ValueError(f"a transition with std {self.std:.3g} is deterministic and has no log-probability")
         squared_error = (x.float() - self.mean.float()).square().flatten(1).mean(1)
@@ -67,7 +70,7 @@ def transition(
             `sigma_next` when omitted.
 
     Raises:
-        ValueError: unknown kind, or noise levels that do not fall.
+        ValueError: unknown kind, noise levels that do not fall, or an eta that the kind cannot have.
     """
     if kind not in KINDS:
         raise ValueError(f"unknown sampler kind {kind!r}; known: {', '.join(KINDS)}")
@@ -99,8 +102,8 @@ def cps(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
 
 
 def ddim_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
-    """Stepwise-Flow-GRPO (2603.28718): the CPS mean with std = η·σ'·√(1-σ); deterministic at σ = 1."""
-    return _preserving(velocity, x, sigma, sigma_next, eta * sigma_next * math.sqrt(1 - sigma))
+    """Stepwise-Flow-GRPO (2603.28718): the CPS mean with std = η·σ'·√(1-σ), at most σ'; deterministic at σ = 1."""
+    return _preserving(velocity, x, sigma, sigma_next, min(eta * math.sqrt(1 - sigma), 1.0) * sigma_next)
 
 
 def ddim_sde_schedule(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
@@ -121,7 +124,10 @@ KINDS: dict[str, Callable[..., Gaussian]] = {
 
 def flow_sde_coefficient(sigma: float, eta: float, sigma_after_first: float) -> float:
     """s = η·√(σ/(1-σ)), with the schedule's second level in the denominator at σ = 1."""
-    return eta * math.sqrt(sigma / (1 - (sigma_after_first if sigma >= 1 else sigma)))
+    level = sigma_after_first if sigma >= 1 else sigma
+    if level >= 1:
+        raise ValueError(f"sigma_after_first must be below 1 to stand in for sigma = 1, not {sigma_after_first}")
+    return eta * math.sqrt(sigma / (1 - level))
 
 
 def _euler_maruyama(velocity, x, sigma: float, sigma_next: float, s: float) -> Gaussian:

@@ -31,10 +31,10 @@ PALETTE = {
 }
 SHAPES = ("circle", "square", "triangle")
 
-# Area over bounding box: 1/2 for a triangle (a little more once its tip is blurred), pi/4 for a circle, 1 for a square.
-_EXTENT = {"triangle": (0.0, 0.68), "circle": (0.68, 0.893), "square": (0.893, 1.01)}
 _AREA = (0.03, 0.6)  # a shape fills this share of the picture, or it is none
 _ASPECT = 1.6  # longest side of the bounding box over the shortest
+_OVERLAP = 0.72  # intersection over union with the ideal shape in the same box; a worse fit is no shape at all
+_MAIN_COLOR = 0.5  # share of the pixels off the background that have the shape's own colour; edges take the rest
 _CAPTION = re.compile(
     rf"\ban? ({'|'.join(PALETTE)}) ({'|'.join(SHAPES)}) on an? ({'|'.join(PALETTE)}) background\b", re.IGNORECASE
 )
@@ -74,8 +74,8 @@ def recognise(image: np.ndarray) -> Scene:
         image: [H, W, 3] float in [0, 1].
 
     Returns:
-        The background is the commonest palette colour along the border, the colour that of the remaining pixels, the shape
-        follows from area over bounding box.
+        The background is the commonest palette colour along the border, the colour that of most remaining pixels, the shape
+        the one that fits best into their bounding box.
     """
     lab = _lab(image)
     palette = _lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
@@ -89,6 +89,8 @@ def recognise(image: np.ndarray) -> Scene:
     if inside.sum() < _AREA[0] * nearest.size:
         return Scene(None, None, names[background])
     color = inside.argmax()
+    if inside[color] < _MAIN_COLOR * inside.sum():
+        return Scene(None, None, names[background])
     return Scene(names[color], _shape(lab, nearest, color, background), names[background])
 
 
@@ -122,8 +124,20 @@ def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) ->
     height, width = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
     if max(height, width) > _ASPECT * min(height, width):
         return None
-    extent = area / (height * width)
-    return next((shape for shape, (low, high) in _EXTENT.items() if low <= extent < high), None)
+    seen = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    overlap = {shape: (seen & ideal).sum() / (seen | ideal).sum() for shape, ideal in _ideals(height, width).items()}
+    best = max(overlap, key=overlap.get)
+    return best if overlap[best] >= _OVERLAP else None
+
+
+def _ideals(height: int, width: int) -> dict[str, np.ndarray]:
+    """The mask [height, width] of each shape that fills its box."""
+    y, x = (np.arange(height)[:, None] + 0.5) / height, (np.arange(width)[None] + 0.5) / width
+    return {
+        "circle": (2 * y - 1) ** 2 + (2 * x - 1) ** 2 <= 1,
+        "square": np.ones((height, width), dtype=bool),
+        "triangle": np.abs(2 * x - 1) <= y,
+    }
 
 
 def _lab(rgb: np.ndarray) -> np.ndarray:

@@ -1,0 +1,143 @@
+"""What the integration tests share: the embedded model, small sampler settings and a small quickstart workflow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import host, record, rollout
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.types import Prompts, SamplerSettings
+from comfyui_otca.trainer.workflow import Workflow
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# The quickstart with few samples: `class: {input: value}`.
+SMALL = {
+    "OTCA_LoadFlowModel": {"lora_rank": 4, "lora_alpha": 4.0},
+    "OTCA_PromptDataset": {"prompts_per_iteration": 2},
+    "OTCA_SDESampler": {"group_size": 3, "steps": 4},
+    "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": 0.5},
+    "OTCA_TrainingRun": {
+        "iterations": 6,
+        "checkpoint_every": 2,
+        "evaluate_every": 3,
+        "evaluation_prompts": "a red circle on a blue background\na green square on a white background",
+        "evaluation_seeds": 2,
+    },
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _clean_process():
+    """What a command line would leave behind in its process: stop flag, folders, open runs."""
+    yield
+    host.terminal.stop_signal = host.terminal.output = host.terminal.device = None
+    record._open.clear()
+
+
+@pytest.fixture(scope="session")
+def flux_folder():
+    return ROOT / "assets" / "shapes-flux"
+
+
+@pytest.fixture(scope="session")
+def load_model(flux_folder):
+    """load_model(path=…, lora_rank=…): a handle of its own, on the CPU."""
+
+    def load(path=flux_folder, **options):
+        return load_flow_model(path, **{"lora_rank": 4, "lora_alpha": 4.0, "device": "cpu", **options})
+
+    return load
+
+
+@pytest.fixture
+def model(load_model):
+    """A fresh model that the test may change."""
+    return load_model()
+
+
+@pytest.fixture(scope="session")
+def perturb():
+    """perturb(model): moves the adapter away from zero, so that it matters and all of it has a gradient."""
+
+    def move(model, seed=0, scale=0.1):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.trainable_parameters():
+            parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+        return model
+
+    return move
+
+
+@pytest.fixture(scope="session")
+def still_model(load_model, perturb):
+    """One model with a visible adapter for all tests that only look at it."""
+    return perturb(load_model())
+
+
+@pytest.fixture(scope="session")
+def small_settings():
+    """small_settings(kind=…): 4 steps of 40 x 40 pixels."""
+
+    def settings(**changes):
+        values = dict(kind="dance_sde", eta=0.5, steps=4, width=40, height=40, shift=0.0, guidance=3.5)
+        return SamplerSettings(**{**values, **changes})
+
+    return settings
+
+
+@pytest.fixture(scope="session")
+def sample(small_settings):
+    """sample(model, …): two prompts with groups of three."""
+
+    def take(model, settings=None, prompts=("a red circle", "a blue square"), positions=(0, 1), **options):
+        options = {"group_size": 3, "seed": 7, **options}
+        return rollout.sample(model, Prompts(prompts, positions), settings or small_settings(), **options)
+
+    return take
+
+
+@pytest.fixture(scope="session")
+def small_graph():
+    """small_graph({"OTCA_Class": {input: value}}, source): the quickstart's graph with few samples."""
+
+    def graph(changes=None, source="quickstart.json"):
+        content = json.loads((ROOT / "workflows" / "api" / source).read_text(encoding="utf-8"))
+        for table in (SMALL, changes or {}):
+            for entry in content.values():
+                entry["inputs"].update(table.get(entry["class_type"], {}))
+        return content
+
+    return graph
+
+
+@pytest.fixture(scope="session")
+def small_workflow(small_graph):
+    """small_workflow(changes, extra node classes): the same as a Workflow."""
+
+    def workflow(changes=None, classes=None, source="quickstart.json"):
+        return Workflow(small_graph(changes, source), {**NODE_CLASS_MAPPINGS, **(classes or {})})
+
+    return workflow
+
+
+@pytest.fixture(scope="session")
+def finished_run(small_graph, tmp_path_factory):
+    """The folder of one uninterrupted small training by the command line. Only to be looked at."""
+    from comfyui_otca.__main__ import main
+
+    folder = tmp_path_factory.mktemp("finished")
+    workflow = folder / "workflow.json"
+    workflow.write_text(json.dumps(small_graph()))
+    assert main(["train", str(workflow), "--output", str(folder / "run")]) == 0
+    return folder / "run"

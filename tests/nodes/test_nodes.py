@@ -1,0 +1,301 @@
+"""The node table, what re-runs when an input changes, and training under ComfyUI's inference mode."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+
+from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.workflow import NodeError
+
+NODES = sorted(NODE_CLASS_MAPPINGS)
+WIDGETS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
+
+
+def declared(node):
+    """(section, name, type, options) of every input."""
+    for section, table in node.INPUT_TYPES().items():
+        if section != "hidden":
+            for name, declaration in table.items():
+                yield section, name, declaration[0], declaration[1] if len(declaration) > 1 else {}
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_declaration(node_id):
+    node = NODE_CLASS_MAPPINGS[node_id]
+    assert node_id == f"OTCA_{node.__name__}" and NODE_DISPLAY_NAME_MAPPINGS[node_id] == node.TITLE
+    assert node.CATEGORY.startswith("OTCA/") and len(node.CATEGORY) > len("OTCA/") and len(node.DESCRIPTION) > 20
+    assert isinstance(node.RETURN_TYPES, tuple)
+    assert len(getattr(node, "RETURN_NAMES", ())) == len(node.RETURN_TYPES)
+    assert len(set(getattr(node, "RETURN_NAMES", ()))) == len(node.RETURN_TYPES)
+    assert set(node.INPUT_TYPES()) <= {"required", "optional", "hidden"}
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_the_function_takes_what_is_declared(node_id):
+    node = NODE_CLASS_MAPPINGS[node_id]
+    parameters = inspect.signature(getattr(node, node.FUNCTION)).parameters.values()
+    named = {parameter.name: parameter for parameter in parameters if parameter.kind is parameter.POSITIONAL_OR_KEYWORD}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    inputs = {name: section for section, table in node.INPUT_TYPES().items() for name in table}
+    assert takes_all or set(inputs) <= set(named)
+    for name, parameter in named.items():
+        assert name == "self" or name in inputs
+        if inputs.get(name) in ("optional", "hidden"):
+            assert parameter.default is not inspect.Parameter.empty, f"{name} may be left unconnected"
+
+
+@pytest.mark.parametrize("node_id", NODES)
+def test_inputs_explain_themselves(node_id):
+    for section, name, type_, options in declared(NODE_CLASS_MAPPINGS[node_id]):
+        if isinstance(type_, str) and type_ not in WIDGETS:
+            assert type_ == "IMAGE" or type_.startswith("OTCA_"), name
+            continue
+        assert len(options.get("tooltip", "")) > 10, f"{name} has no tooltip"
+        if isinstance(type_, list):
+            assert type_ and ("default" not in options or options["default"] in type_), name
+            continue
+        default = options["default"]
+        assert type(default) is WIDGETS[type_], name
+        if type_ in ("INT", "FLOAT"):
+            assert options["min"] <= default <= options["max"], name
+        assert section == "required" or "default" in options
+
+
+def test_titles_and_outputs():
+    assert len(set(NODE_DISPLAY_NAME_MAPPINGS.values())) == len(NODES)
+    titles = {"Load Flow Model", "SDE Sampler", "Reward Stack", "TCD Weights", "MOCA Fuse", "GRPO Step"}
+    assert titles <= set(NODE_DISPLAY_NAME_MAPPINGS.values())
+    outputs = {node_id for node_id in NODES if getattr(NODE_CLASS_MAPPINGS[node_id], "OUTPUT_NODE", False)}
+    assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA"}
+    advancing = {
+        (node_id, name)
+        for node_id in NODES
+        for _, name, _, options in declared(NODE_CLASS_MAPPINGS[node_id])
+        if options.get("control_after_generate")
+    }
+    assert {("OTCA_SDESampler", "seed"), ("OTCA_PromptDataset", "index")} <= advancing
+    assert ("OTCA_LoadFlowModel", "seed") not in advancing and ("OTCA_PromptDataset", "seed") not in advancing
+
+
+def test_every_edge_has_two_ends():
+    made = {type_ for node in NODE_CLASS_MAPPINGS.values() for type_ in node.RETURN_TYPES}
+    taken = {t for node in NODE_CLASS_MAPPINGS.values() for _, _, t, _ in declared(node) if isinstance(t, str)}
+    assert taken - set(WIDGETS) <= made and made - {"IMAGE"} <= taken
+
+
+@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json"])
+def test_shipped_workflows_are_clean(small_workflow, name):
+    from comfyui_otca.trainer.workflow import Workflow
+
+    assert small_workflow(source=name).validate() == []
+    path = host.ASSETS.parent / "workflows" / "api" / name
+    assert Workflow.load(path, NODE_CLASS_MAPPINGS).validate() == []
+
+
+# --- caching --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def classes_that_ran(tmp_path):
+    host.terminal.output = tmp_path / "run"
+
+    def run(workflow, **arguments):
+        seen = []
+        workflow.run(on_node=lambda node_id, cached: cached or seen.append(node_id), **arguments)
+        return {workflow.graph[node_id]["class_type"].removeprefix("OTCA_") for node_id in seen}
+
+    return run
+
+
+BELOW_FUSION = {"MOCAFuse", "GRPOStep", "TrainingRun", "SaveLoRA"}
+
+
+def test_only_what_hangs_below_runs_again(small_workflow, classes_that_ran):
+    workflow = small_workflow()
+    everything = {entry["class_type"].removeprefix("OTCA_") for entry in workflow.graph.values()}
+    assert classes_that_ran(workflow) == everything
+    assert classes_that_ran(workflow) == set(), "re-queueing an unchanged graph trains nothing"
+    workflow.set("TCDWeights.w_min", 0.25)
+    assert classes_that_ran(workflow) == {"TCDWeights", *BELOW_FUSION}
+    workflow.set("MOCAFuse.recenter", "group")
+    assert classes_that_ran(workflow) == BELOW_FUSION
+    workflow.set("GRPOStep.learning_rate", 2e-3)
+    assert classes_that_ran(workflow) == BELOW_FUSION - {"MOCAFuse"}
+    workflow.set("RewardColorfulness.coefficient", 2.0)
+    assert classes_that_ran(workflow) == {"RewardColorfulness", "RewardStack", *BELOW_FUSION}
+    seed = workflow.find("SDESampler")[0]
+    below_sampler = {"SDESampler", "RewardStack", "TCDWeights", *BELOW_FUSION}
+    assert classes_that_ran(workflow, overrides={(seed, "seed"): 5}) == below_sampler
+
+
+def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("a red circle\n")
+    workflow = small_workflow({"OTCA_PromptDataset": {"file": str(file)}})
+    targets = workflow.find("PromptDataset")
+    assert classes_that_ran(workflow, targets=targets) == {"PromptDataset"}
+    assert classes_that_ran(workflow, targets=targets) == set()
+    file.write_text("a red circle\na blue square\n")
+    assert classes_that_ran(workflow, targets=targets) == {"PromptDataset"}
+    assert set(workflow.run(targets=targets)[targets[0]][0].texts) == {"a red circle", "a blue square"}
+
+
+def test_changed_weights_train_on_the_cached_trajectories(small_workflow, tmp_path):
+    """On the canvas: the second update is off-policy, and says so."""
+    host.terminal.output = tmp_path / "run"
+    workflow = small_workflow()
+    step = workflow.find("GRPOStep")[0]
+    first = workflow.run()[step][1].metrics
+    workflow.set("TCDWeights.w_min", 0.0)
+    second = workflow.run()[step][1].metrics
+    assert first["policy/staleness"] == 0 and second["policy/staleness"] == 1 and second["ratio/mean"] != 1
+
+
+# --- the surroundings of ComfyUI ------------------------------------------------------------------------------------
+
+
+def trained(workflow, overrides=None):
+    step, loader = workflow.find("GRPOStep")[0], workflow.find("LoadFlowModel")[0]
+    outputs = workflow.run(overrides=overrides)
+    return outputs[loader][0], outputs[step][1]
+
+
+@pytest.mark.parametrize("keep_graph", ["auto", "on", "off"])
+def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
+    host.terminal.output = tmp_path / "run"
+    workflow = small_workflow({"OTCA_SDESampler": {"keep_graph": keep_graph}})
+    with torch.inference_mode():
+        model = workflow.run(targets=workflow.find("LoadFlowModel"))[workflow.find("LoadFlowModel")[0]][0]
+        before = [parameter.detach().clone() for parameter in model.trainable_parameters()]
+        same, report = trained(workflow)
+        assert torch.is_inference_mode_enabled()
+    assert same is model and report.metrics["gradient_norm"] > 0 and report.policy_version == 1
+    moved = [not torch.equal(a, b) for a, b in zip(model.trainable_parameters(), before, strict=True)]
+    assert any(moved)
+    assert not any(parameter.is_inference() for parameter in model.transformer.parameters())
+    assert not report.trajectories.latents.is_inference()
+    # … and autograd works on all of it afterwards.
+    condition = model.encode(report.trajectories.prompts)
+    model.velocity(report.trajectories.latents[[0, 3], 1], 0.7, condition, 3.5).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.trainable_parameters())
+    with torch.inference_mode():
+        workflow.set("TCDWeights.w_min", 0.9)
+        assert trained(workflow)[1].metrics["policy/staleness"] == 1
+
+
+@pytest.fixture
+def comfyui(monkeypatch, tmp_path):
+    """The parts of ComfyUI that the trainer talks to."""
+
+    class Interrupt(BaseException):
+        pass
+
+    state = types.SimpleNamespace(interrupt_after=None, checks=0, bars=[], unloaded=0, Interrupt=Interrupt)
+    management, utils, paths = (types.ModuleType(n) for n in ("comfy.model_management", "comfy.utils", "folder_paths"))
+
+    def throw():
+        state.checks += 1
+        if state.checks == state.interrupt_after:
+            raise Interrupt
+
+    def unload():
+        state.unloaded += 1
+
+    class ProgressBar:
+        def __init__(self, total):
+            self.total, self.value = total, 0
+            state.bars.append(self)
+
+        def update(self, amount):
+            self.value += amount
+
+    management.throw_exception_if_processing_interrupted = throw
+    management.unload_all_models, management.soft_empty_cache = unload, lambda: None
+    utils.ProgressBar = ProgressBar
+    paths.get_output_directory = paths.get_input_directory = lambda: str(tmp_path / "files")
+    paths.get_folder_paths = lambda kind: [str(tmp_path / kind)]
+    paths.folder_names_and_paths = {}
+    package = types.ModuleType("comfy")
+    package.model_management, package.utils = management, utils
+    modules = {"comfy": package, "comfy.model_management": management, "comfy.utils": utils, "folder_paths": paths}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return state
+
+
+def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
+    workflow = small_workflow()
+    with torch.inference_mode():
+        outputs = workflow.run()
+    assert comfyui.unloaded == 1, "ComfyUI's own models are asked to leave"
+    images = 0
+    for node_id, values in outputs.items():
+        for type_, value in zip(workflow.node_class(node_id).RETURN_TYPES, values, strict=True):
+            if type_ == "IMAGE":
+                images += 1
+                assert value.ndim == 4 and value.shape[-1] == 3 and value.dtype == torch.float32, node_id
+                assert 0 <= value.min() < value.max() <= 1, node_id
+    assert images == 5
+    sampler = outputs[workflow.find("SDESampler")[0]]
+    assert sampler[0].kept is None, "the canvas's cache keeps trajectories, so they stay light"
+    assert all(bar.value == bar.total for bar in comfyui.bars) and len(comfyui.bars) >= 2
+    assert (tmp_path / "files/otca/quickstart/metrics.jsonl").is_file()
+    assert (tmp_path / "loras/quickstart_lora.safetensors").is_file()
+    assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/quickstart_lora.safetensors")]}
+
+
+def test_comfyuis_stop_button(small_workflow, comfyui):
+    workflow = small_workflow()
+    comfyui.interrupt_after = 3
+    with torch.inference_mode(), pytest.raises(comfyui.Interrupt):
+        workflow.run()
+    comfyui.interrupt_after = None
+    with torch.inference_mode():
+        model, report = trained(workflow)
+    assert model.version == 1 and report.metrics["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("keep_graph", ["off", "on"])
+def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_graph):
+    """The queue goes on with the cached trajectories, as if nothing had happened."""
+    settings = {"OTCA_SDESampler": {"keep_graph": keep_graph}}
+    whole = small_workflow(settings)
+    workflow = small_workflow(settings)
+    with torch.inference_mode():
+        expected, _ = trained(whole)
+        fuse = workflow.find("MOCAFuse")
+        workflow.run(targets=fuse)
+        comfyui.interrupt_after = comfyui.checks + 2
+        with pytest.raises(comfyui.Interrupt):
+            workflow.run()
+        comfyui.interrupt_after = None
+        model, _ = trained(workflow)
+    for one, other in zip(model.trainable_parameters(), expected.trainable_parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_two_rewards_of_one_name(small_graph, tmp_path):
+    from comfyui_otca.trainer.workflow import Workflow
+
+    host.terminal.output = tmp_path / "run"
+    graph = small_graph()
+    graph["71"] = {"class_type": "OTCA_RewardColorfulness", "inputs": {"coefficient": 1.0}}
+    stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
+    stack["inputs"]["reward_8"] = ["71", 0]
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    with pytest.raises(NodeError, match="share a name.*Fix: "):
+        workflow.run()
+    graph["71"]["inputs"]["name"] = "second"
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    report = workflow.run()[workflow.find("GRPOStep")[0]][1]
+    first, second = (report.metrics[f"reward/{name}/mean"] for name in ("colorfulness", "second"))
+    assert first == pytest.approx(second, abs=1e-6)

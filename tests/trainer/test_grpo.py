@@ -1,0 +1,437 @@
+"""One update of the embedded model's adapter, against a plain loop without any sharing or skipping."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
+from comfyui_otca.trainer.types import Scores
+
+STILL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
+
+
+@pytest.fixture
+def judged():
+    """judged(trajectories): effective advantages from made-up rewards; some samples and steps have none."""
+
+    def judge(taken, holes=True):
+        generator = torch.Generator().manual_seed(4)
+        values = torch.randn((len(taken.groups), 2), generator=generator)
+        scores = Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
+        credit = tcd(taken.latents, taken.final, taken.trained)
+        advantages = fuse(scores, credit, "weighted_advantages")
+        if holes:
+            step_advantage = advantages.step_advantage.clone()
+            step_advantage[1] = 0.0
+            step_advantage[4, 1] = 0.0
+            advantages = replace(advantages, step_advantage=step_advantage)
+        assert (advantages.step_advantage != 0).sum() >= 10
+        return advantages
+
+    return judge
+
+
+@pytest.fixture
+def moved(model, perturb):
+    """A policy that is not the reference, so that A and B of the adapter both have a gradient."""
+    return perturb(model)
+
+
+def gradients(model):
+    return {name: p.grad.clone() for name, p in model.trainable_named().items()}
+
+
+def assert_same_gradients(one, other, rtol=1e-5):
+    assert one.keys() == other.keys()
+    scale = max(gradient.abs().max().item() for gradient in other.values())
+    assert scale > 0
+    for name in one:
+        torch.testing.assert_close(
+            one[name], other[name], rtol=rtol, atol=rtol * scale, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def parameters(model):
+    return [parameter.detach().clone() for parameter in model.trainable_parameters()]
+
+
+def unchanged(model, before):
+    return all(torch.equal(a, b) for a, b in zip(model.trainable_parameters(), before, strict=True))
+
+
+def plain_log_prob(model, taken, sample, step, velocity):
+    """dance_sde's density by torch.distributions."""
+    sigma, following, eta = taken.sigmas[step], taken.sigmas[step + 1], taken.settings.eta
+    x = taken.latents[sample : sample + 1, step]
+    score = -(x - (1 - sigma) * (x - sigma * velocity)) / sigma**2
+    mean = x + (velocity - 0.5 * eta**2 * score) * (following - sigma)
+    density = torch.distributions.Normal(mean, eta * math.sqrt(sigma - following))
+    return density.log_prob(taken.latents[sample : sample + 1, step + 1]).mean()
+
+
+def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0):
+    """The gradient by a loop over samples and steps; `old` [B, T'] are log-probs of another policy."""
+    for parameter in model.trainable_parameters():
+        parameter.grad = None
+    total, count = 0.0, taken.log_probs.numel()
+    for sample, text in enumerate(taken.texts):
+        condition = model.encode([text])
+        for position, step in enumerate(taken.trained):
+            x = taken.latents[sample : sample + 1, step]
+            velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
+            log_prob = plain_log_prob(model, taken, sample, step, velocity)
+            ratio = (log_prob - (log_prob.detach() if old is None else old[sample, position])).exp()
+            advantage = advantages.step_advantage[sample, position]
+            loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
+            if kl:
+                with torch.no_grad(), model.reference():
+                    frozen = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
+                loss = loss + kl * (velocity - frozen).square().mean()
+            (loss / count).backward()
+            total += loss.item() / count
+    result = gradients(model)
+    for parameter in model.trainable_parameters():
+        parameter.grad = None
+    return result, total
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, (1, 2)])
+def test_gradient_is_the_plain_loops(moved, sample, small_settings, judged, window):
+    taken = sample(moved, small_settings(window=window))
+    advantages = judged(taken)
+    expected, loss = plain_gradients(moved, taken, advantages)
+    before = parameters(moved)
+    metrics = update(moved, taken, advantages, STILL)
+    assert_same_gradients(gradients(moved), expected)
+    assert unchanged(moved, before)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    norm = math.sqrt(sum(gradient.double().square().sum().item() for gradient in expected.values()))
+    assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [0, 4])
+def test_a_kept_graph_gives_the_recomputed_gradient(moved, sample, judged, batch_size):
+    kept, plain = sample(moved, keep_graph=True, batch_size=batch_size), sample(moved)
+    advantages = judged(plain)
+    update(moved, kept, advantages, STILL)
+    from_kept = gradients(moved)
+    moved.version = plain.policy_version
+    update(moved, plain, advantages, STILL)
+    assert_same_gradients(from_kept, gradients(moved))
+
+
+def test_the_batch_size_changes_no_gradient(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    results = []
+    for batch_size in (0, 1, 2, 4):
+        moved.version = taken.policy_version
+        update(moved, taken, advantages, replace(STILL, batch_size=batch_size))
+        results.append(gradients(moved))
+    for other in results[1:]:
+        assert_same_gradients(other, results[0])
+
+
+def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
+    calls = []
+    moved.transformer.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    taken = sample(moved, keep_graph=True)
+    advantages = judged(taken)
+    calls.clear()
+    update(moved, taken, advantages, STILL)
+    assert not any(calls), "the kept graph was not used"
+    first = gradients(moved)
+    moved.version = taken.policy_version
+    update(moved, taken, advantages, STILL)
+    assert sum(calls) == 3, "three trained steps are recomputed"
+    assert_same_gradients(gradients(moved), first)
+
+
+def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged):
+    for stop_at in (1, 2, 3):
+        taken = sample(moved, keep_graph=True)
+        advantages = judged(taken)
+        with pytest.raises(KeyboardInterrupt):
+            update(moved, taken, advantages, STILL, stop_after(stop_at))
+        update(moved, taken, advantages, STILL)
+        assert_same_gradients(gradients(moved), plain_gradients(moved, taken, advantages)[0])
+        moved.version = 0
+
+
+def test_kl_adds_its_gradient(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    settings = replace(STILL, kl_coefficient=2.0)
+    expected, loss = plain_gradients(moved, taken, advantages, kl=2.0)
+    metrics = update(moved, taken, advantages, settings)
+    with_kl = gradients(moved)
+    assert_same_gradients(with_kl, expected)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and metrics["kl/penalty"] > 0
+    moved.version = 0
+    kept = sample(moved, keep_graph=True)
+    update(moved, kept, advantages, settings)
+    assert_same_gradients(gradients(moved), expected)
+    moved.version = 0
+    without = update(moved, taken, advantages, STILL)
+    assert "kl/penalty" not in without
+    largest = max((with_kl[name] - gradient).abs().max().item() for name, gradient in gradients(moved).items())
+    assert largest > 1e-3 * max(gradient.abs().max().item() for gradient in with_kl.values())
+
+
+def test_kl_pulls_even_where_nothing_was_learned(moved, sample, judged):
+    taken = sample(moved)
+    silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
+    before = parameters(moved)
+    metrics = update(moved, taken, silent, UpdateSettings(learning_rate=1e-3, kl_coefficient=1.0))
+    assert metrics["policy/skipped_updates"] == 0 and not unchanged(moved, before)
+
+
+# --- off-policy -----------------------------------------------------------------------------------------------------
+
+
+def log_probs(model, taken):
+    with torch.no_grad():
+        rows = torch.arange(len(taken.groups))
+        columns = [
+            rollout.trained_transition(taken, step, rollout.velocity_at(model, taken, step, rows), rows).log_prob(
+                taken.latents[:, step + 1]
+            )
+            for step in taken.trained
+        ]
+    return torch.stack(columns, 1)
+
+
+def test_an_update_raises_the_probability_of_what_was_good(model, sample, judged):
+    taken = sample(model)
+    advantages = judged(taken)
+    metrics = update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    assert metrics["ratio/mean"] == 1.0 and metrics["clip/high"] == metrics["clip/low"] == 0.0
+    assert 0 <= metrics["ratio/drift"] < 1e-6 and metrics["policy/staleness"] == 0
+    log_ratio = log_probs(model, taken) - taken.log_probs
+    assert log_ratio.abs().max() > 1e-4, "the ratio does not move"
+    assert (log_ratio * advantages.step_advantage).mean() > 0
+    assert model.version == 1
+
+
+def test_stale_trajectories_use_their_stored_log_probs(model, sample, judged):
+    taken = sample(model, keep_graph=True)
+    advantages = judged(taken)
+    update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    stored = taken.log_probs
+    again = sample(model, keep_graph=True)
+    stale = replace(taken, kept=again.kept)  # a graph of another policy must not be used
+    expected, loss = plain_gradients(model, stale, advantages, old=stored, clip=2e-4)
+    ratio = (log_probs(model, taken) - stored).exp()
+    step_advantage = advantages.step_advantage
+    metrics = update(model, stale, advantages, replace(STILL, clip_range=2e-4))
+    assert_same_gradients(gradients(model), expected)
+    used = step_advantage != 0
+    assert metrics["policy/staleness"] == 1.0 and "ratio/drift" not in metrics
+    assert metrics["ratio/mean"] == pytest.approx(ratio[used].mean().item(), abs=1e-6)
+    assert abs(metrics["ratio/mean"] - 1) > 1e-6
+    high, low = (ratio > 1.0002) & (step_advantage > 0), (ratio < 0.9998) & (step_advantage < 0)
+    assert metrics["clip/high"] == pytest.approx(high.float().mean().item(), abs=1e-6)
+    assert metrics["clip/low"] == pytest.approx(low.float().mean().item(), abs=1e-6)
+    assert metrics["clip/high"] + metrics["clip/low"] > 0
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_divergence_from_the_reference(model, sample, judged):
+    taken = sample(model)
+    advantages = judged(taken)
+    assert update(model, taken, advantages, STILL)["kl/reference"] == 0.0
+    metrics = update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3))
+    assert metrics["kl/reference"] > 0
+    # By hand, at the trained step and the samples (the first of each group) that it says it looks at.
+    rows, step = torch.tensor([0, 3]), taken.trained[model.version % 3]
+    x, condition = taken.latents[rows, step], model.encode(taken.prompts)
+    with torch.no_grad():
+        velocity = model.velocity(x, taken.sigmas[step], condition, 3.5)
+        with model.reference():
+            frozen = model.velocity(x, taken.sigmas[step], condition, 3.5)
+    assert metrics["kl/reference"] == pytest.approx((velocity - frozen).square().mean().item(), rel=1e-3)
+
+
+def test_two_epochs_are_two_steps_of_one_policy(model, load_model, sample, judged):
+    taken = sample(model)
+    advantages = judged(taken)
+    settings = UpdateSettings(learning_rate=1e-3, epochs=2, max_grad_norm=1e9)
+    metrics = update(model, taken, advantages, settings)
+    assert model.version == 1 and {int(v) for k, v in model.optimizer_state().items() if k.endswith(".step")} == {2}
+    assert metrics["policy/skipped_updates"] == 0
+    # The second epoch is the plain off-policy gradient at the stepped policy.
+    other = load_model()
+    update(other, taken, advantages, replace(settings, epochs=1))
+    expected, _ = plain_gradients(other, taken, advantages, old=taken.log_probs)
+    assert_same_gradients(gradients(model), expected, rtol=1e-3)
+
+
+def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample, judged):
+    taken = sample(model)
+    advantages = judged(taken, holes=False)
+    settings = UpdateSettings(learning_rate=1e-2, clip_range=1e-6)
+    metrics = update(model, taken, advantages, replace(settings, epochs=4))
+    # The same four steps one by one: stale trajectories use the log-probs of the first policy.
+    other = load_model()
+    singles = [update(other, taken, advantages, settings) for _ in range(4)]
+    assert sum(m["clip/high"] + m["clip/low"] for m in singles) > 1
+    for name in ("loss", "clip/high", "clip/low", "kl/approx", "ratio/mean"):
+        assert metrics[name] == pytest.approx(sum(m[name] for m in singles) / 4, rel=0.02, abs=1e-4), name
+
+
+# --- steps that must not be taken -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph):
+    taken = sample(moved, keep_graph=keep_graph)
+    silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
+    before = parameters(moved)
+    metrics = update(moved, taken, silent, UpdateSettings(learning_rate=0.1, weight_decay=0.5, ema_decay=0.9))
+    assert unchanged(moved, before) and moved.version == 0 and not moved.optimizer_state()
+    assert metrics["policy/skipped_updates"] == 1 and metrics["gradient_norm"] == 0 and metrics["loss"] == 0
+    assert metrics["ratio/mean"] == 1 and moved.nonfinite_in_a_row == 0
+
+
+def poisoned(advantages):
+    step_advantage = advantages.step_advantage.clone()
+    step_advantage[0, 1] = math.nan
+    return replace(advantages, step_advantage=step_advantage)
+
+
+def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, judged, caplog):
+    taken = sample(moved)
+    advantages = judged(taken)
+    update(moved, taken, advantages, UpdateSettings(learning_rate=1e-4, ema_decay=0.5))
+    before, state = parameters(moved), {k: v.clone() for k, v in moved.optimizer_state().items()}
+    average = [parameter.clone() for parameter in moved.ema.shadow_params]
+    metrics = update(moved, sample(moved), poisoned(advantages), UpdateSettings(learning_rate=1e-4, ema_decay=0.5))
+    assert metrics["policy/skipped_updates"] == 1 and moved.nonfinite_in_a_row == 1 and moved.version == 1
+    assert unchanged(moved, before) and "not finite" in caplog.text
+    assert all(torch.equal(value, state[name]) for name, value in moved.optimizer_state().items())
+    assert all(torch.equal(a, b) for a, b in zip(moved.ema.shadow_params, average, strict=True))
+    update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-4))
+    assert moved.nonfinite_in_a_row == 0 and not unchanged(moved, before)
+    assert all(parameter.isfinite().all() for parameter in moved.trainable_parameters())
+
+
+def test_an_infinite_gradient_under_a_finite_loss_is_dropped(moved, sample, judged):
+    first = moved.trainable_parameters()[0]
+    hook = first.register_hook(lambda gradient: gradient * math.inf)
+    taken, before = sample(moved), parameters(moved)
+    metrics = update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
+    hook.remove()
+    assert math.isfinite(metrics["loss"]) and metrics["policy/skipped_updates"] == 1
+    assert unchanged(moved, before)
+
+
+def test_ten_dropped_updates_in_a_row_are_an_error(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    for _ in range(9):
+        update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
+    update(moved, taken, advantages, STILL)
+    for _ in range(9):
+        update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
+    with pytest.raises(NonFiniteUpdate, match="10 updates in a row.*Fix: "):
+        update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))
+
+
+# --- averaging, clipping, stopping ----------------------------------------------------------------------------------
+
+
+def test_the_average_follows(model, sample, judged):
+    advantages = judged(sample(model))
+    visited = [parameters(model)]
+    for _ in range(3):
+        update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
+        visited.append(parameters(model))
+    # diffusers' EMAModel warms up: decay 0 at the first step, then min(0.5, (1 + n) / (10 + n)).
+    average = visited[1]
+    for n, current in ((1, visited[2]), (2, visited[3])):
+        decay = min(0.5, (1 + n) / (10 + n))
+        average = [decay * a + (1 - decay) * c for a, c in zip(average, current, strict=True)]
+    with model.averaged():
+        for parameter, expected in zip(model.trainable_parameters(), average, strict=True):
+            torch.testing.assert_close(parameter.data, expected, rtol=1e-5, atol=1e-8)
+        assert not unchanged(model, visited[3])
+    assert unchanged(model, visited[3])
+
+
+def test_no_average_unless_asked_for(moved, sample, judged):
+    taken = sample(moved)
+    update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
+    before = parameters(moved)
+    with moved.averaged():
+        assert moved.ema is None and unchanged(moved, before)
+
+
+def test_long_gradients_are_shortened(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    long = update(moved, taken, advantages, STILL)["gradient_norm"]
+    full = gradients(moved)
+    moved.version = 0
+    limit = long / 8
+    metrics = update(moved, taken, advantages, replace(STILL, max_grad_norm=limit))
+    assert metrics["gradient_norm"] == pytest.approx(long, rel=1e-4), "the log shows the norm before clipping"
+    assert_same_gradients(gradients(moved), {name: gradient / 8 for name, gradient in full.items()}, rtol=1e-4)
+
+
+def test_rates_may_change_between_updates(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    moments = {k: v for k, v in moved.optimizer_state().items() if k.endswith("exp_avg")}
+    before = parameters(moved)
+    update(moved, sample(moved), advantages, UpdateSettings(learning_rate=0.0))
+    assert unchanged(moved, before)
+    assert any(not torch.equal(v, moments[k]) for k, v in moved.optimizer_state().items() if k in moments)
+
+
+def stop_after(number):
+    calls = []
+
+    def on_step():
+        calls.append(1)
+        if len(calls) == number:
+            raise KeyboardInterrupt
+
+    return on_step
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_stopped_update_leaves_no_trace(moved, sample, judged, number):
+    taken = sample(moved)
+    advantages = judged(taken)
+    update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    taken = sample(moved)
+    before, state = parameters(moved), {k: v.clone() for k, v in moved.optimizer_state().items()}
+    with pytest.raises(KeyboardInterrupt):
+        update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3), stop_after(number))
+    assert unchanged(moved, before) and moved.version == 1
+    assert all(torch.equal(value, state[name]) for name, value in moved.optimizer_state().items())
+    update(moved, taken, advantages, STILL)
+    assert_same_gradients(gradients(moved), plain_gradients(moved, taken, advantages)[0])
+
+
+def test_every_backward_pass_is_announced(moved, sample, judged):
+    for options, settings, calls in [
+        ({}, STILL, 3),
+        ({}, replace(STILL, batch_size=4), 6),
+        ({"keep_graph": True}, STILL, 3),
+    ]:
+        taken, seen = sample(moved, **options), []
+        update(moved, taken, judged(taken, holes=False), settings, lambda seen=seen: seen.append(1))
+        assert len(seen) == calls
+        moved.version = 0

@@ -1,0 +1,100 @@
+"""Reading prompt files, and which prompts an iteration takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comfyui_otca.trainer.prompts import PromptError, choose, file_state, read_prompts
+
+cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+def written(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_text_box():
+    assert read_prompts("  red \n\n# a comment\n  # another\nblue#1\r\nгрün ") == ["red", "blue#1", "грün"]
+
+
+def test_text_file_wins_over_the_text_box(tmp_path):
+    file = written(tmp_path, "a.txt", "one\n#no\n\n two\n")
+    assert read_prompts("three", file) == ["one", "two"]
+
+
+def test_json_lines(tmp_path):
+    rows = [{"prompt": " one "}, {"prompt": "#two", "other": 1}]
+    file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
+    assert read_prompts("", file) == ["one", "#two"]
+
+
+def test_a_name_finds_the_embedded_prompts():
+    train, evaluation = read_prompts("", "shapes_train.txt"), read_prompts("", "shapes_eval.txt")
+    assert len(train) == len(set(train)) > 50
+    assert not set(train) & set(evaluation)
+
+
+@pytest.mark.parametrize("line", ['{"prompt"', '{"text": "x"}', '"x"', "[1]", "7"])
+def test_a_bad_line_is_named(tmp_path, line):
+    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line)
+    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like"):
+        read_prompts("", file)
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.txt", "\n# only a comment\n"), ("a.jsonl", "\n")])
+def test_an_empty_file_is_named(tmp_path, name, text):
+    with pytest.raises(PromptError, match=rf"{name} has no prompt\. Fix: "):
+        read_prompts("", written(tmp_path, name, text))
+
+
+def test_an_empty_text_box():
+    with pytest.raises(PromptError, match=r"the text box has no prompt\. Fix: "):
+        read_prompts(" \n")
+
+
+def test_a_missing_file():
+    with pytest.raises(PromptError, match=r"'nowhere\.txt' was not found.*Fix: "):
+        read_prompts("red", "nowhere.txt")
+
+
+def test_file_order_wraps_around():
+    assert choose(["a", "b", "c"], 2, 0, None).texts == ("a", "b")
+    wrapped = choose(["a", "b", "c"], 2, 1, None)
+    assert wrapped.texts == ("c", "a") and wrapped.positions == (2, 3)
+    assert choose(["a"], 3, 0, None).texts == ("a", "a", "a")
+
+
+@cases
+@given(size=st.integers(1, 9), count=st.integers(1, 7), epochs=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
+def test_every_epoch_is_a_permutation(size, count, epochs, seed):
+    prompts = [f"p{number}" for number in range(size)]
+    chosen = [choose(prompts, count, index, seed) for index in range(-(-epochs * size // count))]
+    texts = [text for one in chosen for text in one.texts]
+    assert [position for one in chosen for position in one.positions] == list(range(len(texts)))
+    for epoch in range(epochs):
+        assert sorted(texts[epoch * size : (epoch + 1) * size]) == prompts
+
+
+def test_the_order_depends_on_seed_and_epoch():
+    prompts = list(map(str, range(40)))
+    first, second = (choose(prompts, 40, index, 3).texts for index in (0, 1))
+    assert first == choose(prompts, 40, 0, 3).texts
+    assert first != second and first != choose(prompts, 40, 0, 4).texts and list(first) != prompts
+
+
+def test_how_prompts_are_cut_into_iterations_does_not_change_their_order():
+    prompts = list(map(str, range(7)))
+    assert sum((choose(prompts, 2, index, 1).texts for index in range(6)), ()) == choose(prompts, 12, 0, 1).texts
+
+
+def test_file_state_follows_the_file(tmp_path):
+    file = written(tmp_path, "a.txt", "one")
+    before = file_state(file)
+    written(tmp_path, "a.txt", "one and more")
+    assert file_state(file) != before and file_state("") == ""

@@ -1,0 +1,260 @@
+"""Sampling on the embedded model: shapes, noise, windows, log-probabilities, and what `auto` decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.sde import KINDS
+
+STOCHASTIC = [kind for kind in KINDS if kind != "ode"]
+
+
+@pytest.fixture(scope="module")
+def taken(still_model, sample):
+    return sample(still_model)
+
+
+def test_shapes_and_numbers(taken, still_model):
+    # 2 prompts x 3 members, 4 steps, 8 latent channels of 10 x 10.
+    assert taken.latents.shape == (6, 5, 8, 10, 10) and taken.final.shape == (6, 8, 10, 10)
+    assert taken.images.shape == (6, 40, 40, 3) and taken.log_probs.shape == (6, 3)
+    assert taken.latents.dtype == taken.final.dtype == taken.images.dtype == taken.log_probs.dtype == torch.float32
+    assert taken.images.min() >= 0 and taken.images.max() <= 1
+    assert len(taken.sigmas) == 5 and taken.sigmas[0] == 1 and taken.sigmas[-1] == 0
+    assert taken.groups.tolist() == [0, 0, 0, 1, 1, 1] and taken.texts == ["a red circle"] * 3 + ["a blue square"] * 3
+    assert taken.trained == (0, 1, 2) and taken.policy_version == still_model.version and taken.kept is None
+    # dance_sde: std = η·√Δ
+    expected = [0.5 * (a - b) ** 0.5 for a, b in zip(taken.sigmas, taken.sigmas[1:], strict=False)]
+    assert taken.stds == pytest.approx([*expected[:3], 0.0])
+    assert not any(tensor.requires_grad for tensor in (taken.latents, taken.final, taken.images, taken.log_probs))
+
+
+def test_the_last_step_is_deterministic(taken, still_model):
+    assert taken.stds[-1] == 0 and torch.equal(taken.final, taken.latents[:, -1])
+    # One Euler step by hand: x̂0 = x - σ·v.
+    with torch.no_grad():
+        velocity = still_model.velocity(taken.latents[:, 3], taken.sigmas[3], still_model.encode(taken.texts), 3.5)
+    torch.testing.assert_close(taken.final, taken.latents[:, 3] - taken.sigmas[3] * velocity, rtol=0, atol=1e-5)
+
+
+def test_images_are_the_decoded_final(taken, still_model):
+    torch.testing.assert_close(taken.images, still_model.decode(taken.final, 2), rtol=0, atol=1e-5)
+
+
+def test_a_group_starts_together_and_parts(taken):
+    groups = taken.latents.unflatten(0, (2, 3))
+    assert torch.equal(groups[:, 0, 0], groups[:, 1, 0]) and torch.equal(groups[:, 0, 0], groups[:, 2, 0])
+    assert not torch.equal(groups[0, 0, 0], groups[1, 0, 0])
+    for step in range(1, 5):
+        for one, other in ((0, 1), (0, 2), (1, 2)):
+            assert (groups[:, one, step] - groups[:, other, step]).abs().amax((1, 2, 3)).min() > 0.01
+
+
+def test_own_noise(still_model, sample, small_settings):
+    latents = sample(still_model, small_settings(shared_noise=False)).latents
+    assert all(not torch.equal(latents[0, 0], latents[i, 0]) for i in range(1, 6))
+
+
+def test_noise_is_standard_normal(still_model, sample):
+    noise = sample(still_model, group_size=4, prompts=("x",) * 4, positions=range(4)).latents[::4, 0]
+    assert noise.mean().abs() < 0.06 and abs(noise.std() - 1) < 0.05  # 3,200 draws: 3 standard errors
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_batch_size_changes_nothing(still_model, sample, small_settings, shared):
+    settings = small_settings(shared_noise=shared)
+    whole = sample(still_model, settings)
+    for batch_size in (1, 2, 4, 5):
+        parts = sample(still_model, settings, batch_size=batch_size)
+        for name in ("latents", "final", "images", "log_probs"):
+            torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=0, atol=1e-5)
+
+
+def test_the_neighbours_change_nothing(taken, still_model, sample):
+    alone = sample(still_model, prompts=("a blue square",), positions=(1,))
+    torch.testing.assert_close(alone.latents, taken.latents[3:], rtol=0, atol=1e-5)
+    larger = sample(still_model, group_size=4)
+    torch.testing.assert_close(larger.latents[:3], taken.latents[:3], rtol=0, atol=1e-5)
+    elsewhere = sample(still_model, prompts=("a blue square",), positions=(2,))
+    assert (elsewhere.latents[:, 0] - taken.latents[3:, 0]).abs().max() > 0.1
+
+
+def test_seeds(taken, still_model, sample):
+    again, other = sample(still_model, seed=7), sample(still_model, seed=8)
+    assert torch.equal(again.latents, taken.latents) and torch.equal(again.log_probs, taken.log_probs)
+    assert (other.latents - taken.latents).abs().amax((0, 2, 3, 4)).min() > 0.1
+
+
+def test_global_randomness_is_neither_used_nor_touched(taken, still_model, sample):
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    assert torch.equal(sample(still_model).latents, taken.latents)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("window", "trained"), [((1, 2), (1, 2)), ((2, 9), (2,)), ((0, 1), (0,)), ((1, 1), (1,)), (None, (0, 1, 2))]
+)
+def test_only_the_window_is_stochastic(still_model, sample, small_settings, window, trained):
+    taken = sample(still_model, small_settings(window=window))
+    assert taken.trained == trained and taken.log_probs.shape == (6, len(trained))
+    assert [j for j, std in enumerate(taken.stds) if std > 0] == list(trained)
+    spread = taken.latents[:3].std(0).amax((1, 2, 3))
+    # A group is together until its first stochastic step, and apart after it.
+    assert [value.item() > 1e-3 for value in spread] == [j > trained[0] for j in range(5)]
+
+
+def test_the_last_step_may_be_trained(still_model, sample, small_settings):
+    taken = sample(still_model, small_settings(train_last_step=True))
+    assert taken.trained == (0, 1, 2, 3)
+    residual = (taken.latents[:, -1] - taken.final).std()
+    # dance_sde at σ' = 0: noise η·√σ, and the mean is x̂0 shrunk towards it; the picture is decoded from x̂0 itself.
+    assert residual > 0.5 * taken.stds[-1] > 0
+    torch.testing.assert_close(taken.images, still_model.decode(taken.final), rtol=0, atol=1e-5)
+    # cps ends without noise, whatever is asked for
+    assert sample(still_model, small_settings(kind="cps", train_last_step=True)).trained == (0, 1, 2)
+
+
+def test_deterministic_first_step_of_ddim(still_model, sample, small_settings):
+    assert sample(still_model, small_settings(kind="ddim_sde")).trained == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({}, {"group_size": 1}, "group_size must be at least 2, not 1"),
+        ({"eta": 0.0}, {}, "eta 0.*nothing can be trained"),
+        ({"window": (4, 2)}, {}, r"window \(4, 2\).*nothing can be trained"),
+        ({"window": (3, 1)}, {}, "nothing can be trained"),
+        ({"kind": "ode"}, {}, "nothing can be trained"),
+        ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
+        ({"width": 44}, {}, "multiples of 8"),
+    ],
+)
+def test_settings_that_train_nothing(still_model, sample, small_settings, changes, options, message):
+    with pytest.raises(ValueError, match=message):
+        sample(still_model, small_settings(**changes), **options)
+
+
+@pytest.mark.parametrize("norm", ["full", "squared_error"])
+@pytest.mark.parametrize("kind", STOCHASTIC)
+def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_settings, kind, norm):
+    taken = sample(still_model, small_settings(kind=kind, log_prob_norm=norm), batch_size=4)
+    assert len(taken.trained) >= 2 and taken.log_probs.isfinite().all()
+    for batch_size in (1, 2, 5, 6):
+        for position, step in enumerate(taken.trained):
+            for rows in torch.arange(6).split(batch_size):
+                with torch.no_grad():
+                    velocity = rollout.velocity_at(still_model, taken, step, rows)
+                    gaussian = rollout.trained_transition(taken, step, velocity, rows)
+                    again = gaussian.log_prob(taken.latents[rows, step + 1], norm)
+                torch.testing.assert_close(again, taken.log_probs[rows, position], rtol=0, atol=1e-6)
+
+
+def test_stored_log_probs_against_torch_distributions(taken, still_model):
+    """dance_sde by its own formula: drift of x towards x̂0, std η·√Δ."""
+    condition = still_model.encode(taken.texts)
+    for position, step in enumerate(taken.trained):
+        sigma, following, x = taken.sigmas[step], taken.sigmas[step + 1], taken.latents[:, step]
+        with torch.no_grad():
+            velocity = still_model.velocity(x, sigma, condition, 3.5)
+        score = -(x - (1 - sigma) * (x - sigma * velocity)) / sigma**2
+        mean = x + (velocity - 0.5 * 0.5**2 * score) * (following - sigma)
+        density = torch.distributions.Normal(mean, 0.5 * (sigma - following) ** 0.5)
+        expected = density.log_prob(taken.latents[:, step + 1]).mean((1, 2, 3))
+        torch.testing.assert_close(taken.log_probs[:, position], expected, rtol=0, atol=1e-5)
+
+
+def test_a_kept_graph_changes_no_number(taken, still_model, sample):
+    kept = sample(still_model, keep_graph=True, batch_size=4)
+    for name in ("latents", "final", "images", "log_probs"):
+        torch.testing.assert_close(getattr(kept, name), getattr(taken, name), rtol=0, atol=1e-5)
+        assert not getattr(kept, name).requires_grad
+    assert len(kept.kept) == 3
+    for position, step in enumerate(kept.kept):
+        assert step.log_prob.requires_grad and step.velocity.requires_grad
+        assert torch.equal(step.log_prob.detach(), kept.log_probs[:, position])
+        assert step.velocity.shape == (6, 8, 10, 10)
+
+
+def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_settings):
+    sizes = []
+    hook = still_model.transformer.register_forward_pre_hook(
+        lambda _, __, inputs: sizes.append(len(inputs["hidden_states"])), with_kwargs=True
+    )
+    try:
+        sample(still_model, small_settings(window=(1, 2)))
+        sample(still_model, small_settings(shared_noise=False))
+    finally:
+        hook.remove()
+    assert sizes == [2, 2, 6, 6] + [6] * 4
+
+
+# --- keep_graph="auto" ----------------------------------------------------------------------------------------------
+
+
+def test_the_graph_fits_or_not(still_model, small_settings, monkeypatch):
+    monkeypatch.setattr(still_model, "free_memory", lambda: 0)
+    assert not rollout.graph_fits(still_model, small_settings(), 1)
+    monkeypatch.setattr(still_model, "free_memory", lambda: 2**60)
+    assert rollout.graph_fits(still_model, small_settings(), 1000)
+
+
+def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings, monkeypatch):
+    settings = small_settings(shared_noise=False)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in still_model.transformer.parameters()}
+    held = {}
+
+    def count(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            held[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        kept = sample(still_model, settings, keep_graph=True)
+    need = sum(held.values())
+    assert kept.kept
+
+    def fits(free):
+        monkeypatch.setattr(still_model, "free_memory", lambda: free)
+        return rollout.graph_fits(still_model, settings, 6)
+
+    assert not fits(int(0.9 * need / rollout.GRAPH_MEMORY_SHARE))
+    assert fits(int(1.3 * need / rollout.GRAPH_MEMORY_SHARE))
+
+
+# --- progress and stopping ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("batch_size", "calls"), [(0, 4), (6, 4), (4, 8), (1, 24)])
+def test_a_step_is_announced_for_every_model_call(still_model, sample, batch_size, calls):
+    seen = []
+    sample(still_model, batch_size=batch_size, on_step=lambda: seen.append(1))
+    assert len(seen) == calls == rollout.model_calls(4, 6, batch_size)
+
+
+def test_a_stop_passes_through(still_model, sample):
+    seen = []
+
+    def stop():
+        seen.append(1)
+        if len(seen) == 3:
+            raise KeyboardInterrupt("enough")
+
+    with pytest.raises(KeyboardInterrupt, match="enough"):
+        sample(still_model, on_step=stop)
+    assert len(seen) == 3
+
+
+def test_generate_depends_on_text_and_seed_alone(still_model, small_settings):
+    texts, seeds = ["a red circle", "a blue square", "a red circle"], [1, 1, 2]
+    pictures = rollout.generate(still_model, texts, small_settings(), seeds)
+    one_by_one = rollout.generate(still_model, texts, replace(small_settings(), eta=0.9), seeds, batch_size=1)
+    torch.testing.assert_close(pictures, one_by_one, rtol=0, atol=1e-5)
+    assert pictures.shape == (3, 40, 40, 3)
+    assert (pictures[0] - pictures[1]).abs().max() > 1e-3 and (pictures[0] - pictures[2]).abs().max() > 1e-3

@@ -1,0 +1,404 @@
+"""Small trainings: what a run's folder holds, stopping it in every way, resuming to the bit, and rewards that fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer import checkpoint, grpo, host, lora, record
+from comfyui_otca.trainer.rewards.base import Reward
+from comfyui_otca.trainer.run import train
+from comfyui_otca.trainer.workflow import NodeError
+
+ITERATIONS = 6
+
+
+def rows(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def untimed(folder):
+    """The lines of metrics.jsonl as text, without timings; everything else to the last digit."""
+    timings = ("seconds/", "samples_per_second")
+    return [json.dumps({k: v for k, v in row.items() if not k.startswith(timings)}) for row in rows(folder)]
+
+
+def assert_same_run(folder, reference):
+    assert untimed(folder) == untimed(reference)
+    assert rows(folder, "evaluation.jsonl") == rows(reference, "evaluation.jsonl")
+    one, other = load_file(folder / "lora.safetensors"), load_file(reference / "lora.safetensors")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.fixture
+def workflow_file(small_graph, tmp_path):
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph()))
+    return path
+
+
+@pytest.fixture
+def otca(capsys):
+    """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
+
+    def run(*arguments):
+        record._open.clear()
+        host.terminal.stop_signal = host.terminal.output = None
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_folder(finished_run, small_graph):
+    for name in (
+        "metrics.jsonl",
+        "evaluation.jsonl",
+        "workflow.json",
+        "lora.safetensors",
+        "quickstart_lora.safetensors",
+    ):
+        assert (finished_run / name).is_file(), name
+    graph = small_graph()
+    assert json.loads((finished_run / "workflow.json").read_text()) == graph
+    metadata = lora.read_metadata(finished_run / "lora.safetensors")
+    assert json.loads(metadata["otca_workflow"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
+    assert [place.name for place in checkpoint.complete(finished_run / "checkpoints")] == ["000004", "000006"]
+    assert list((finished_run / "tensorboard").glob("events.*"))
+    assert not [path for path in finished_run.rglob(".*")], "nothing half-written stays behind"
+    assert not (finished_run / "stop").exists()
+
+
+def test_pictures_of_a_run(finished_run):
+    names = ["rewards.png", "credit.png", "samples.png", *(f"samples/{n:06d}.png" for n in (0, 3, 6))]
+    for name in names:
+        with Image.open(finished_run / name) as picture:
+            width, height = picture.size
+            colors = picture.convert("RGB").getcolors(maxcolors=width * height)
+        assert 80 <= width <= 8000 and 40 <= height <= 8000, (name, width, height)
+        assert len(colors) > 10, f"{name} is blank"
+
+
+def test_metrics_of_a_run(finished_run):
+    lines = rows(finished_run)
+    assert [line["iteration"] for line in lines] == list(range(1, ITERATIONS + 1))
+    rewards = ["clip_t", "colorfulness", "compressibility"]
+    keys = {f"reward/{name}/{figure}" for name in rewards for figure in ("mean", "std")}
+    keys |= {"held_out/accuracy/mean", "held_out/accuracy/std"}
+    keys |= {"z/zero_fraction", "z/group_mean", "moca/tanh_e", "moca/lambda", "clip/high", "clip/low", "ratio/drift"}
+    keys |= {"kl/approx", "kl/reference", "gradient_norm", "loss", "ratio/mean", "samples_per_second"}
+    keys |= {f"seconds/{phase}" for phase in ("rollout", "reward", "credit", "update", "iteration")}
+    for line in lines:
+        names = {name for name in keys if not name.startswith("reward/")}
+        assert names <= line.keys(), names - line.keys()
+        assert len([key for key in line if key.startswith("reward/") and key.endswith("/mean")]) >= 3
+        assert all(math.isfinite(value) for value in line.values())
+        phases = sum(line[f"seconds/{phase}"] for phase in ("rollout", "reward", "credit", "update"))
+        assert line["seconds/iteration"] == pytest.approx(phases)
+        assert line["samples_per_second"] == pytest.approx(6 / phases)
+        assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
+        assert line["kl/reference"] > 0, "the reference is the model before training"
+    assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"
+
+
+def test_evaluations_of_a_run(finished_run):
+    evaluations = rows(finished_run, "evaluation.jsonl")
+    assert [row["iteration"] for row in evaluations] == [0, 3, 6]
+    for row in evaluations:
+        for figures in row["rewards"].values():
+            values = torch.tensor(figures["values"])
+            assert len(values) == 4  # two prompts, two seeds
+            assert figures["mean"] == pytest.approx(values.mean().item(), abs=1e-5)
+            assert figures["standard_error"] == pytest.approx(values.std().item() / 2, abs=1e-5)
+    assert [name for name, figures in evaluations[0]["rewards"].items() if figures["held_out"]] == ["accuracy"]
+
+
+def test_tensorboard_events(finished_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished_run / "tensorboard"))
+    events.Reload()
+    seen = {event.step: event.value for event in events.Scalars("loss")}
+    assert seen == {row["iteration"]: pytest.approx(row["loss"], rel=1e-5) for row in rows(finished_run)}
+
+
+# --- stopping and resuming ------------------------------------------------------------------------------------------
+
+
+def spawn(workflow, folder):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "comfyui_otca", "train", str(workflow), "--output", str(folder)]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_lines(process, path, count):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.is_file() and path.read_bytes().count(b"\n") >= count:
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"the training ended or hangs: {process.communicate()[0]}")
+
+
+@pytest.fixture(scope="module")
+def spawned(small_graph, tmp_path_factory):
+    """Two real trainings at once, for the two signals that are sent to a process."""
+    place = tmp_path_factory.mktemp("spawned")
+    (place / "workflow.json").write_text(json.dumps(small_graph()))
+    processes = {name: spawn(place / "workflow.json", place / name) for name in ("killed", "terminated")}
+    yield place, processes
+    for process in processes.values():
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_resumed_after_sigkill(spawned, finished_run, otca):
+    place, processes = spawned
+    folder, process = place / "killed", processes["killed"]
+    wait_for_lines(process, folder / "metrics.jsonl", 3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert 3 <= len(rows(folder)) <= ITERATIONS
+    code, printed, _ = otca("train", place / "workflow.json", "--output", folder, "--resume")
+    assert code == 0 and "resuming" in printed
+    assert_same_run(folder, finished_run)
+
+
+def test_sigterm_to_a_real_process(spawned, finished_run, otca):
+    place, processes = spawned
+    folder, process = place / "terminated", processes["terminated"]
+    wait_for_lines(process, folder / "metrics.jsonl", 1)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate()[0]
+    assert process.returncode == 143, output
+    assert "--resume goes on" in output
+    done = rows(folder)[-1]["iteration"]
+    assert done < ITERATIONS
+    assert json.loads((checkpoint.complete(folder / "checkpoints")[-1] / "state.json").read_text())["iteration"] == done
+    assert otca("train", folder, "--resume")[0] == 0
+    assert_same_run(folder, finished_run)
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5])
+def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp_path, otca, cut):
+    """As a kill leaves it: lines beyond the last checkpoint, the last of them cut short, an unfinished checkpoint."""
+
+    class Killed(BaseException):
+        pass
+
+    def say(line):
+        if line.startswith(f"iteration {cut}/"):
+            raise Killed
+
+    host.terminal.output = folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_workflow(), say=say)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 9, "reward/cl')
+    (folder / "checkpoints" / "000099").mkdir(parents=True)
+    code, printed, _ = otca("train", folder, "--resume")
+    assert code == 0
+    assert ("no checkpoint yet" if cut == 1 else f"after iteration {cut - 1}") in printed
+    assert_same_run(folder, finished_run)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, monkeypatch, number, code):
+    objective, calls = grpo.clipped_objective, []
+
+    def raising(*arguments):
+        calls.append(1)
+        if len(calls) == 8:  # three trained steps an iteration: in the third one
+            signal.raise_signal(number)
+        return objective(*arguments)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(grpo, "clipped_objective", raising)
+    folder = tmp_path / "run"
+    got, printed, _ = otca("train", workflow_file, "--output", folder)
+    monkeypatch.undo()
+    assert got == code and "after iteration 2; --resume goes on" in printed
+    assert {n: signal.getsignal(n) for n in before} == before
+    assert len(rows(folder)) == 2
+    assert json.loads((folder / "checkpoints/000002/state.json").read_text())["iteration"] == 2
+    assert (folder / "lora.safetensors").is_file()
+    assert otca("train", folder, "--resume")[0] == 0
+    assert_same_run(folder, finished_run)
+
+
+def test_a_stop_file(small_workflow, tmp_path):
+    host.terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        if line.startswith("iteration 1/"):
+            (folder / "stop").touch()
+
+    assert train(small_workflow(), say=say) == 0
+    assert len(rows(folder)) == 1 and not (folder / "stop").exists()
+    assert checkpoint.complete(folder / "checkpoints")
+
+
+def test_a_finished_run_stays_as_it_is(finished_run, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    assert otca("train", folder, "--resume")[0] == 0
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+    code, printed, _ = otca("train", folder, "--resume", "--iterations", 7)
+    assert code == 0 and "iterations: 6 -> 7" in printed
+    assert len(rows(folder)) == 7 and untimed(folder)[:6] == untimed(finished_run)
+
+
+def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca):
+    assert otca("train", workflow_file, "--output", tmp_path / "run", "--seed", 5, "--iterations", 1)[0] == 0
+    assert len(rows(tmp_path / "run")) == 1
+    assert untimed(tmp_path / "run")[0] != untimed(finished_run)[0]
+
+
+# --- folders that cannot be used ------------------------------------------------------------------------------------
+
+
+def test_an_existing_run_is_not_overwritten(finished_run, workflow_file, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    code, _, errors = otca("train", workflow_file, "--output", folder)
+    assert code == 2 and str(folder) in errors and "already holds a run" in errors and "Fix: add --resume" in errors
+    assert untimed(folder) == untimed(finished_run)
+
+
+def test_nothing_to_resume(workflow_file, tmp_path, otca):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, _, errors = otca("train", workflow_file, "--output", empty, "--resume")
+    assert code == 2 and str(empty) in errors and "no run to resume" in errors and "Fix: " in errors
+    assert not list(empty.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_in_the_folders_place(workflow_file, tmp_path, otca, below):
+    place = tmp_path / "taken"
+    place.write_text("mine")
+    code, _, errors = otca("train", workflow_file, "--output", place / below)
+    assert code == 2 and str(place) in errors and "cannot be written" in errors and "Fix: " in errors
+    assert place.read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_is_named(finished_run, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file = folder / "checkpoints" / "000006" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-50])
+    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    assert code == 2 and "000006/optimizer.safetensors is truncated" in errors
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+# --- rewards that fail ----------------------------------------------------------------------------------------------
+
+
+def reward_node(score):
+    """A node class whose reward scores by `score(images)`."""
+
+    class Faulty(Reward):
+        def __init__(self):
+            super().__init__("faulty")
+
+        def score(self, images, prompts):
+            return score(images)
+
+    class RewardFaulty:
+        RETURN_TYPES = ("OTCA_REWARD",)
+        FUNCTION = "build"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+        def build(self):
+            return (Faulty(),)
+
+    return {"OTCA_RewardFaulty": RewardFaulty}
+
+
+def with_faulty(small_graph, score):
+    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+    from comfyui_otca.trainer.workflow import Workflow
+
+    graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
+    graph["70"] = {"class_type": "OTCA_RewardFaulty", "inputs": {}}
+    stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
+    stack["inputs"]["reward_8"] = ["70", 0]
+    return Workflow(graph, {**NODE_CLASS_MAPPINGS, **reward_node(score)})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, value):
+    def score(images):
+        scores = images.mean((1, 2, 3))
+        scores[1] = value
+        return scores
+
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 0
+    lines = rows(tmp_path / "run")
+    assert len(lines) == 2
+    for line in lines:
+        assert line["groups/masked_samples"] == 1 and line["policy/skipped_updates"] == 0
+        assert line["gradient_norm"] > 0 and all(math.isfinite(figure) for figure in line.values())
+    assert any("'faulty'" in r.getMessage() and "sample 1" in r.getMessage() for r in caplog.records)
+
+
+def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan)), say=lambda _: None) == 0
+    lines = rows(tmp_path / "run")
+    assert [line["groups/masked_samples"] for line in lines] == [6, 6]
+    assert [line["policy/skipped_updates"] for line in lines] == [1, 1]
+    assert all(
+        tensor.abs().max() == 0
+        for key, tensor in load_file(tmp_path / "run" / "lora.safetensors").items()
+        if "lora_B" in key
+    )
+
+
+def test_a_reward_that_raises_is_named(small_graph, tmp_path):
+    def score(images):
+        raise ZeroDivisionError("no luck")
+
+    host.terminal.output = tmp_path / "run"
+    workflow = with_faulty(small_graph, score)
+    stack = workflow.find("RewardStack")[0]
+    with pytest.raises(NodeError, match="reward 'faulty' failed: ZeroDivisionError: no luck") as caught:
+        train(workflow, say=lambda line: None)
+    assert f'node {stack} "{workflow.title(stack)}"' in str(caught.value)
+
+
+def test_baseline_workflow_trains(small_workflow, tmp_path):
+    host.terminal.output = tmp_path / "run"
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="quickstart_uniform.json")
+    assert train(workflow, say=lambda line: None) == 0
+    line = rows(tmp_path / "run")[0]
+    assert line["gradient_norm"] > 0
+    assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
+
+
+def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}}), say=lambda line: None) == 0
+    )
+    assert (Path("runs") / "named" / "metrics.jsonl").is_file()
