@@ -33,7 +33,7 @@ SHAPES = ("circle", "square", "triangle")
 
 _AREA = (0.03, 0.6)  # a shape fills this share of the picture, or it is none
 _ASPECT = 1.6  # longest side of the bounding box over the shortest
-_OVERLAP = 0.72  # intersection over union with the ideal shape in the same box; a worse fit is no shape at all
+_OVERLAP = 0.74  # intersection over union with the ideal shape in the same box; a worse fit is no shape at all
 _MAIN_COLOR = 0.5  # share of the pixels off the background that have the shape's own colour; edges take the rest
 _CAPTION = re.compile(
     rf"\ban? ({'|'.join(PALETTE)}) ({'|'.join(SHAPES)}) on an? ({'|'.join(PALETTE)}) background\b", re.IGNORECASE
