@@ -26,8 +26,11 @@ def save(model: FlowModel, folder: Path, iteration: int) -> Path:
     aside.mkdir(parents=True)
     write_tensors(aside / "adapter.safetensors", {k: v.detach().cpu() for k, v in model.trainable_named().items()})
     write_tensors(aside / "rng.safetensors", {"torch": torch.get_rng_state()})
-    write_tensors(aside / "optimizer.safetensors", model.optimizer_state())
+    optimizer = model.optimizer_state()
+    if optimizer:
+        write_tensors(aside / "optimizer.safetensors", optimizer)
     state = {"iteration": iteration, "policy_version": model.version, "nonfinite_in_a_row": model.nonfinite_in_a_row}
+    state["optimizer"] = bool(optimizer)
     if model.ema is not None:
         write_tensors(aside / "ema.safetensors", {f"{i:05d}": p for i, p in enumerate(model.ema.shadow_params)})
         state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
@@ -58,7 +61,8 @@ def restore(model: FlowModel, folder: Path) -> int:
         raise ValueError(f"{place} was made with another model or adapter. Fix: set the model, rank and targets it had")
     for name, parameter in own.items():
         parameter.data.copy_(adapter[name])
-    model.load_optimizer_state(read_tensors(place / "optimizer.safetensors"))
+    if state["optimizer"]:
+        model.load_optimizer_state(read_tensors(place / "optimizer.safetensors"))
     if "ema" in state:
         model.restore_average(read_tensors(place / "ema.safetensors"), **state["ema"])
     torch.set_rng_state(read_tensors(place / "rng.safetensors")["torch"])
@@ -68,4 +72,5 @@ def restore(model: FlowModel, folder: Path) -> int:
 
 def complete(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return sorted(place for place in folder.glob("[0-9]*") if (place / "state.json").is_file())
+    found = (place for place in folder.glob("[0-9]*") if (place / "state.json").is_file())
+    return sorted(found, key=lambda place: int(place.name))

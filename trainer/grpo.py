@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Advantages, Metrics, Trajectories
+    from .types import Advantages, KeptStep, Metrics, Trajectories
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def update(
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
-        kept = trajectories.kept if epoch == 0 and not staleness else None
+        kept = _take_graphs(trajectories) if epoch == 0 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
         seen = _backward(model, trajectories, advantages, settings, old, kept, tally, on_step if epoch == 0 else _go_on)
         if epoch == 0 and not staleness:
@@ -154,6 +154,14 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     velocity = velocity_at(model, trajectories, step, first)
     with model.reference():
         return (velocity - velocity_at(model, trajectories, step, first)).square().mean().item()
+
+
+def _take_graphs(trajectories: Trajectories) -> list[KeptStep]:
+    """The kept graphs, which are gone from the trajectories from now on: a backward pass frees them, even a stopped one."""
+    kept = list(trajectories.kept or ())
+    if kept:
+        trajectories.kept.clear()
+    return kept
 
 
 def _go_on() -> None:
@@ -189,8 +197,7 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
             (loss * len(part) / seen.numel()).backward()
             seen[part, position] = log_prob.detach().cpu()
             tally.add(loss.detach(), statistics, len(part), seen.numel())
-    if kept:
-        kept.clear()
+    tally.passes += 1
     return seen
 
 
@@ -232,6 +239,7 @@ class _Tally:
 
     def __init__(self):
         self.sums: dict[str, Tensor] = {}
+        self.passes = 0
         self.gradient_norms: list[float] = []
         self.ratio_drift: float | None = None
 
@@ -248,11 +256,11 @@ class _Tally:
         return bool(torch.isfinite(self.sums["loss"]))
 
     def summary(self) -> dict[str, float]:
-        sums = {name: float(value) for name, value in self.sums.items()}
+        sums = {name: float(value) / self.passes for name, value in self.sums.items()}
         weight = sums.pop("weight", 0.0) or 1.0
         names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}
         names |= {"approx_kl": "kl/approx", "kl": "kl/penalty"}
-        # Entries that were skipped have ratio 1 and no loss: all but the ratio are means over every sample and step.
+        # Entries that were skipped have no loss and a ratio of 1: all but the ratio are means over every sample and step.
         figures = {name: sums.get(key, 0.0) for key, name in names.items() if key in sums or key != "kl"}
         figures["ratio/mean"] = sums["ratio"] / weight if "ratio" in sums else 1.0
         figures["gradient_norm"] = self.gradient_norms[-1] if self.gradient_norms else 0.0

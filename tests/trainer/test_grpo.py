@@ -32,7 +32,7 @@ def judged():
             step_advantage[1] = 0.0
             step_advantage[4, 1] = 0.0
             advantages = replace(advantages, step_advantage=step_advantage)
-        assert (advantages.step_advantage != 0).sum() >= 10
+        assert (advantages.step_advantage != 0).sum() >= 9
         return advantages
 
     return judge
@@ -392,7 +392,7 @@ def test_rates_may_change_between_updates(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
-    moments = {k: v for k, v in moved.optimizer_state().items() if k.endswith("exp_avg")}
+    moments = {k: v.clone() for k, v in moved.optimizer_state().items() if k.endswith("exp_avg")}
     before = parameters(moved)
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=0.0))
     assert unchanged(moved, before)

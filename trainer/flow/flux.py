@@ -44,7 +44,7 @@ class Flux(FlowModel):
         from diffusers import FluxPipeline
 
         device = resolve_device(device)
-        pipeline = load_pipeline(FluxPipeline, path, resolve_dtype(dtype, device)).to(device)
+        pipeline = load_pipeline(FluxPipeline, path, cls.COMPONENTS, resolve_dtype(dtype, device)).to(device)
         limit = max_sequence_length or min(512, pipeline.tokenizer_2.model_max_length)
         return cls(pipeline, path, limit)
 
