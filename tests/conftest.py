@@ -25,7 +25,7 @@ SMALL = {
     "OTCA_TrainingRun": {
         "iterations": 6,
         "checkpoint_every": 2,
-        "evaluate_every": 3,
+        "evaluate_every": 6,
         "evaluation_prompts": "a red circle on a blue background\na green square on a white background",
         "evaluation_seeds": 2,
     },

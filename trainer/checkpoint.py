@@ -53,14 +53,24 @@ def restore(model: FlowModel, folder: Path) -> int:
         return 0
     place = found[-1]
     try:
-        state = json.loads((place / "state.json").read_text())
+        return _restore(model, place)
+    except (ValueError, KeyError) as error:
+        raise ValueError(
+            f"{error}. Fix: resume with the model, rank and targets of the run, or delete {place} to use the one before"
+        ) from error
+
+
+def _restore(model: FlowModel, place: Path) -> int:
+    try:
+        state = json.loads((place / "state.json").read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place / 'state.json'} is truncated ({error}). Fix: delete {place}, then resume") from error
+        raise ValueError(f"{place / 'state.json'} is truncated ({error})") from error
     adapter, own = read_tensors(place / "adapter.safetensors"), model.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
-        raise ValueError(f"{place} was made with another model or adapter. Fix: set the model, rank and targets it had")
-    for name, parameter in own.items():
-        parameter.data.copy_(adapter[name])
+        raise ValueError(f"{place} was made with another model or adapter")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(adapter[name])
     if state["optimizer"]:
         model.load_optimizer_state(read_tensors(place / "optimizer.safetensors"))
     if "ema" in state:
