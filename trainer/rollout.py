@@ -167,7 +167,7 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     first = first_stochastic(kinds)
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
-    visited, log_probs, kept, stds, trained = [x.cpu()], [], [], [], []
+    visited, log_probs, kept, stds, trained = [x], [], [], [], []
     clean = x
     for j, kind in enumerate(kinds):
         on_step()
@@ -187,15 +187,16 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
         stds.append(gaussian.std)
         if stochastic:
             trained.append(j)
-            log_probs.append(log_prob.detach().cpu())
+            log_probs.append(log_prob.detach())
             if keep_graph:
                 kept.append((log_prob, velocity))
         x = following
-        visited.append(x.cpu())
+        visited.append(x)
+    # To the host only now: a transfer at every step would make the accelerator wait each time.
     return {
-        "latents": torch.stack(visited, 1),
+        "latents": torch.stack(visited, 1).cpu(),
         "final": clean.cpu(),
-        "log_probs": torch.stack(log_probs, 1) if log_probs else torch.empty(len(groups), 0),
+        "log_probs": torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         "kept": kept,
         "stds": tuple(stds),
         "trained": tuple(trained),
