@@ -10,12 +10,15 @@ medians are shown.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import gc
-import resource
 import statistics
+import threading
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -46,20 +49,23 @@ def main() -> None:
     phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in ("off", "on")}
     memory: dict[str, float] = {}
     trajectories = None
-    for number in range(options.rounds + 1):  # the first round warms up and is not counted
+    for number in range(options.rounds + 1):  # the first round warms up and measures memory, not time
         for mode in ("off", "on"):
             overrides = {
                 (node, name): value + 2 * number + (mode == "on") for node, name, value in workflow.advancing()
             }
             overrides[sampler, "keep_graph"] = mode
-            _reset_peak(model)
-            started = time.perf_counter()
-            report = workflow.run(overrides=overrides, targets=[step])[step][1]
-            _wait(model)
-            elapsed = time.perf_counter() - started
+            trajectories = None  # the previous iteration's must not weigh on this one's peak
+            peak = contextlib.nullcontext() if number else _Peak(model)
+            with peak:
+                started = time.perf_counter()
+                report = workflow.run(overrides=overrides, targets=[step])[step][1]
+                _wait(model)
+                elapsed = time.perf_counter() - started
             trajectories = report.trajectories
-            memory[mode] = _peak(model)
-            if number:
+            if not number:
+                memory[mode] = peak.megabytes
+            else:
                 seconds[mode].append(elapsed)
                 for phase in PHASES:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
@@ -110,16 +116,37 @@ def _wait(model) -> None:
         torch.cuda.synchronize(model.device)
 
 
-def _reset_peak(model) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(model.device)
+class _Peak:
+    """The most megabytes taken while it is active: of the accelerator, or of the process, sampled every 2 ms."""
 
+    def __init__(self, model):
+        self.device = model.device
+        self.megabytes = 0.0
 
-def _peak(model) -> float:
-    """Megabytes: of the accelerator, or of the whole process, whose peak only ever grows."""
-    if model.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(model.device) / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    def __enter__(self) -> _Peak:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        else:
+            gc.collect()
+            if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):  # glibc keeps what was freed before
+                libc.malloc_trim(0)
+            self.active = True
+            self.thread = threading.Thread(target=self._watch)
+            self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.device.type == "cuda":
+            self.megabytes = torch.cuda.max_memory_allocated(self.device) / 1e6
+        else:
+            self.active = False
+            self.thread.join()
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        while self.active:
+            self.megabytes = max(self.megabytes, process.memory_info().rss / 1e6)
+            time.sleep(0.002)
 
 
 if __name__ == "__main__":

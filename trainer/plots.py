@@ -39,7 +39,7 @@ def advantage_heatmap(advantages: Advantages) -> np.ndarray:
     effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
     order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
     limit = max(abs(effective).max(), 1e-6)
-    title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged"
+    title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged; best sample on top"
     prompts, limits = advantages.scores.prompts, (-limit, limit)
     return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, limits, 0.0)
 
@@ -192,14 +192,16 @@ def as_image(picture: np.ndarray) -> Tensor:
 
 def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral) -> np.ndarray:
     rows = len(field)
-    figure = _figure(9, 2.6 + 0.16 * rows)
-    body, strip = figure.subplots(2, 1, height_ratios=(max(3, 0.16 * rows), 0.8), sharex=True)
+    body_height = max(3, rows * (0.16 if rows <= 24 else 0.11))
+    figure = _figure(9, 2.2 + body_height)
+    body, strip = figure.subplots(2, 1, height_ratios=(body_height, 0.8), sharex=True)
     image = body.imshow(field, cmap=cmap, aspect="auto", vmin=limits[0], vmax=limits[1], interpolation="nearest")
     bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1), rows]
     for bound in bounds[1:-1]:
         body.axhline(bound - 0.5, color="black", linewidth=1.2)
     centers = [(a + b - 1) / 2 for a, b in zip(bounds, bounds[1:], strict=False)]
     body.set_yticks(centers, ["\n".join(textwrap.wrap(prompts[groups[a]], 24)[:3]) for a in bounds[:-1]], fontsize=8)
+    body.set_ylabel("samples, by prompt", fontsize=9)
     body.set_title(title, fontsize=10)
     figure.colorbar(image, ax=body, label=label, fraction=0.05)
     strip.bar(range(field.shape[1]), field.mean(0) - neutral, bottom=neutral, color=_COLORS[0])

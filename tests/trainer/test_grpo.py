@@ -32,7 +32,7 @@ def judged():
             step_advantage[1] = 0.0
             step_advantage[4, 1] = 0.0
             advantages = replace(advantages, step_advantage=step_advantage)
-        assert (advantages.step_advantage != 0).sum() >= 9
+        assert (advantages.step_advantage != 0).sum() > 0.6 * (advantages.step_advantage.numel() - 4)
         return advantages
 
     return judge
@@ -158,7 +158,7 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
 
 
 def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged):
-    for stop_at in (1, 2, 3):
+    for stop_at in (1, 3):
         taken = sample(moved, keep_graph=True)
         advantages = judged(taken)
         with pytest.raises(KeyboardInterrupt):
@@ -280,13 +280,13 @@ def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample
     taken = sample(model)
     advantages = judged(taken, holes=False)
     settings = UpdateSettings(learning_rate=1e-2, clip_range=1e-6)
-    metrics = update(model, taken, advantages, replace(settings, epochs=4))
-    # The same four steps one by one: stale trajectories use the log-probs of the first policy.
+    metrics = update(model, taken, advantages, replace(settings, epochs=3))
+    # The same three steps one by one: stale trajectories use the log-probs of the first policy.
     other = load_model()
-    singles = [update(other, taken, advantages, settings) for _ in range(4)]
+    singles = [update(other, taken, advantages, settings) for _ in range(3)]
     assert sum(m["clip/high"] + m["clip/low"] for m in singles) > 1
     for name in ("loss", "clip/high", "clip/low", "kl/approx", "ratio/mean"):
-        assert metrics[name] == pytest.approx(sum(m[name] for m in singles) / 4, rel=0.02, abs=1e-4), name
+        assert metrics[name] == pytest.approx(sum(m[name] for m in singles) / 3, rel=0.02, abs=1e-4), name
 
 
 # --- steps that must not be taken -----------------------------------------------------------------------------------
@@ -335,8 +335,8 @@ def test_an_infinite_gradient_under_a_finite_loss_is_dropped(moved, sample, judg
     assert unchanged(moved, before)
 
 
-def test_ten_dropped_updates_in_a_row_are_an_error(moved, sample, judged):
-    taken = sample(moved)
+def test_ten_dropped_updates_in_a_row_are_an_error(moved, sample, small_settings, judged):
+    taken = sample(moved, small_settings(steps=3, window=(0, 2)))
     advantages = judged(taken)
     for _ in range(9):
         update(moved, taken, poisoned(advantages), UpdateSettings(learning_rate=1e-4))

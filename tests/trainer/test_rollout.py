@@ -140,12 +140,11 @@ def test_settings_that_train_nothing(still_model, sample, small_settings, change
         sample(still_model, small_settings(**changes), **options)
 
 
-@pytest.mark.parametrize("norm", ["full", "squared_error"])
-@pytest.mark.parametrize("kind", STOCHASTIC)
+@pytest.mark.parametrize(("kind", "norm"), [*((kind, "full") for kind in STOCHASTIC), ("cps", "squared_error")])
 def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_settings, kind, norm):
     taken = sample(still_model, small_settings(kind=kind, log_prob_norm=norm), batch_size=4)
     assert len(taken.trained) >= 2 and taken.log_probs.isfinite().all()
-    for batch_size in (1, 2, 5, 6):
+    for batch_size in (1, 4, 6):
         for position, step in enumerate(taken.trained):
             for rows in torch.arange(6).split(batch_size):
                 with torch.no_grad():

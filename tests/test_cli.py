@@ -1,0 +1,389 @@
+"""`otca`: what answers at once, what `validate` says about bad input, `--set`, and `sample`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from PIL import Image
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer import lora
+
+
+@pytest.fixture
+def otca(capsys):
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written(graph): a file with it."""
+
+    def write(graph, name="workflow.json"):
+        path = tmp_path / name
+        path.write_text(graph if isinstance(graph, str) else json.dumps(graph))
+        return path
+
+    return write
+
+
+def id_of(graph, class_type):
+    return next(node_id for node_id, entry in graph.items() if entry["class_type"] == class_type)
+
+
+def inputs_of(graph, class_type):
+    return graph[id_of(graph, class_type)]["inputs"]
+
+
+# --- what needs no torch --------------------------------------------------------------------------------------------
+
+CHEAP = """
+import contextlib, io, sys
+from comfyui_otca.__main__ import main
+printed = io.StringIO()
+with contextlib.redirect_stdout(printed):
+    try:
+        main(["--help"])
+    except SystemExit as end:
+        assert end.code == 0, end.code
+    assert main(["nodes"]) == 0
+heavy = {"torch", "numpy", "diffusers", "transformers", "peft", "PIL", "matplotlib", "scipy"} & set(sys.modules)
+assert not heavy, heavy
+print(printed.getvalue())
+"""
+
+
+@pytest.fixture(scope="module")
+def cheap():
+    return subprocess.run([sys.executable, "-c", CHEAP], capture_output=True, text=True, check=False)
+
+
+def test_help_and_nodes_load_nothing_heavy(cheap):
+    assert cheap.returncode == 0, cheap.stderr
+    for word in ("train", "validate", "sample", "nodes"):
+        assert word in cheap.stdout
+
+
+def test_nodes_lists_every_node(cheap):
+    from comfyui_otca import NODE_CLASS_MAPPINGS
+
+    for name, node in NODE_CLASS_MAPPINGS.items():
+        assert f"{name}  ({node.TITLE}, {node.CATEGORY})" in cheap.stdout
+    assert "<- group_size: INT = 12" in cheap.stdout and "-> trajectories: OTCA_TRAJECTORIES" in cheap.stdout
+
+
+def test_no_command_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 2 and "usage: otca" in capsys.readouterr().err
+
+
+# --- validate -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json"])
+def test_good_workflows(otca, written, small_graph, name):
+    code, printed, errors = otca("validate", written(small_graph(source=name)))
+    assert (code, errors) == (0, "") and "ready to train" in printed
+
+
+def test_a_run_is_a_workflow_too(otca, finished_run):
+    assert otca("validate", finished_run)[0] == 0
+
+
+def unknown_class(graph):
+    graph[id_of(graph, "OTCA_TCDWeights")]["class_type"] = "OTCA_TCDWeight"
+    return "TCDWeights", None, "OTCA_TCDWeight", "did you mean OTCA_TCDWeights?"
+
+
+def missing_link(graph):
+    del inputs_of(graph, "OTCA_GRPOStep")["advantages"]
+    return "GRPOStep", "advantages", "missing", "connect a OTCA_ADVANTAGES"
+
+
+def dangling_link(graph):
+    inputs_of(graph, "OTCA_GRPOStep")["advantages"] = ["99", 0]
+    return "GRPOStep", "advantages", "99", "connect a OTCA_ADVANTAGES"
+
+
+def mistyped_link(graph):
+    inputs_of(graph, "OTCA_SDESampler")["model"] = [id_of(graph, "OTCA_PromptDataset"), 0]
+    return "SDESampler", "model", "OTCA_PROMPTS", "connect a OTCA_MODEL"
+
+
+def mistyped_reward(graph):
+    inputs_of(graph, "OTCA_RewardStack")["reward_2"] = [id_of(graph, "OTCA_PromptDataset"), 0]
+    return "RewardStack", "reward_2", "OTCA_PROMPTS", "OTCA_REWARD"
+
+
+def absent_output(graph):
+    inputs_of(graph, "OTCA_SDESampler")["model"] = [id_of(graph, "OTCA_LoadFlowModel"), 3]
+    return "SDESampler", "model", "no output 3", "connect a OTCA_MODEL"
+
+
+def too_large(graph):
+    inputs_of(graph, "OTCA_TCDWeights")["w_min"] = 1.5
+    return "TCDWeights", "w_min", "1.5", "to 1.0"
+
+
+def no_number(graph):
+    inputs_of(graph, "OTCA_SDESampler")["steps"] = "many"
+    return "SDESampler", "steps", "'many'", "give INT"
+
+
+def no_choice(graph):
+    inputs_of(graph, "OTCA_SDESampler")["kind"] = "dance"
+    return "SDESampler", "kind", "'dance'", "dance_sde"
+
+
+def group_of_one(graph):
+    inputs_of(graph, "OTCA_SDESampler")["group_size"] = 1
+    return "SDESampler", "group_size", "= 1", "from 2"
+
+
+def missing_file(graph):
+    inputs_of(graph, "OTCA_PromptDataset")["file"] = "nowhere.txt"
+    return "PromptDataset", "file", "nowhere.txt", ".txt or .jsonl"
+
+
+def missing_model(graph):
+    inputs_of(graph, "OTCA_LoadFlowModel")["model"] = "nothing-flux"
+    return "LoadFlowModel", "model", "nothing-flux", "path"
+
+
+def missing_path(graph):
+    inputs_of(graph, "OTCA_LoadFlowModel")["path"] = "/no/such/model"
+    return "LoadFlowModel", "path", "/no/such/model", "folder"
+
+
+def missing_reward_model(graph):
+    inputs_of(graph, "OTCA_RewardClipT")["model"] = "nothing-clip"
+    return "RewardClipT", "model", "nothing-clip", "shapes-clip"
+
+
+def no_rewards(graph):
+    inputs = inputs_of(graph, "OTCA_RewardStack")
+    for name in [name for name in inputs if name.startswith("reward_")]:
+        del inputs[name]
+    return "RewardStack", None, "K = 0 rewards", "reward_1"
+
+
+def no_prompts(graph):
+    inputs_of(graph, "OTCA_PromptDataset").update(file="", prompts="# none\n")
+    return "PromptDataset", None, "no prompt", "one prompt a line"
+
+
+BAD = [
+    unknown_class,
+    missing_link,
+    dangling_link,
+    mistyped_link,
+    mistyped_reward,
+    absent_output,
+    too_large,
+    no_number,
+    no_choice,
+    group_of_one,
+    missing_file,
+    missing_model,
+    missing_path,
+    missing_reward_model,
+    no_rewards,
+    no_prompts,
+]
+
+
+@pytest.mark.parametrize("damage", BAD)
+def test_bad_input_is_named(otca, written, small_graph, damage):
+    graph = small_graph()
+    class_name, input_name, value, fix = damage(graph)
+    fresh = small_graph()
+    node_id = id_of(fresh, f"OTCA_{class_name}")
+    title = fresh[node_id]["_meta"]["title"]
+    code, printed, errors = otca("validate", written(graph))
+    assert code == 2 and printed == ""
+    lines = [line for line in errors.splitlines() if line.startswith(f'error: node {node_id} "{title}"')]
+    assert len(lines) == 1, errors
+    if input_name:
+        assert f", input {input_name}" in lines[0] or f" {input_name} receives " in lines[0]
+    told, _, advice = lines[0].partition("Fix: ")
+    assert value in told and fix in advice, lines[0]
+
+
+def test_a_truncated_model_is_named(otca, written, small_graph, flux_folder, tmp_path):
+    folder = shutil.copytree(flux_folder, tmp_path / "model")
+    weights = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    graph = small_graph({"OTCA_LoadFlowModel": {"path": str(folder)}})
+    for command in (["validate"], ["train", "--output", tmp_path / "run"]):
+        code, _, errors = otca(command[0], written(graph), *command[1:])
+        assert code in (1, 2) and str(weights) in errors and "truncated" in errors and "Fix: " in errors
+
+
+def test_a_cycle(otca, written, small_graph):
+    graph = small_graph()
+    step, sampler = id_of(graph, "OTCA_GRPOStep"), id_of(graph, "OTCA_SDESampler")
+    graph[sampler]["inputs"]["model"] = [step, 0]
+    code, _, errors = otca("validate", written(graph))
+    assert code == 2 and "form a cycle" in errors and "Fix: " in errors
+    assert step in errors and sampler in errors
+
+
+def test_all_problems_at_once(otca, written, small_graph):
+    graph = small_graph()
+    for damage in (group_of_one, no_choice, too_large, missing_file, no_rewards):
+        damage(graph)
+    code, _, errors = otca("validate", written(graph))
+    assert code == 2 and errors.count("error: ") == 5 and errors.count("Fix: ") == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("no json", ["not readable as a workflow", "Export (API)"]),
+        ("[]", ["not a graph in API format", "Export (API)"]),
+        ('{"nodes": [], "links": [], "version": 0.4}', ["UI format", "Export (API)"]),
+        ('{"1": {"class_type": "OTCA_SDESampler"}}', ["'1' is not a node", "Export (API)"]),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "train"])
+def test_files_that_are_no_workflow(otca, written, command, text, words):
+    code, _, errors = otca(command, written(text))
+    assert code == 2 and "Fix: " in errors and all(word in errors for word in words), errors
+
+
+def test_a_missing_workflow(otca, tmp_path):
+    code, _, errors = otca("validate", tmp_path / "gone.json")
+    assert code == 2 and "gone.json: no such file" in errors and "Fix: " in errors
+
+
+def test_train_refuses_what_validate_refuses(otca, written, small_graph, tmp_path):
+    graph = small_graph()
+    group_of_one(graph)
+    code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
+    assert code == 2 and "input group_size = 1" in errors and not (tmp_path / "run").exists()
+
+
+def test_only_held_out_rewards(otca, written, small_graph, tmp_path):
+    graph = small_graph()
+    for entry in graph.values():
+        if entry["class_type"].startswith("OTCA_Reward") and entry["class_type"] != "OTCA_RewardStack":
+            entry["inputs"]["held_out"] = True
+    code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
+    assert code in (1, 2) and "K = 0 rewards" in errors and "Fix: " in errors
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_training_needs_one_run_node(otca, written, small_graph, tmp_path, count):
+    graph = small_graph()
+    run = graph.pop(id_of(graph, "OTCA_TrainingRun"))
+    for number in range(count):
+        graph[f"run{number}"] = run
+    code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
+    assert code == 2 and f"{count} OTCA_TrainingRun nodes" in errors and "Fix: " in errors
+
+
+# --- --set ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node", ["OTCA_SDESampler", "SDESampler", "SDE Sampler", None])
+def test_set(otca, written, small_graph, node):
+    graph = small_graph({"OTCA_SDESampler": {"group_size": 1}})
+    node = node or id_of(graph, "OTCA_SDESampler")
+    assert otca("validate", written(graph))[0] == 2
+    assert otca("validate", written(graph), "--set", f"{node}.group_size=2")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("SDESampler.group_size=1", ["group_size = 1", "from 2"]),
+        ("SDESampler.group_size=x", ["group_size = 'x'", "INT"]),
+        ("SDESampler.group_siz=3", ["group_siz", "did you mean group_size?"]),
+        ("SDESample.group_size=3", ["SDESample", "use one of"]),
+        ("SDESampler.kind=dance", ["'dance'", "dance_sde"]),
+        ("SDESampler.group_size", ["no '='", "NODE.INPUT=VALUE"]),
+        ("group_size=3", ["names no input", "NODE.INPUT"]),
+        ("SDESampler.model=3", ["model", "connect a OTCA_MODEL"]),
+    ],
+)
+def test_a_bad_set_is_named(otca, written, small_graph, change, words):
+    code, _, errors = otca("validate", written(small_graph()), "--set", change)
+    assert code == 2 and "Fix: " in errors and all(word in errors for word in words), errors
+
+
+def test_several_sets(otca, written, small_graph):
+    changes = ["TCDWeights.w_min=1", "GRPOStep.learning_rate=1e-5", "PromptDataset.shuffle=false"]
+    assert otca("validate", written(small_graph()), *(part for c in changes for part in ("--set", c)))[0] == 0
+
+
+# --- sample ---------------------------------------------------------------------------------------------------------
+
+
+def size(path):
+    with Image.open(path) as picture:
+        assert picture.format == "PNG"
+        return picture.size
+
+
+def test_sample_a_run(otca, finished_run, tmp_path):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    arguments = ["sample", folder, "--prompt", "a red circle", "--prompt", "a blue square", "--seeds", 2]
+    code, printed, errors = otca(*arguments)
+    assert code == 0, errors
+    assert printed.strip() == str(folder / "samples-1.png")
+    width, height = size(folder / "samples-1.png")
+    assert width >= 80 and height >= 80
+    assert otca(*arguments)[1].strip() == str(folder / "samples-2.png")
+    assert (folder / "samples-1.png").read_bytes() == (folder / "samples-2.png").read_bytes()
+    otca(*arguments, "--seed", 9, "--output", tmp_path / "other.png")
+    assert (tmp_path / "other.png").read_bytes() != (folder / "samples-1.png").read_bytes()
+
+
+def test_the_adapter_shows_in_a_runs_samples(otca, finished_run, tmp_path):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    otca("sample", folder, "--prompt", "a red circle", "--output", tmp_path / "before.png")
+    tensors = lora.read_tensors(folder / "lora.safetensors")
+    lora.write_tensors(folder / "lora.safetensors", {key: 30 * tensor for key, tensor in tensors.items()})
+    otca("sample", folder, "--prompt", "a red circle", "--output", tmp_path / "after.png")
+    assert size(tmp_path / "before.png") == size(tmp_path / "after.png")
+    assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_sample_a_model(otca, flux_folder, tmp_path, by_name):
+    path = tmp_path / "new" / "a.png"
+    source = "shapes-flux" if by_name else flux_folder
+    options = ["--prompt", "a red circle", "--seeds", 2, "--steps", 3, "--size", "48x40", "--output", path]
+    code, printed, errors = otca("sample", source, *options)
+    assert code == 0, errors
+    assert printed.strip() == str(path) and size(path)[0] >= 48
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere", "--prompt", "x"], ["'nowhere'", "Fix: "]),
+        (["shapes-flux", "--prompt", "x", "--size", "big"], ["--size 'big'", "Fix: "]),
+        (["shapes-flux", "--prompt", "x", "--size", "44x40"], ["multiples of 8"]),
+    ],
+)
+def test_a_bad_sample_is_named(otca, arguments, words, tmp_path):
+    code, _, errors = otca("sample", *arguments, "--output", tmp_path / "a.png")
+    assert code == 2 and all(word in errors for word in words), errors
+
+
+def test_a_run_without_an_adapter(otca, finished_run, tmp_path):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    (folder / "lora.safetensors").unlink()
+    code, _, errors = otca("sample", folder, "--prompt", "x")
+    assert code == 2 and "no lora.safetensors yet" in errors and "Fix: " in errors
