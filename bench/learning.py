@@ -71,8 +71,8 @@ def table(name: str, folders: list[Path]) -> str:
     rewards = evaluations[0][0]["rewards"]
     rows, total = [], 0.0
     for reward, figures in rewards.items():
-        before = np.array([run[0]["rewards"][reward]["values"] for run in evaluations])  # [seeds, pairs]
-        after = np.array([run[-1]["rewards"][reward]["values"] for run in evaluations])
+        before = np.array([run[0]["rewards"][reward]["values"] for run in evaluations], dtype=float)  # [seeds, pairs]
+        after = np.array([run[-1]["rewards"][reward]["values"] for run in evaluations], dtype=float)
         rise = (after - before) / before.std(1, ddof=1, keepdims=True)
         if not figures["held_out"]:
             total = total + rise

@@ -82,7 +82,7 @@ class LoadFlowModel:
         try:
             check_model_folder(host.find_model(path or model, "model_index.json"))
         except (FileNotFoundError, FlowModelError) as error:
-            return str(error)
+            return f"{'path' if path else 'model'}: {error}"
         return True
 
     @host.outside_inference

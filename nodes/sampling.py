@@ -40,7 +40,13 @@ class SDESampler:
                 ),
                 "eta": (
                     "FLOAT",
-                    {"default": 0.3, "min": 0.0, "max": 4.0, "step": 0.01, "tooltip": "How much noise each step adds."},
+                    {
+                        "default": 0.3,
+                        "min": 0.001,
+                        "max": 4.0,
+                        "step": 0.01,
+                        "tooltip": "How much noise each step adds.",
+                    },
                 ),
                 "shift": (
                     "FLOAT",

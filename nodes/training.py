@@ -52,7 +52,17 @@ class GRPOStep:
                 ),
             },
             "optional": {
-                "weight_decay": ("FLOAT", {"default": 1e-4, "min": 0.0, "max": 1.0, "step": 1e-5, "round": False}),
+                "weight_decay": (
+                    "FLOAT",
+                    {
+                        "default": 1e-4,
+                        "min": 0.0,
+                        "max": 1.0,
+                        "step": 1e-5,
+                        "round": False,
+                        "tooltip": "Of AdamW: pulls the adapter's weights towards zero.",
+                    },
+                ),
                 "max_grad_norm": (
                     "FLOAT",
                     {
@@ -158,7 +168,7 @@ class SaveLoRA:
     RETURN_TYPES = ()
     FUNCTION = "save"
     OUTPUT_NODE = True
-    RUN_AT_END = True  # headlessly, once: when training ends or is stopped
+    RUN_AT_END = True  # headlessly once, when training is done; a stopped run has its lora.safetensors
 
     @classmethod
     def INPUT_TYPES(cls):

@@ -86,6 +86,7 @@ def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) ->
         axis.plot(x, mean, color=color, alpha=0.3, linewidth=1, label="iteration mean")
         axis.plot(x, _running_mean(mean), color=color, linewidth=2, label="running mean")
         points = [(row["iteration"], row["rewards"][name]) for row in evaluations if name in row["rewards"]]
+        points = [(x, figures) for x, figures in points if figures["mean"] is not None]
         if points:
             axis.errorbar(
                 [p[0] for p in points],
@@ -235,7 +236,12 @@ def _names(history: Sequence[Mapping], prefix: str, suffix: str) -> list[str]:
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     window = max(1, len(values) // 10)
-    return np.array([np.nanmean(values[max(0, i - window + 1) : i + 1]) for i in range(len(values))])
+    known, filled = np.isfinite(values), np.nan_to_num(values)
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    total, count = np.append(0, filled.cumsum()), np.append(0, known.cumsum())
+    with np.errstate(invalid="ignore"):  # nothing known in the window: NaN, which leaves a gap in the line
+        return (total[ends] - total[starts]) / (count[ends] - count[starts])
 
 
 def _figure(width: float, height: float) -> Figure:

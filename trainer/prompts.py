@@ -29,7 +29,7 @@ def read_prompts(text: str, file: str = "") -> list[str]:
             path = source = host.find_file(file)
         except FileNotFoundError as error:
             raise PromptError(f"{error}. Fix: give the path of a .txt or .jsonl file") from error
-        content = path.read_text(encoding="utf-8")
+        content = path.read_text(encoding="utf-8-sig")
         prompts = _json_lines(content, path) if path.suffix in (".jsonl", ".json") else _lines(content)
     if not prompts:
         raise PromptError(f"{source} has no prompt. Fix: write one prompt a line")
@@ -67,7 +67,7 @@ def _lines(text: str) -> list[str]:
 
 def _json_lines(content: str, path: Path) -> list[str]:
     prompts = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Run:
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
-            write_text(self.folder / name, "".join(json.dumps(row) + "\n" for row in rows))
+            write_text(self.folder / name, "".join(map(json_line, rows)))
 
     def record(self, model: FlowModel, report: Report, last: int) -> None:
         """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so."""
@@ -100,7 +101,7 @@ class Run:
         self.history.append(row)
         self._last = report.advantages
         with open(self.folder / METRICS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json_line(row))
         self._to_tensorboard(row["iteration"], report.metrics)
         final = row["iteration"] >= last
         if final or row["iteration"] % self.settings.evaluate_every == 0:
@@ -135,7 +136,7 @@ class Run:
             }
         self.evaluations.append(row)
         with open(self.folder / EVALUATIONS, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json_line(row))
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
         plots.save(plots.sample_grid(images[:32], captions[:32]), self.folder / "samples" / f"{iteration:06d}.png")
@@ -206,6 +207,19 @@ def read_lines(path: Path) -> list[dict]:
             if number < len(lines):
                 raise RunError(f"{path}, line {number} is no JSON ({error}). Fix: remove that line") from error
     return rows
+
+
+def json_line(row: Mapping) -> str:
+    """One line of strict JSON, which has no NaN: what could not be measured is null."""
+    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+
+
+def _without_nan(value):
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_text(path: Path, text: str) -> None:

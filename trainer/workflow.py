@@ -305,8 +305,10 @@ class Workflow:
         answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
         message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
         taken = [name for name in arguments if name in node.constants]
-        # ComfyUI marks every input that the function takes; one line should point at the one that it is about
-        about = [name for name in taken if re.search(rf"\b{re.escape(name)}\b", message)] or taken
+        # ComfyUI marks every input that the function takes; one line should point at the one that it is about: the one
+        # that the message begins with, else the only one that it mentions
+        about = [name for name in taken if re.match(rf"{re.escape(name)}\b", message)]
+        about = about or [name for name in taken if re.search(rf"\b{re.escape(name)}\b", message)] or taken
         name = about[0] if len(about) == 1 else None
         yield self._problem(node.id, name, node.constants.get(name), message, fix)
 
