@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,26 +46,33 @@ def advantage_heatmap(advantages: Advantages) -> np.ndarray:
 
 
 def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
-    """Samples x rewards: a thumbnail, the raw scores coloured by their rank within the batch, and how rewards correlate."""
+    """Samples x rewards: thumbnails and raw scores, coloured by how far each is from its group's mean.
+
+    The title says how the rewards correlate, so that a conflict is seen before training.
+    """
+    from .grpo import group_advantages
+
     names = [*scores.names, *(f"{name}\n(held out)" for name in scores.held_out_names)]
-    values = np.concatenate([scores.values.numpy(), scores.held_out.numpy()], 1)
+    values = torch.cat([scores.values, scores.held_out], 1)
+    standing = torch.cat([group_advantages(column[:, None], scores.groups) for column in values.T], 1)
     shown = min(len(values), limit)
-    figure = _figure(2.2 + 1.3 * len(names), 1.6 + 0.42 * shown)
-    axes = figure.subplots(1, 2, width_ratios=(0.8, 1.3 * len(names)))
-    side = images.shape[1] / images.shape[2]
-    strip = np.concatenate(list(images[:shown].numpy()), 0)
-    axes[0].imshow(strip.clip(0, 1), aspect="auto" if side > 4 else "equal", interpolation="nearest")
-    axes[0].set_axis_off()
-    rank = values[:shown].argsort(0).argsort(0) / max(1, shown - 1)
-    axes[1].imshow(
-        np.where(np.isfinite(values[:shown]), rank, np.nan), cmap=_SEQUENTIAL, aspect="auto", vmin=0, vmax=1, alpha=0.55
-    )
-    for row, column in np.ndindex(*values[:shown].shape):
-        axes[1].text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", fontsize=8)
-    axes[1].set_xticks(range(len(names)), names, fontsize=9)
-    axes[1].xaxis.tick_top()
-    axes[1].set_yticks([])
-    figure.suptitle(f"Scores of {shown} of {len(values)} samples\n{_correlations(scores)}", fontsize=9)
+    figure = _figure(2.4 + 1.2 * len(names), 1.2 + 0.3 * shown)
+    thumbnails, table = figure.subplots(1, 2, width_ratios=(0.3, 1.2 * len(names)), sharey=True)
+    height, width = images.shape[1:3]
+    strip = images[:shown].reshape(shown * height, width, 3).numpy()
+    thumbnails.imshow(strip.clip(0, 1), aspect="auto", interpolation="nearest", extent=(0, 1, shown - 0.5, -0.5))
+    thumbnails.set_axis_off()
+    table.imshow(standing[:shown].numpy(), cmap=_DIVERGING, aspect="auto", vmin=-3, vmax=3)
+    for row, column in np.ndindex(shown, len(names)):
+        ink = "white" if abs(standing[row, column]) > 1.8 else "black"
+        table.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", fontsize=8, color=ink)
+    for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
+        table.axhline(bound + 0.5, color="black", linewidth=1.2)
+    table.set_xticks(range(len(names)), names, fontsize=9)
+    table.xaxis.tick_top()
+    table.tick_params(left=False)
+    heading = f"Scores of {shown} of {len(values)} samples: orange is above the group's mean, purple below"
+    figure.suptitle("\n".join([heading, *_correlations(scores)]), fontsize=9)
     return _rendered(figure)
 
 
@@ -186,8 +194,6 @@ def save(picture: np.ndarray, path: Path) -> None:
 
 def as_image(picture: np.ndarray) -> Tensor:
     """ComfyUI's IMAGE [1, H, W, 3] in [0, 1]."""
-    import torch
-
     return torch.from_numpy(picture.astype(np.float32) / 255)[None]
 
 
@@ -218,15 +224,16 @@ def _step_label(credit: StepCredit, step: int, separator: str) -> str:
     return f"{step}{separator}σ {credit.sigmas[step]:.2f}" if credit.sigmas else str(step)
 
 
-def _correlations(scores: Scores) -> str:
+def _correlations(scores: Scores) -> list[str]:
+    """One line a pair of trained rewards, over the samples that have all."""
     values = scores.values.numpy()
     values = values[np.isfinite(values).all(1)]
     if len(values) < 3 or values.shape[1] < 2:
-        return ""
+        return []
     with np.errstate(invalid="ignore"):
         matrix = np.corrcoef(values.T)
     pairs = [(i, j) for i in range(len(matrix)) for j in range(i)]
-    return "correlation: " + ", ".join(f"{scores.names[j]} · {scores.names[i]} {matrix[i, j]:+.2f}" for i, j in pairs)
+    return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 
 def _names(history: Sequence[Mapping], prefix: str, suffix: str) -> list[str]:
