@@ -1,0 +1,84 @@
+"""Pictures: their size, that what they show is in them, and that gaps in the data stay gaps."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from comfyui_otca.trainer import plots
+from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.types import Scores
+
+
+def scores(values, held_out=None):
+    values = torch.tensor(values)
+    groups = torch.arange(len(values)) // 2
+    held_out = torch.empty(len(values), 0) if held_out is None else torch.tensor(held_out)
+    names = tuple(f"r{k}" for k in range(values.shape[1]))
+    held_out_names = tuple(f"h{k}" for k in range(held_out.shape[1]))
+    prompts = tuple(f"prompt {g}" for g in range(len(values) // 2))
+    return Scores(values, names, (1.0,) * len(names), groups, held_out, held_out_names, (), prompts)
+
+
+def credit(samples, steps=3):
+    path = torch.randn(samples, steps + 1, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    return tcd(path, path[:, -1], range(steps))
+
+
+def share_of(picture, color):
+    return (picture == np.array(color, dtype=np.uint8)).all(-1).mean()
+
+
+def test_a_grid_holds_every_picture_at_whole_pixel_scale():
+    images = torch.zeros(3, 40, 40, 3)
+    images[0, ..., 0] = images[1, ..., 1] = images[2, ..., 2] = 1.0
+    grid = plots.sample_grid(images, ["a", "b", "c"], columns=2)
+    # 40 pixels fit three times into 120; two columns and a gap of 8 around each.
+    assert grid.shape[1] == 2 * 120 + 3 * 8
+    for color in ((255, 0, 0), (0, 255, 0), (0, 0, 255)):
+        assert (grid == np.array(color)).all(-1).sum() == 120 * 120
+
+
+def test_before_and_after_stand_under_each_other():
+    black, white = torch.zeros(2, 40, 40, 3), torch.ones(2, 40, 40, 3)
+    both = plots.before_after(black, white, ["a", "b"])
+    top, bottom = np.array_split(both, 2)
+    assert share_of(top, (0, 0, 0)) > 0.5 > share_of(bottom, (0, 0, 0))
+
+
+def test_running_mean_by_hand_and_over_gaps():
+    # Twenty values make a window of two.
+    values = np.arange(20, dtype=float)
+    assert plots._running_mean(values)[:3].tolist() == [0.0, 0.5, 1.5]
+    values[1:3] = np.nan
+    running = plots._running_mean(values)
+    assert running[1] == 0.0 and np.isnan(running[2]) and running[3] == 3.0
+
+
+def test_advantages_of_both_signs_get_both_colors():
+    advantages = fuse(scores([[0.0], [1.0], [0.0], [1.0]]), credit(4), "weighted_advantages")
+    picture = plots.advantage_heatmap(advantages).astype(int)
+    orange = (picture[..., 0] > picture[..., 2] + 60).mean()
+    purple = (picture[..., 2] > picture[..., 1] + 60).mean()
+    assert orange > 0.05 and purple > 0.05
+
+
+def test_a_table_survives_scores_that_are_missing():
+    table = plots.reward_table(
+        scores([[0.0], [float("nan")], [2.0], [3.0]], [[1.0], [0.0], [1.0], [1.0]]), torch.rand(4, 8, 8, 3)
+    )
+    assert table.ndim == 3 and table.std() > 5
+
+
+def test_curves_and_credit_are_drawn_from_history_with_nulls():
+    history = [
+        {"iteration": i, "reward/a/mean": None if i == 2 else float(i), **{f"credit/step/{j}": 1.0 for j in range(3)}}
+        for i in (1, 2, 3)
+    ]
+    evaluations = [{"iteration": 0, "rewards": {"a": {"mean": None, "standard_error": None}}}]
+    curves = plots.reward_curves(history, evaluations)
+    assert curves.std() > 5
+    advantages = fuse(scores([[0.0], [1.0]]), credit(2), "moca")
+    over_time = plots.credit_over_time(history, advantages)
+    assert over_time.shape[0] > plots.advantage_heatmap(advantages).shape[0]
