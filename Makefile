@@ -15,8 +15,7 @@ $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 	touch $@
 
 quickstart: setup
-	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART)
-	@echo "Look at $(QUICKSTART)/samples.png, rewards.png and credit.png"
+	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART) $(if $(wildcard $(QUICKSTART)/workflow.json),--resume)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -15,6 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         return options.command(options)
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except _bad_input() as error:
         print(f"otca: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -32,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--iterations", type=int, metavar="N", help="length of the training, instead of the workflow's own"
     )
-    train.add_argument("--output", type=Path, metavar="DIR", help="the run's folder (default: runs/<run_name>)")
+    train.add_argument("--output", type=_folder, metavar="DIR", help="the run's folder (default: runs/<run_name>)")
     train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
     train.add_argument("--seed", type=int, help="sets every node's seed")
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
@@ -45,13 +49,14 @@ def _parser() -> argparse.ArgumentParser:
     sample = commands.add_parser("sample", help="make pictures with a run or a model", description=_sample.__doc__)
     sample.add_argument("source", metavar="RUN|MODEL", help="a run's folder, or a model's folder or name")
     sample.add_argument("--prompt", action="append", required=True, help="may be given more than once")
-    sample.add_argument("--seeds", type=int, default=4, metavar="N", help="pictures to a prompt (default 4)")
+    sample.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    sample.add_argument("--steps", type=int, help="denoising steps (default: the run's own, or 28)")
+    sample.add_argument("--steps", type=_positive, help="denoising steps (default: the run's own, or 28)")
     sample.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
     sample.add_argument(
         "--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png"
     )
+    sample.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="pictures at once (default 8)")
     sample.add_argument("--device", help="cpu, cuda, cuda:1 …")
     sample.set_defaults(command=_sample)
 
@@ -73,6 +78,18 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the folder has no name")
+    return Path(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
 def _train(options: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
     from .trainer import host
@@ -83,9 +100,9 @@ def _train(options: argparse.Namespace) -> int:
         workflow.set(f"{RUN_NODE}.iterations", options.iterations)
     if options.seed is not None:
         for node, content in workflow.graph.items():
-            if "seed" in content["inputs"]:
+            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
                 workflow.set(f"{node}.seed", options.seed)
-    if options.output is None and options.resume and options.workflow.is_dir():
+    if options.output is None and options.workflow.is_dir():
         options.output = options.workflow
     host.terminal.output = options.output
     host.terminal.device = options.device
@@ -118,6 +135,7 @@ def _sample(options: argparse.Namespace) -> int:
         seeds=range(options.seed, options.seed + options.seeds),
         steps=options.steps,
         size=options.size,
+        batch_size=options.batch_size,
         output=options.output,
         node_classes=_node_classes(),
     )

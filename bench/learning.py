@@ -57,8 +57,8 @@ def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
     command += ["--iterations", str(options.iterations)] if options.iterations else []
     command += [part for change in options.set for part in ("--set", change)]
     threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "log.txt", "a", encoding="utf-8") as log:
+    options.output.mkdir(parents=True, exist_ok=True)
+    with open(options.output / f"{folder.name}.log", "a", encoding="utf-8") as log:
         environment = {**os.environ, "OMP_NUM_THREADS": threads}
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
     (folder / "done").touch()

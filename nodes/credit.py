@@ -85,7 +85,7 @@ class UniformWeights:
                         "min": 0,
                         "max": 2**63 - 1,
                         "control_after_generate": True,
-                        "tooltip": "Of that choice; it advances by itself.",
+                        "tooltip": "Of that choice; advances by one with every iteration.",
                     },
                 ),
             }

@@ -30,11 +30,11 @@ class PromptDataset:
                         "min": 0,
                         "max": 2**31,
                         "control_after_generate": True,
-                        "tooltip": "Number of the iteration; it advances by itself and selects the prompts.",
+                        "tooltip": "Selects the prompts. Advances by one with every iteration (canvas: set it to increment).",
                     },
                 ),
                 "shuffle": ("BOOLEAN", {"default": True, "tooltip": "A new order in every pass over the prompts."}),
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**32 - 1, "tooltip": "Seed of the shuffling."}),
+                "seed": ("INT", {"default": 0, "min": 0, "max": 2**63 - 1, "tooltip": "Seed of the shuffling."}),
             },
             "optional": {
                 "file": (
@@ -52,6 +52,8 @@ class PromptDataset:
     def VALIDATE_INPUTS(cls, prompts, file=""):
         from ..trainer.prompts import PromptError, read_prompts
 
+        if file is None or (prompts is None and not file):
+            return True  # linked: what comes is known only when the graph runs
         try:
             read_prompts(prompts, file)
         except PromptError as error:
@@ -65,6 +67,8 @@ class PromptDataset:
         return file_state(file)
 
     def take(self, prompts, prompts_per_iteration, index, shuffle, seed, file=""):
-        from ..trainer.prompts import choose, read_prompts
+        from ..trainer.prompts import choose, read_prompts, warn_of_two_sources
+
+        warn_of_two_sources(prompts, file)
 
         return (choose(read_prompts(prompts, file), prompts_per_iteration, index, seed if shuffle else None),)

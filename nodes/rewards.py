@@ -24,14 +24,15 @@ class _Reward:
                     "FLOAT",
                     {
                         "default": 1.0,
-                        "min": 0.0,
+                        "min": 0.01,
                         "max": 100.0,
                         "step": 0.05,
-                        "tooltip": "Weight of this objective's advantage in the fusion.",
+                        "tooltip": "Weight of this objective's advantage in the fusion. To only log it, use held_out.",
                     },
                 ),
             },
             "optional": {
+                **cls.own_optional_inputs(),
                 "held_out": (
                     "BOOLEAN",
                     {
@@ -45,6 +46,10 @@ class _Reward:
 
     @classmethod
     def own_inputs(cls):
+        return {}
+
+    @classmethod
+    def own_optional_inputs(cls):
         return {}
 
     @host.outside_inference
@@ -72,6 +77,31 @@ class RewardClipT(_Reward):
                 },
             )
         }
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "path": (
+                "STRING",
+                {
+                    "default": "",
+                    "tooltip": "A CLIP model folder anywhere else; used instead of `model` when not empty.",
+                },
+            )
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, model, path=""):
+        if path is None or (model is None and not path):
+            return True  # linked: what comes is known only when the graph runs
+        try:
+            host.find_model(path or model, "preprocessor_config.json")
+        except FileNotFoundError as error:
+            return f"{'path' if path else 'model'}: {error}"
+        return True
+
+    def build(self, model, coefficient, held_out=None, name="", path=""):
+        return super().build(coefficient, held_out, name, model=path or model)
 
 
 class RewardColorfulness(_Reward):

@@ -75,7 +75,7 @@ class SDESampler:
                         "min": 0,
                         "max": 2**63 - 1,
                         "control_after_generate": True,
-                        "tooltip": "Of all noise. It advances by itself, so that every iteration samples anew.",
+                        "tooltip": "Of all noise. Advances by one with every iteration (canvas: set it to increment).",
                     },
                 ),
             },
@@ -93,7 +93,12 @@ class SDESampler:
                 ),
                 "window_start": (
                     "INT",
-                    {"default": 0, "min": 0, "max": 999, "tooltip": "First stochastic step (MixGRPO)."},
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 999,
+                        "tooltip": "First stochastic step of a fixed window.",
+                    },
                 ),
                 "window_length": (
                     "INT",
@@ -158,6 +163,7 @@ class SDESampler:
             train_last_step=train_last_step,
             window=(window_start, window_length or steps) if window_start or window_length else None,
             log_prob_norm=log_prob_norm,
+            batch_size=batch_size,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
@@ -171,7 +177,6 @@ class SDESampler:
             settings,
             group_size=group_size,
             seed=seed,
-            batch_size=batch_size,
             keep_graph=keep,
             on_step=host.progress(rollout.model_calls(steps, group_size * len(prompts.texts), batch_size)),
         )

@@ -109,7 +109,7 @@ class GRPOStep:
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )
         metrics = grpo.update(model, trajectories, advantages, settings, host.check_stop)
-        return model, report(metrics, trajectories, advantages, model.version)
+        return model, report(metrics, trajectories, advantages)
 
 
 class TrainingRun:
@@ -152,6 +152,10 @@ class TrainingRun:
             "hidden": {"prompt": "PROMPT"},
         }
 
+    @classmethod
+    def VALIDATE_INPUTS(cls, run_name):
+        return _plain_name("run_name", run_name)
+
     @host.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, **settings):
         from ..trainer.record import RunSettings, open_run
@@ -180,9 +184,20 @@ class SaveLoRA:
             "hidden": {"prompt": "PROMPT"},
         }
 
+    @classmethod
+    def VALIDATE_INPUTS(cls, filename):
+        return _plain_name("filename", filename)
+
     @host.outside_inference
     def save(self, model, filename, prompt=None):
         from ..trainer import lora
 
         path = lora.save_named(model, host.lora_folder(), filename, {"otca_workflow": prompt or {}})
         return {"ui": {"text": [str(path)]}, "result": ()}
+
+
+def _plain_name(name, value):
+    """True for a name that stays in its folder (and for a linked input, which is None here), else what is wrong."""
+    if value is None or (value.strip() and not value.startswith(".") and not set(value) & set('/\\:*?"<>|')):
+        return True
+    return f"{name} must be a plain name without folders, not {value!r}. Fix: for example my_run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,9 +101,12 @@ def small_settings():
 def sample(small_settings):
     """sample(model, …): two prompts with groups of three."""
 
-    def take(model, settings=None, prompts=("a red circle", "a blue square"), positions=(0, 1), **options):
+    def take(
+        model, settings=None, prompts=("a red circle", "a blue square"), positions=(0, 1), batch_size=0, **options
+    ):
         options = {"group_size": 3, "seed": 7, **options}
-        return rollout.sample(model, Prompts(prompts, positions), settings or small_settings(), **options)
+        settings = replace(settings or small_settings(), batch_size=batch_size)
+        return rollout.sample(model, Prompts(prompts, positions), settings, **options)
 
     return take
 

@@ -126,13 +126,16 @@ def update(
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
-        kept = _take_graphs(trajectories) if epoch == 0 and not staleness else None
+        # Later epochs compare with the first one's log-probs, so that must have the update's batch shape, not the rollout's.
+        kept = _take_graphs(trajectories) if settings.epochs == 1 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
         seen = _backward(model, trajectories, advantages, settings, old, kept, tally, on_step if epoch == 0 else _go_on)
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
-        steps += _optimizer_step(model, optimizer, settings, tally)
+        if not _optimizer_step(model, optimizer, settings, tally):
+            break
+        steps += 1
     model.version += steps > 0
     metrics = tally.summary()
     metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
@@ -171,16 +174,19 @@ def _go_on() -> None:
 def _backward(model, trajectories, advantages, settings, old, kept, tally, on_step) -> Tensor:
     """Accumulates the gradient of the loss; returns the log-probs it saw, [B, T'], NaN where nothing had to be computed."""
     seen = torch.full_like(trajectories.log_probs, torch.nan)
+    valid = advantages.valid
+    total = max(1, int(valid.sum())) * seen.shape[1]  # a masked sample is no sample
     for position, step in enumerate(trajectories.trained):
         advantage = advantages.step_advantage[:, position]
         # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too.
-        rows = torch.arange(len(advantage)) if settings.kl_coefficient else advantage.nonzero()[:, 0]
+        rows = valid.nonzero()[:, 0] if settings.kl_coefficient else advantage.nonzero()[:, 0]
         if not len(rows):
             continue
         if kept:
             on_step()
             here = kept[position]
-            parts = [(rows, here.log_prob[rows.to(here.log_prob.device)], here.velocity)]
+            index = rows.to(here.log_prob.device)
+            parts = [(rows, here.log_prob[index], here.velocity[index])]
         else:
             parts = _recomputed(model, trajectories, step, rows, settings.batch_size, on_step)
         for part, log_prob, velocity in parts:
@@ -194,9 +200,9 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
                 divergence = (velocity - frozen).square().mean()
                 statistics["kl"] = divergence.detach()
                 loss = loss + settings.kl_coefficient * divergence
-            (loss * len(part) / seen.numel()).backward()
+            (loss * len(part) / total).backward()
             seen[part, position] = log_prob.detach().cpu()
-            tally.add(loss.detach(), statistics, len(part), seen.numel())
+            tally.add(loss.detach(), statistics, len(part), total)
     tally.passes += 1
     return seen
 

@@ -154,10 +154,10 @@ def find_model(name: str, marker: str) -> Path:
     for place in places:
         if (place / marker).is_file():
             return place
-    searched = ", ".join(str(place.parent) for place in places[1:])
+    folders, known = ", ".join(map(str, model_folders())), ", ".join(list_models(marker)) or "nothing"
     raise FileNotFoundError(
-        f"model {name!r} was not found (no {marker} there), neither as a path nor in: {searched}. Fix: give the folder's "
-        "path, or put the folder into one of those"
+        f"model {name!r} was not found (no {marker} there), neither as a path nor in {folders}, which hold {known}. "
+        f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
     )
 
 

@@ -72,7 +72,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file. Raises ValueError, naming it, where it is truncated or none."""
     try:
         with safe_open(path, framework="pt") as content:
-            return {key: content.get_tensor(key) for key in content.keys()}
+            return {key: content.get_tensor(key).clone() for key in content.keys()}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is truncated or no safetensors file ({error})") from error
 
@@ -87,7 +87,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
-        with open(aside, "rb") as file:
+        with open(aside, "r+b") as file:
             os.fsync(file.fileno())
         os.replace(aside, path)
     finally:

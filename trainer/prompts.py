@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from pathlib import Path
 
 import numpy as np
 
 from . import host
 from .types import Prompts
+
+logger = logging.getLogger(__name__)
 
 
 class PromptError(ValueError):
@@ -53,6 +57,13 @@ def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prom
     return Prompts(tuple(texts), tuple(positions))
 
 
+@functools.cache
+def warn_of_two_sources(text: str, file: str) -> None:
+    """Says once that the text box is not used while a file is named."""
+    if text.strip() and file:
+        logger.warning("prompts come from the file %s; the text box is not used: empty `file` to use it", file)
+
+
 def file_state(file: str) -> str:
     """Changes when the file does, so that an edited prompt file is read again."""
     if not file:
@@ -73,6 +84,8 @@ def _json_lines(content: str, path: Path) -> list[str]:
         try:
             prompt = json.loads(line)["prompt"]
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise PromptError(f'{path}, line {number} is no object like {{"prompt": "…"}} ({error!r})') from error
+            raise PromptError(
+                f'{path}, line {number} is no object like {{"prompt": "…"}} ({error!r}). Fix: one such object a line'
+            ) from error
         prompts.append(str(prompt).strip())
     return prompts

@@ -39,7 +39,7 @@ class RunSettings:
     evaluation_seeds: int = 1
 
 
-def report(update: Mapping[str, float], trajectories, advantages, policy_version: int) -> Report:
+def report(update: Mapping[str, float], trajectories, advantages) -> Report:
     """Gathers one iteration's figures from the values that took part in it."""
     from .types import Report
 
@@ -60,7 +60,7 @@ def report(update: Mapping[str, float], trajectories, advantages, policy_version
     phases = ("rollout", "reward", "credit", "update")
     metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
     metrics["samples_per_second"] = len(trajectories.groups) / metrics["seconds/iteration"]
-    return Report(metrics, advantages, trajectories, policy_version)
+    return Report(metrics, advantages, trajectories)
 
 
 class Run:
@@ -70,13 +70,15 @@ class Run:
         self.folder, self.settings, self.workflow = folder, settings, workflow
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / WORKFLOW, json.dumps(workflow, indent=1))
+            write_text(folder / ".writable", "")
+            (folder / ".writable").unlink()
         except OSError as error:
             raise RunError(
                 f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
             ) from error
         self.history = read_lines(folder / METRICS)
         self.evaluations = read_lines(folder / EVALUATIONS)
+        self._recorded: Report | None = None
         self._last: Advantages | None = None
         self._events = None
 
@@ -85,15 +87,22 @@ class Run:
         """Number of iterations on record."""
         return self.history[-1]["iteration"] if self.history else 0
 
-    def rewind(self, iteration: int) -> None:
-        """Forgets what came after a checkpoint, so that a resumed run writes the same lines again."""
+    def begin(self, iteration: int = 0) -> None:
+        """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again."""
+        write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
             write_text(self.folder / name, "".join(map(json_line, rows)))
 
     def record(self, model: FlowModel, report: Report, last: int) -> None:
-        """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so."""
+        """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so.
+
+        A report that comes again, since only this node's own settings were changed on the canvas, is no new iteration.
+        """
+        if report is self._recorded:
+            return
+        self._recorded = report
         if not self.evaluations:
             with model.reference():
                 self.evaluate(model, report, 0)
@@ -118,9 +127,8 @@ class Run:
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         captions = [text for text, _ in pairs]
-        images = rollout.generate(
-            model, captions, report.trajectories.settings, [s for _, s in pairs], len(report.trajectories.groups)
-        )
+        images = rollout.generate(model, captions, report.trajectories.settings, [seed for _, seed in pairs])
+        self._before_after(images, captions, iteration)
         rewards = report.advantages.scores.rewards
         values = score(rewards, images, captions)
         row = {"iteration": iteration, "rewards": {}}
@@ -140,7 +148,6 @@ class Run:
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
         plots.save(plots.sample_grid(images[:32], captions[:32]), self.folder / "samples" / f"{iteration:06d}.png")
-        self._before_after(images, captions, iteration)
 
     def curves(self) -> np.ndarray:
         return plots.reward_curves(self.history, self.evaluations)
@@ -167,6 +174,7 @@ class Run:
 
         first = self.folder / "samples" / "before.safetensors"
         if iteration == 0:
+            first.parent.mkdir(exist_ok=True)
             lora.write_tensors(first, {"images": (images * 255).round().byte()})
         elif first.is_file():
             before = load_file(first)["images"].float() / 255
@@ -185,13 +193,23 @@ class Run:
 _open: dict[Path, Run] = {}
 
 
-def open_run(folder: Path, settings: RunSettings, workflow: Mapping) -> Run:
-    """The run of that folder in this process, opened at the first call; later calls may change its intervals."""
-    folder = folder.resolve()
-    if folder not in _open:
-        _open[folder] = Run(folder, settings, workflow)
-    _open[folder].settings = settings
-    return _open[folder]
+def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: bool = False) -> Run:
+    """The run of that folder in this process, opened at the first call; later calls may change its intervals.
+
+    A folder that holds another process's run is left alone, unless `resume`: a fresh adapter must not go on under its name,
+    so `<name>-2`, `<name>-3` … is taken.
+    """
+    asked = folder.resolve()
+    if asked not in _open:
+        number = 1
+        while not resume and (folder / METRICS).is_file() and (folder / METRICS).stat().st_size:
+            number += 1
+            folder = asked.with_name(f"{asked.name}-{number}")
+        _open[asked] = Run(folder, settings, workflow)
+        if not resume:
+            _open[asked].begin()
+    _open[asked].settings = settings
+    return _open[asked]
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -28,7 +28,6 @@ def sample(
     *,
     group_size: int,
     seed: int,
-    batch_size: int = 0,
     keep_graph: bool = False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Trajectories:
@@ -38,7 +37,6 @@ def sample(
     which prompts are sampled beside it change a trajectory.
 
     Args:
-        batch_size: samples to a forward pass; 0 takes all at once.
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
         on_step: called before every model call; may raise to stop.
 
@@ -59,7 +57,7 @@ def sample(
         for member in range(group_size)
     ]
     parts = []
-    for rows in torch.arange(len(groups)).split(batch_size or len(groups)):
+    for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
         own = [sources[row] for row in rows]
         parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, keep_graph, on_step))
     latents, final, log_probs = (
@@ -69,7 +67,7 @@ def sample(
     if not trained:
         raise ValueError(
             f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
-            f"{settings.window} is stochastic, so nothing can be trained: raise eta, or widen the window"
+            f"{settings.window} is stochastic, so nothing can be trained. Fix: raise eta, or move the window to earlier steps"
         )
     kept = None
     if keep_graph:
@@ -80,7 +78,7 @@ def sample(
     return Trajectories(
         latents=latents,
         final=final,
-        images=model.decode(final, batch_size),
+        images=model.decode(final, settings.batch_size),
         sigmas=sigmas,
         trained=trained,
         stds=stds,
@@ -95,22 +93,20 @@ def sample(
 
 
 @torch.no_grad()
-def generate(
-    model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int], batch_size: int = 0
-) -> Tensor:
+def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int]) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training."""
     settings = replace(settings, kind="ode")
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width)
     images = []
-    for rows in torch.arange(len(texts)).split(batch_size or len(texts)):
+    for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.encode([texts[row] for row in rows])
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
         index = torch.arange(len(rows))
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
             velocity = model.velocity(x, sigma, condition.rows(index), settings.guidance)
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
-        images.append(model.decode(x.cpu(), batch_size))
+        images.append(model.decode(x.cpu(), settings.batch_size))
     return torch.cat(images)
 
 
@@ -157,8 +153,12 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
-    trained = sum(kind != "ode" for kind in step_kinds(settings))
-    return model.graph_bytes(settings) * samples * trained <= GRAPH_MEMORY_SHARE * model.free_memory()
+    # Decided once: the free memory moves from one iteration to the next, and the two ways differ in rounding.
+    if (settings, samples) not in model.graph_decisions:
+        trained = sum(kind != "ode" for kind in step_kinds(settings))
+        need = model.graph_bytes(settings) * samples * trained
+        model.graph_decisions[settings, samples] = need <= GRAPH_MEMORY_SHARE * model.free_memory()
+    return model.graph_decisions[settings, samples]
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, on_step) -> dict:

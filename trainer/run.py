@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from . import checkpoint, host
 from .record import METRICS, WORKFLOW, RunError, RunSettings, open_run
+from .workflow import NodeError, Workflow, WorkflowError
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
     from .record import Run
-    from .workflow import Workflow
 
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
 Say = Callable[[str], None]
@@ -41,6 +41,8 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
         WorkflowError: the graph cannot run.
         RunError: the folder cannot be used, or holds another run.
     """
+    if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
+        raise WorkflowError(errors)
     run_node = only(workflow, RUN_NODE)
     inputs = dict(workflow.graph[run_node]["inputs"])
     folder = host.run_folder(inputs["run_name"])
@@ -48,18 +50,19 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     _check_folder(folder, resume, workflow, say)
     host.terminal.output = folder
     names = RunSettings.__dataclass_fields__
-    run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph)
+    run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
     (folder / "stop").unlink(missing_ok=True)
     model = trained_model(workflow)
     start = checkpoint.restore(model, folder / "checkpoints") if resume else 0
     if resume:
         say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
-    run.rewind(start)
+    run.begin(start)
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
     with _signals(), _Progress(start, total, say) as progress:
         try:
             for iteration in range(start, total):
+                version = model.version
                 overrides = {(node, name): value + iteration for node, name, value in advancing}
                 workflow.run(overrides=overrides, targets=every)
                 progress(run.history[-1])
@@ -67,9 +70,14 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
             return _stopped(run, model, stopped, say)
+        except NodeError:
+            # Before the update the model stands where the last recorded line says, after it nowhere that could be resumed.
+            if model.version == version and run.history:
+                run.save(model)
+            raise
         finally:
             run.close()
-    say(f"done: {folder}")
+    _summary(run, say)
     return 0
 
 
@@ -98,7 +106,7 @@ def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
 
 
 def _check_folder(folder: Path, resume: bool, workflow: Workflow, say: Say) -> None:
-    exists = (folder / METRICS).is_file()
+    exists = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0
     if exists and not resume:
         raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
     if resume and not (folder / WORKFLOW).is_file():
@@ -121,6 +129,18 @@ def differences(before: dict, now: dict) -> list[str]:
             if old.get(name) != new.get(name)
         ]
     return lines
+
+
+def _summary(run: Run, say: Say) -> None:
+    """What the run came to: every reward on the fixed prompts and seeds, before and after."""
+    if len(run.evaluations) > 1:
+        first, last = run.evaluations[0]["rewards"], run.evaluations[-1]["rewards"]
+        for name, before in first.items():
+            figures = [row[name] for row in (first, last)]
+            if name in last and None not in (before["mean"], last[name]["mean"]):
+                told = " -> ".join(f"{row['mean']:.3f} ± {row['standard_error']:.3f}" for row in figures)
+                say(f"{name}{' (held out)' if before['held_out'] else ''}: {told}")
+    say(f"done after {run.iteration} iterations: {run.folder} (samples.png, rewards.png, credit.png, lora.safetensors)")
 
 
 def _stopped(run: Run, model: FlowModel, stopped: host.Stopped, say: Say) -> int:

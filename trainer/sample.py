@@ -22,6 +22,7 @@ def sample_to_file(
     seeds: Sequence[int],
     steps: int | None,
     size: str | None,
+    batch_size: int,
     output: Path | None,
     node_classes: Mapping[str, type],
 ) -> Path:
@@ -30,6 +31,7 @@ def sample_to_file(
     Args:
         source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
         size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        batch_size: pictures to one model call.
         output: None numbers samples-<n>.png in the run, or takes ./samples.png.
 
     Raises:
@@ -45,7 +47,7 @@ def sample_to_file(
         model = load_flow_model(path, device=host.chosen_device("auto"))
         side = model.pipeline.vae.config.sample_size
         settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side, side, shift=0.0, guidance=3.5)
-    settings = replace(settings, steps=steps or settings.steps)
+    settings = replace(settings, steps=steps or settings.steps, batch_size=batch_size)
     if size:
         width, height = _size(size)
         settings = replace(settings, width=width, height=height)
@@ -80,6 +82,8 @@ def _of_run(folder: Path, node_classes: Mapping[str, type]):
 def _size(text: str) -> tuple[int, int]:
     try:
         width, height = (int(part) for part in text.lower().split("x"))
+        if min(width, height) < 1:
+            raise ValueError
     except ValueError as error:
         raise ValueError(f"--size {text!r} is not WIDTHxHEIGHT. Fix: for example --size 512x512") from error
     return width, height

@@ -7,7 +7,7 @@ All are frozen: a node returns a new value, it never edits what it was given. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ class SamplerSettings:
     train_last_step: bool = False
     window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
     log_prob_norm: str = "full"
+    batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,3 @@ class Report:
     metrics: Metrics
     advantages: Advantages
     trajectories: Trajectories
-    policy_version: int
-
-
-Progress = Callable[[int], None]

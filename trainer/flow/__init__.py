@@ -39,7 +39,7 @@ def load_flow_model(
         lora_rank, lora_alpha: of the adapter; its scale is alpha / rank.
         lora_targets: comma-separated ends of module names; empty takes the family's own list.
         seed: of the adapter's initial weights.
-        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32, bfloat16 or float16. The
+        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32 or bfloat16. The
             adapter is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most 512.

@@ -51,6 +51,7 @@ class FlowModel(ABC):
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self.graph_decisions: dict[tuple[SamplerSettings, int], bool] = {}
         self._graph_bytes: dict[tuple[int, ...], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}
         for name in self.COMPONENTS:
@@ -119,9 +120,15 @@ class FlowModel(ABC):
         from peft import LoraConfig
 
         modules = [name.strip() for name in targets.split(",") if name.strip()] or list(self.LORA_TARGETS)
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.transformer.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+            try:
+                self.transformer.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+            except ValueError as error:
+                known = ", ".join(self.LORA_TARGETS)
+                raise ValueError(
+                    f"lora_targets {targets!r} fit no module. Fix: leave it empty, or use {known}"
+                ) from error
         for parameter in self.trainable_parameters():
             parameter.data = parameter.data.float()
         self.lora_rank, self.lora_alpha = rank, alpha
@@ -161,8 +168,12 @@ class FlowModel(ABC):
             self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
         rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         self._optimizer.param_groups[0].update(rates)
-        if settings.ema_decay and self.ema is None:
+        if not settings.ema_decay:
+            self.ema = None
+        elif self.ema is None:
             self.ema = self._average(settings.ema_decay)
+        else:
+            self.ema.decay = settings.ema_decay
         return self._optimizer
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -216,5 +227,6 @@ class FlowModel(ABC):
     def free_memory(self) -> int:
         """Bytes that can still be taken on the model's device."""
         if self.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.device)[0]
+            reusable = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            return torch.cuda.mem_get_info(self.device)[0] + reusable
         return host.free_memory()

@@ -51,7 +51,9 @@ class Flux(FlowModel):
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         unit = 2 * self.pipeline.vae_scale_factor
         if height % unit or width % unit:
-            raise ValueError(f"width {width} and height {height} must be multiples of {unit} for this model")
+            raise ValueError(
+                f"width {width} and height {height} must be multiples of {unit} for this model. Fix: round them"
+            )
         scale = self.pipeline.vae_scale_factor
         return self.transformer.config.in_channels // 4, height // scale, width // scale
 

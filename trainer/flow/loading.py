@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# No float16: without loss scaling most gradients of a large model would be zero.
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def resolve_device(name: str) -> torch.device:
     if name != "auto":
-        return torch.device(name)
+        try:
+            return torch.empty(0, device=name).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise FlowModelError(f"device {name!r} cannot be used here ({reason}). Fix: use auto or cpu") from error
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 

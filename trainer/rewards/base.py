@@ -50,7 +50,8 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     columns = []
     for reward in rewards:
         try:
-            column = torch.as_tensor(reward.score(images, prompts)).float().cpu()
+            with torch.no_grad():
+                column = torch.as_tensor(reward.score(images, prompts)).float().cpu()
         except Exception as error:
             raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
         if column.shape != (len(images),):

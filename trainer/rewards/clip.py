@@ -27,9 +27,12 @@ class ClipT(Reward):
         super().__init__(name, coefficient, held_out)
         from transformers import CLIPModel, CLIPTokenizer
 
+        from ..flow.loading import resolve_device
+
         folder = host.find_model(model, "preprocessor_config.json")
+        device = resolve_device(host.chosen_device("auto"))
         self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
-        self.model.eval().requires_grad_(False)
+        self.model.eval().requires_grad_(False).to(device)
         self.tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
         self.processor = _processor().from_pretrained(folder, local_files_only=True)
         self._texts: dict[str, Tensor] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,7 +99,7 @@ def test_evaluation_pictures_are_the_pipelines(model, pipeline, sample, small_se
         [sample(model, settings, prompts=("x",), positions=(0,), seed=seed).latents[0, 0] for seed in (5, 6)]
     )
     assert (noise[0] - noise[1]).abs().max() > 0.1
-    pictures = rollout.generate(model, TEXTS, settings, [5, 6], batch_size=1)
+    pictures = rollout.generate(model, TEXTS, replace(settings, batch_size=1), [5, 6])
     expected = by_pipeline(pipeline, settings, noise, model.max_sequence_length, "np")
     torch.testing.assert_close(pictures, torch.from_numpy(expected), rtol=0, atol=1e-4)
 
