@@ -124,6 +124,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 def _sample(options: argparse.Namespace) -> int:
     """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below."""
+    from .nodes import NODE_CLASS_MAPPINGS
     from .trainer import host
     from .trainer.sample import sample_to_file
 
@@ -137,7 +138,7 @@ def _sample(options: argparse.Namespace) -> int:
         size=options.size,
         batch_size=options.batch_size,
         output=options.output,
-        node_classes=_node_classes(),
+        node_classes=NODE_CLASS_MAPPINGS,
     )
     print(path)
     return 0
@@ -162,22 +163,17 @@ def _nodes(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace):
+    from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from .trainer.workflow import Workflow
 
     path = options.workflow / "workflow.json" if options.workflow.is_dir() else options.workflow
-    workflow = Workflow.load(path, _node_classes())
+    workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
     for change in options.set:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         workflow.set(name, value)
     return workflow
-
-
-def _node_classes() -> dict:
-    from .nodes import NODE_CLASS_MAPPINGS
-
-    return NODE_CLASS_MAPPINGS
 
 
 def _show(problem) -> str:

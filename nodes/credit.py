@@ -50,9 +50,7 @@ class TCDWeights:
     def weigh(self, trajectories, w_min, floor, normalize):
         from ..trainer.credit import tcd
 
-        return _with_heatmap(
-            trajectories, tcd(trajectories.latents, trajectories.final, trajectories.trained, w_min, floor, normalize)
-        )
+        return _weighed(trajectories, tcd, w_min, floor, normalize)
 
 
 class UniformWeights:
@@ -98,16 +96,17 @@ class UniformWeights:
         from ..trainer.credit import uniform
 
         generator = torch.Generator().manual_seed(seed)
-        return _with_heatmap(
-            trajectories,
-            uniform(trajectories.latents, trajectories.final, trajectories.trained, timestep_fraction, generator),
-        )
+        return _weighed(trajectories, uniform, timestep_fraction, generator)
 
 
-def _with_heatmap(trajectories, credit):
+def _weighed(trajectories, method, *options):
+    """The credit by a method of trainer/credit.py, with the seconds it took, and its heatmap."""
+    import time
     from dataclasses import replace
 
     from ..trainer import plots
 
-    credit = replace(credit, sigmas=trajectories.sigmas)
+    started = time.perf_counter()
+    credit = method(trajectories.latents, trajectories.final, trajectories.trained, *options)
+    credit = replace(credit, sigmas=trajectories.sigmas, seconds=time.perf_counter() - started)
     return credit, host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Advantages, Report
+    from .types import Advantages, Metrics, Report
 
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
@@ -78,7 +78,7 @@ class Run:
             ) from error
         self.history = read_lines(folder / METRICS)
         self.evaluations = read_lines(folder / EVALUATIONS)
-        self._recorded: Report | None = None
+        self._metrics: Metrics | None = None
         self._last: Advantages | None = None
         self._events = None
 
@@ -100,9 +100,9 @@ class Run:
 
         A report that comes again, since only this node's own settings were changed on the canvas, is no new iteration.
         """
-        if report is self._recorded:
+        if report.metrics is self._metrics:
             return
-        self._recorded = report
+        self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
         if not self.evaluations:
             with model.reference():
                 self.evaluate(model, report, 0)
