@@ -1,17 +1,41 @@
 """Stage 5a, when: how much credit each denoising step gets."""
 
 from ..trainer import host
+from . import live, payloads
 
 
-class TCDWeights:
-    TITLE = "TCD Weights"
+class _Credit:
+    """A credit node: its method is a function of trainer/credit.py."""
+
     CATEGORY = "OTCA/credit"
+    RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
+    RETURN_NAMES = ("credit", "heatmap")
+    OUTPUT_TOOLTIPS = ("Weights of the trained steps, [samples, steps].", "The weights as a picture.")
+    FUNCTION = "weigh"
+    OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
+
+    def _weighed(self, trajectories, node_id, method, *options):
+        """The credit, with the seconds it took, and its heatmap."""
+        import time
+        from dataclasses import replace
+
+        from ..trainer import plots
+
+        started = time.perf_counter()
+        credit = method(trajectories.latents, trajectories.final, trajectories.trained, *options)
+        seconds = time.perf_counter() - started
+        credit = replace(credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
+        heatmap = host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        return live.shown(
+            node_id, "credit", (credit, heatmap), lambda: payloads.credit(credit, trajectories), trajectories
+        )
+
+
+class TCDWeights(_Credit):
+    TITLE = "TCD Weights"
     DESCRIPTION = (
         "Trajectory credit decomposition (OTCA): a step is worth what it moves the latent towards the final one."
     )
-    RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
-    RETURN_NAMES = ("credit", "heatmap")
-    FUNCTION = "weigh"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -43,23 +67,20 @@ class TCDWeights:
                         "tooltip": "mean: weights average 1. sum: they add up to 1, without a floor (Eq. 8).",
                     },
                 ),
-            }
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
         }
 
     @host.outside_inference
-    def weigh(self, trajectories, w_min, floor, normalize):
+    def weigh(self, trajectories, w_min, floor, normalize, node_id=""):
         from ..trainer.credit import tcd
 
-        return _weighed(trajectories, tcd, w_min, floor, normalize)
+        return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
 
 
-class UniformWeights:
+class UniformWeights(_Credit):
     TITLE = "Uniform Weights"
-    CATEGORY = "OTCA/credit"
     DESCRIPTION = "Every trained step alike (DanceGRPO, Flow-GRPO)."
-    RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
-    RETURN_NAMES = ("credit", "heatmap")
-    FUNCTION = "weigh"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -86,27 +107,15 @@ class UniformWeights:
                         "tooltip": "Of that choice; advances by one with every iteration.",
                     },
                 ),
-            }
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
         }
 
     @host.outside_inference
-    def weigh(self, trajectories, timestep_fraction, seed):
+    def weigh(self, trajectories, timestep_fraction, seed, node_id=""):
         import torch
 
         from ..trainer.credit import uniform
 
         generator = torch.Generator().manual_seed(seed)
-        return _weighed(trajectories, uniform, timestep_fraction, generator)
-
-
-def _weighed(trajectories, method, *options):
-    """The credit by a method of trainer/credit.py, with the seconds it took, and its heatmap."""
-    import time
-    from dataclasses import replace
-
-    from ..trainer import plots
-
-    started = time.perf_counter()
-    credit = method(trajectories.latents, trajectories.final, trajectories.trained, *options)
-    credit = replace(credit, sigmas=trajectories.sigmas, seconds=time.perf_counter() - started)
-    return credit, host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator)

@@ -1,6 +1,7 @@
 """Stage 5b, what: how the objectives become one advantage."""
 
 from ..trainer import host
+from . import live, payloads
 
 _STD_SCOPE = (
     ["group", "batch"],
@@ -15,14 +16,19 @@ class _Fuse:
     CATEGORY = "OTCA/fusion"
     RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
     RETURN_NAMES = ("advantages", "heatmap")
+    OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
     FUNCTION = "fuse"
+    OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
-    def _fuse(self, scores, credit, method, **options):
+    def _fuse(self, scores, credit, node_id, method, **options):
         from ..trainer import plots
         from ..trainer.fusion import fuse
 
         advantages = fuse(scores, credit, method, **options)
-        return advantages, host.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
+        return live.shown(
+            node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)
+        )
 
 
 class MOCAFuse(_Fuse):
@@ -51,12 +57,15 @@ class MOCAFuse(_Fuse):
                     },
                 ),
                 "std_scope": _STD_SCOPE,
-            }
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
         }
 
     @host.outside_inference
-    def fuse(self, scores, credit, exploration, recenter, std_scope):
-        return self._fuse(scores, credit, "moca", exploration=exploration, recentering=recenter, std_scope=std_scope)
+    def fuse(self, scores, credit, exploration, recenter, std_scope, node_id=""):
+        return self._fuse(
+            scores, credit, node_id, "moca", exploration=exploration, recentering=recenter, std_scope=std_scope
+        )
 
 
 class WeightedFuse(_Fuse):
@@ -78,9 +87,10 @@ class WeightedFuse(_Fuse):
                     },
                 ),
                 "std_scope": _STD_SCOPE,
-            }
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
         }
 
     @host.outside_inference
-    def fuse(self, scores, credit, mode, std_scope):
-        return self._fuse(scores, credit, mode, std_scope=std_scope)
+    def fuse(self, scores, credit, mode, std_scope, node_id=""):
+        return self._fuse(scores, credit, node_id, mode, std_scope=std_scope)

@@ -69,13 +69,25 @@ class LoadFlowModel:
                         "tooltip": "Tokens of the text encoder; 0: the tokenizer's own limit, at most 512.",
                     },
                 ),
+                "resume_run": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "On the canvas: a run to go on with, from its last checkpoint. Headlessly: --resume.",
+                    },
+                ),
             },
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, path=""):
+    def VALIDATE_INPUTS(cls, model, path="", resume_run=""):
         from ..trainer.flow import FlowModelError, check_model_folder
 
+        if resume_run and not host.in_comfyui():
+            return "resume_run: goes on with a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
+        if resume_run and not (host.run_folder(resume_run) / "checkpoints").is_dir():
+            folder = host.run_folder(resume_run)
+            return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
         known = host.list_models("model_index.json")
         if path is None or (model is None and not path):
             return True  # linked: what comes is known only when the graph runs
@@ -89,8 +101,19 @@ class LoadFlowModel:
 
     @host.outside_inference
     def load(
-        self, model, lora_rank, lora_alpha, seed, dtype, path="", lora_targets="", device="auto", max_sequence_length=0
+        self,
+        model,
+        lora_rank,
+        lora_alpha,
+        seed,
+        dtype,
+        path="",
+        lora_targets="",
+        device="auto",
+        max_sequence_length=0,
+        resume_run="",
     ):
+        from ..trainer import checkpoint
         from ..trainer.flow import load_flow_model
 
         host.make_room()
@@ -104,4 +127,7 @@ class LoadFlowModel:
             device=host.chosen_device(device),
             max_sequence_length=max_sequence_length,
         )
+        if resume_run:
+            folder = host.run_folder(resume_run).resolve()
+            loaded.resumed_from = folder, checkpoint.restore(loaded, folder / "checkpoints")
         return (loaded,)

@@ -1,6 +1,7 @@
 """Stage 4: what is good. One node a reward, and the stack that scores a rollout by all of them."""
 
 from ..trainer import host
+from . import live, payloads
 
 MAX_REWARDS = 8
 
@@ -143,7 +144,9 @@ class RewardStack:
     DESCRIPTION = "Scores the sampled pictures by every connected reward."
     RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("scores", "table")
+    OUTPUT_TOOLTIPS = ("Scores of every sample by every reward.", "The same as a picture.")
     FUNCTION = "score"
+    OUTPUT_NODE = True  # its table is worth a run of its own, with nothing connected below
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -154,7 +157,11 @@ class RewardStack:
             )
             for number in range(1, MAX_REWARDS + 1)
         }
-        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "optional": sockets}
+        return {
+            "required": {"trajectories": ("OTCA_TRAJECTORIES",)},
+            "optional": sockets,
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
@@ -168,7 +175,7 @@ class RewardStack:
         return True
 
     @host.outside_inference
-    def score(self, trajectories, **sockets):
+    def score(self, trajectories, node_id="", **sockets):
         from ..trainer import plots
         from ..trainer.rewards.base import score_stack
 
@@ -176,4 +183,10 @@ class RewardStack:
         scores = score_stack(
             rewards, trajectories.images, trajectories.texts, trajectories.groups, host.progress(len(rewards))
         )
-        return scores, host.picture(lambda: plots.reward_table(scores, trajectories.images))
+        table = host.picture(lambda: plots.reward_table(scores, trajectories.images))
+
+        def payload():
+            sheet = payloads.thumbnail_sheet(trajectories.images)
+            return payloads.scores(node_id, scores, host.save_temporary(sheet, f"otca_samples_{node_id}.png"))
+
+        return live.shown(node_id, "scores", (scores, table), payload)

@@ -178,6 +178,7 @@ class SDESampler:
             group_size=group_size,
             seed=seed,
             keep_graph=keep,
+            keep_predictions=host.in_comfyui(),
             on_step=host.progress(rollout.model_calls(steps, group_size * len(prompts.texts), batch_size)),
         )
         return trajectories, trajectories.images

@@ -1,6 +1,9 @@
 """Stage 6: the update, its record, and what comes out."""
 
+import weakref
+
 from ..trainer import host
+from . import live
 
 
 class GRPOStep:
@@ -9,6 +12,7 @@ class GRPOStep:
     DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
     RETURN_TYPES = ("OTCA_MODEL", "OTCA_REPORT")
     RETURN_NAMES = ("model", "report")
+    OUTPUT_TOOLTIPS = ("The same model, one update on.", "This iteration's figures, for Training Run.")
     FUNCTION = "update"
 
     @classmethod
@@ -108,7 +112,8 @@ class GRPOStep:
         settings = grpo.UpdateSettings(
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )
-        metrics = grpo.update(model, trajectories, advantages, settings, host.check_stop)
+        calls = len(trajectories.trained) * -(-len(trajectories.groups) // (settings.batch_size or 10**9))
+        metrics = grpo.update(model, trajectories, advantages, settings, host.progress(calls))
         return model, report(metrics, trajectories, advantages)
 
 
@@ -118,6 +123,7 @@ class TrainingRun:
     DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
     RETURN_TYPES = ("IMAGE",)
     RETURN_NAMES = ("curves",)
+    OUTPUT_TOOLTIPS = ("The reward curves so far, as a picture.",)
     FUNCTION = "record"
     OUTPUT_NODE = True
 
@@ -149,7 +155,7 @@ class TrainingRun:
                     {"default": 1, "min": 1, "max": 1024, "tooltip": "Fixed seeds to each evaluation prompt."},
                 ),
             },
-            "hidden": {"prompt": "PROMPT"},
+            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
         }
 
     @classmethod
@@ -157,12 +163,22 @@ class TrainingRun:
         return _plain_name("run_name", run_name)
 
     @host.outside_inference
-    def record(self, model, report, run_name, iterations, prompt=None, **settings):
+    def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..trainer.record import RunSettings, open_run
 
-        run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {})
-        run.record(model, report, last=iterations)
-        return (host.picture(run.curves),)
+        run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {}, model)
+        if (
+            not host.in_comfyui()
+        ):  # a stopped evaluation would be missing from the resumed run: headlessly it ends first
+            run.record(model, report, last=iterations)
+            return (None,)  # nobody looks at pictures here: the folder has them
+        run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
+        run.mark("running", iterations)
+        run.record(model, report, last=iterations, on_step=host.check_stop)
+        if run.iteration >= iterations:
+            run.mark("finished", iterations)
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration}
+        return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 
 
 class SaveLoRA:
@@ -181,7 +197,7 @@ class SaveLoRA:
                 "model": ("OTCA_MODEL",),
                 "filename": ("STRING", {"default": "otca_lora", "tooltip": "Name of the file, without .safetensors."}),
             },
-            "hidden": {"prompt": "PROMPT"},
+            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
         }
 
     @classmethod
@@ -189,11 +205,28 @@ class SaveLoRA:
         return _plain_name("filename", filename)
 
     @host.outside_inference
-    def save(self, model, filename, prompt=None):
+    def save(self, model, filename, prompt=None, extra_pnginfo=None):
         from ..trainer import lora
 
-        path = lora.save_named(model, host.lora_folder(), filename, {"otca_workflow": prompt or {}})
+        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow"))
+        path = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
         return {"ui": {"text": [str(path)]}, "result": ()}
+
+    def _free_name(self, model, filename):
+        """On the canvas a model overwrites its own file at every iteration, and nobody else's."""
+        if not host.in_comfyui():
+            return filename
+        names = _saved_names.setdefault(model, {})
+        if filename not in names:
+            name, number = filename, 1
+            while (host.lora_folder() / f"{name}.safetensors").exists():
+                number += 1
+                name = f"{filename}-{number}"
+            names[filename] = name
+        return names[filename]
+
+
+_saved_names = weakref.WeakKeyDictionary()  # model: {the name asked for: the name taken}
 
 
 def _plain_name(name, value):

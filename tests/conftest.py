@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,7 @@ def _clean_process():
     yield
     host.terminal.stop_signal = host.terminal.output = host.terminal.device = None
     record._open.clear()
+    host._when_stopped.clear()
 
 
 @pytest.fixture(scope="session")
@@ -145,3 +148,53 @@ def finished_run(small_graph, tmp_path_factory):
     workflow.write_text(json.dumps(small_graph()))
     assert main(["train", str(workflow), "--output", str(folder / "run")]) == 0
     return folder / "run"
+
+
+@pytest.fixture
+def comfyui(monkeypatch, tmp_path):
+    """The parts of ComfyUI that the trainer talks to."""
+
+    class Interrupt(BaseException):
+        pass
+
+    state = types.SimpleNamespace(interrupt_after=None, checks=0, bars=[], unloaded=0, loaded=[], Interrupt=Interrupt)
+    state.events, state.running, state.device = [], {}, torch.device("cpu")
+    names = ("comfy.model_management", "comfy.utils", "folder_paths", "server")
+    management, utils, paths, server = map(types.ModuleType, names)
+
+    def throw():
+        state.checks += 1
+        if state.checks == state.interrupt_after:
+            raise Interrupt
+
+    def unload():
+        state.unloaded += 1
+        state.loaded.clear()
+
+    class ProgressBar:
+        def __init__(self, total):
+            self.total, self.value = total, 0
+            state.bars.append(self)
+
+        def update(self, amount):
+            self.value += amount
+
+    management.throw_exception_if_processing_interrupted = throw
+    management.unload_all_models, management.soft_empty_cache = unload, lambda: None
+    management.current_loaded_models = state.loaded
+    management.get_torch_device = lambda: state.device
+    utils.ProgressBar = ProgressBar
+    paths.get_output_directory = paths.get_input_directory = lambda: str(tmp_path / "files")
+    paths.get_folder_paths = lambda kind: [str(tmp_path / kind)]
+    paths.get_temp_directory = lambda: str(tmp_path / "temporary")
+    paths.folder_names_and_paths = {}
+    queue = types.SimpleNamespace(currently_running=state.running)
+    instance = types.SimpleNamespace(prompt_queue=queue, send_sync=lambda *event: state.events.append(event))
+    server.PromptServer = types.SimpleNamespace(instance=instance)
+    package = types.ModuleType("comfy")
+    package.model_management, package.utils = management, utils
+    modules = {"comfy": package, "comfy.model_management": management, "comfy.utils": utils, "folder_paths": paths}
+    modules["server"] = server
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return state

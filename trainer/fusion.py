@@ -215,6 +215,7 @@ def fuse(
         scores=scores,
         credit=credit,
         metrics=metrics,
+        method=method,
         seconds=time.perf_counter() - started,
     )
 

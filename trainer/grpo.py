@@ -119,6 +119,7 @@ def update(
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
     """
     started = time.perf_counter()
+    model.come_back()
     staleness = model.version - trajectories.policy_version
     optimizer = model.optimizer_for(settings)
     tally = _Tally()

@@ -46,12 +46,25 @@ def in_comfyui() -> bool:
     return "comfy.model_management" in sys.modules
 
 
+_when_stopped: list[Callable[[], None]] = []
+
+
+def when_stopped(save: Callable[[], None]) -> None:
+    """On the canvas, `save` is called once more whenever the user stops a prompt, before the prompt ends."""
+    _when_stopped.append(save)
+
+
 def check_stop() -> None:
     """Raises if the user asked to stop; called at every micro-step."""
     if in_comfyui():
         import comfy.model_management
 
-        comfy.model_management.throw_exception_if_processing_interrupted()
+        try:
+            comfy.model_management.throw_exception_if_processing_interrupted()
+        except BaseException:  # an Exception in ComfyUI of 2025, no more since; raised again in any case
+            for save in _when_stopped:
+                save()
+            raise
     if terminal.stop_signal is not None:
         raise Stopped(f"signal {terminal.stop_signal}")
     if terminal.output is not None and (terminal.output / "stop").exists():
@@ -99,8 +112,44 @@ def make_room() -> None:
     if in_comfyui():
         import comfy.model_management
 
-        comfy.model_management.unload_all_models()
+        if comfy.model_management.current_loaded_models:
+            comfy.model_management.unload_all_models()
+            comfy.model_management.soft_empty_cache()
+
+
+def empty_cache() -> None:
+    """Gives unused accelerator memory back, so that others can take it."""
+    if in_comfyui():
+        import comfy.model_management
+
         comfy.model_management.soft_empty_cache()
+
+
+def default_device():
+    """The accelerator if there is one, as ComfyUI was told to see it (--cpu, --cuda-device)."""
+    import torch
+
+    if in_comfyui():
+        import comfy.model_management
+
+        return comfy.model_management.get_torch_device()
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def prompt_running() -> bool:
+    """Whether ComfyUI is executing a prompt at this moment."""
+    return bool(_server().prompt_queue.currently_running)
+
+
+def tell(event: str, data: dict) -> None:
+    """Sends an event to every open page."""
+    _server().send_sync(event, data)
+
+
+def _server():
+    from server import PromptServer  # ComfyUI's module of that name
+
+    return PromptServer.instance
 
 
 def free_memory() -> int:
@@ -142,6 +191,17 @@ def picture(draw: Callable):
     from . import plots
 
     return plots.as_image(draw())
+
+
+def save_temporary(picture, name: str) -> dict:
+    """Saves a PIL picture into ComfyUI's temporary folder; returns what its /view route takes."""
+    import folder_paths
+
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    picture.save(folder / name, compress_level=1)
+    return {"filename": name, "subfolder": "", "type": "temp"}
 
 
 def find_model(name: str, marker: str) -> Path:

@@ -68,6 +68,11 @@ def load(model: FlowModel, path: Path) -> None:
     set_peft_model_state_dict(model.transformer, state)
 
 
+def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, object]:
+    """The graph that made an adapter, under the keys by which ComfyUI finds it when the file is dropped on the canvas."""
+    return {"prompt": prompt, **({"workflow": canvas} if canvas else {})}
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file. Raises ValueError, naming it, where it is truncated or none."""
     try:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import time
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, lora, plots, rollout
+from . import checkpoint, host, lora, plots, rollout
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 METRICS, EVALUATIONS, WORKFLOW, ADAPTER = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "lora.safetensors"
+CANVAS, STATUS = "canvas.json", "status.json"
 
 
 class RunError(RuntimeError):
@@ -64,10 +67,14 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
 
 
 class Run:
-    """One run's folder. Every line of metrics.jsonl is one iteration, counted from 1."""
+    """One run's folder. Every line of metrics.jsonl is one iteration, counted from 1.
+
+    `workflow` is the graph in API form, `canvas` the same as ComfyUI's canvas has it, where it is known.
+    """
 
     def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
         self.folder, self.settings, self.workflow = folder, settings, workflow
+        self.canvas = read_object(folder / CANVAS)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_text(folder / ".writable", "")
@@ -80,6 +87,8 @@ class Run:
         self.evaluations = read_lines(folder / EVALUATIONS)
         self._metrics: Metrics | None = None
         self._last: Advantages | None = None
+        self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
+        self._saved = self.iteration
         self._events = None
 
     @property
@@ -94,40 +103,69 @@ class Run:
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
             write_text(self.folder / name, "".join(map(json_line, rows)))
+        self._saved = iteration
 
-    def record(self, model: FlowModel, report: Report, last: int) -> None:
+    def mark(self, status: str, total: int, error: str | None = None) -> None:
+        """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
+
+        A reader finds out by the process whether "running" is still true.
+        """
+        import psutil
+
+        process = psutil.Process()
+        content = {"status": status, "place": "canvas" if host.in_comfyui() else "headless", "total": total}
+        content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
+        content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
+        write_text(self.folder / STATUS, json.dumps(content, indent=1))
+
+    def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
         """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so.
 
         A report that comes again, since only this node's own settings were changed on the canvas, is no new iteration.
+
+        Args:
+            on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
         """
         if report.metrics is self._metrics:
             return
         self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
-        if not self.evaluations:
-            with model.reference():
-                self.evaluate(model, report, 0)
         row = {"iteration": self.iteration + 1, **report.metrics}
+        # Before anything that may be stopped: the update has happened, and must be on record.
         self.history.append(row)
         self._last = report.advantages
         with open(self.folder / METRICS, "a", encoding="utf-8") as file:
             file.write(json_line(row))
+        self._trained = weakref.ref(model), model.version
         self._to_tensorboard(row["iteration"], report.metrics)
-        final = row["iteration"] >= last
+        if not self.evaluations:
+            with model.reference():
+                self.evaluate(model, report, 0, on_step)
+        final = row["iteration"] == last
         if final or row["iteration"] % self.settings.evaluate_every == 0:
             with model.averaged():
-                self.evaluate(model, report, row["iteration"])
+                self.evaluate(model, report, row["iteration"], on_step)
             self.plot()
         if final or row["iteration"] % self.settings.checkpoint_every == 0:
             self.save(model)
 
-    def evaluate(self, model: FlowModel, report: Report, iteration: int) -> None:
+    def belongs_to(self, model: FlowModel | None) -> bool:
+        """Whether `model` is the one whose training is on record here, or nothing is yet."""
+        return self._trained is None or self._trained[0]() is model
+
+    def save_if_behind(self) -> None:
+        """Saves the model as of the last line on record, if that is newer than the last save and the model still stands there."""
+        model, version = self._trained or (lambda: None, None)
+        if self.iteration > self._saved and (model := model()) is not None and model.version == version:
+            self.save(model)
+
+    def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Samples the fixed prompts and seeds with the deterministic sampler and scores them by every reward."""
         texts = [line.strip() for line in self.settings.evaluation_prompts.splitlines() if line.strip()]
         texts = texts or list(report.trajectories.prompts)
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         captions = [text for text, _ in pairs]
-        images = rollout.generate(model, captions, report.trajectories.settings, [seed for _, seed in pairs])
+        images = rollout.generate(model, captions, report.trajectories.settings, [seed for _, seed in pairs], on_step)
         self._before_after(images, captions, iteration)
         rewards = report.advantages.scores.rewards
         values = score(rewards, images, captions)
@@ -162,8 +200,9 @@ class Run:
         """A checkpoint to resume from, and the adapter to use."""
         checkpoint.save(model, self.folder / "checkpoints", self.iteration)
         with model.averaged():
-            metadata = {"otca_workflow": self.workflow, "otca_iteration": str(self.iteration)}
+            metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
             lora.save(model, self.folder / ADAPTER, metadata)
+        self._saved = self.iteration
 
     def close(self) -> None:
         if self._events is not None:
@@ -193,21 +232,27 @@ class Run:
 _open: dict[Path, Run] = {}
 
 
-def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: bool = False) -> Run:
+def open_run(
+    folder: Path, settings: RunSettings, workflow: Mapping, model: FlowModel | None = None, *, resume: bool = False
+) -> Run:
     """The run of that folder in this process, opened at the first call; later calls may change its intervals.
 
-    A folder that holds another process's run is left alone, unless `resume`: a fresh adapter must not go on under its name,
-    so `<name>-2`, `<name>-3` … is taken.
+    A folder that holds a run of another process, or of another `model` of this one, is left alone: a fresh adapter must not
+    go on under its name, so `<name>-2`, `<name>-3` … is taken. Except with `resume`, and where the model was restored from
+    that very run.
     """
     asked = folder.resolve()
-    if asked not in _open:
-        number = 1
-        while not resume and (folder / METRICS).is_file() and (folder / METRICS).stat().st_size:
-            number += 1
-            folder = asked.with_name(f"{asked.name}-{number}")
+    if asked not in _open or not _open[asked].belongs_to(model):
+        restored = model.resumed_from if model is not None else None
+        if not resume and (restored is None or restored[0] != asked):
+            number = 1
+            while (folder / METRICS).is_file() and (folder / METRICS).stat().st_size:
+                number += 1
+                folder = asked.with_name(f"{asked.name}-{number}")
         _open[asked] = Run(folder, settings, workflow)
         if not resume:
-            _open[asked].begin()
+            _open[asked].begin(restored[1] if restored and restored[0] == asked else 0)
+        host.when_stopped(_open[asked].save_if_behind)
     _open[asked].settings = settings
     return _open[asked]
 
@@ -238,6 +283,11 @@ def _without_nan(value):
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_object(path: Path, default=None):
+    """The content of a JSON file, or `default` where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
 
 
 def write_text(path: Path, text: str) -> None:

@@ -29,6 +29,7 @@ def sample(
     group_size: int,
     seed: int,
     keep_graph: bool = False,
+    keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Trajectories:
     """Samples a group of `group_size` trajectories for every prompt.
@@ -38,6 +39,7 @@ def sample(
 
     Args:
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
+        keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
 
     Raises:
@@ -48,6 +50,7 @@ def sample(
             f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
         )
     started = time.perf_counter()
+    model.come_back()
     sigmas = model.sigmas(settings)
     condition = model.encode(prompts.texts)
     groups = torch.arange(len(prompts.texts)).repeat_interleave(group_size)
@@ -59,9 +62,10 @@ def sample(
     parts = []
     for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
         own = [sources[row] for row in rows]
-        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, keep_graph, on_step))
-    latents, final, log_probs = (
-        torch.cat([part[name] for part in parts]) for name in ("latents", "final", "log_probs")
+        keep = (keep_graph, keep_predictions)
+        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+    latents, predictions, final, log_probs = (
+        torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
     stds, trained = parts[0]["stds"], parts[0]["trained"]
     if not trained:
@@ -88,13 +92,25 @@ def sample(
         settings=settings,
         policy_version=model.version,
         kept=kept,
+        predictions=predictions if keep_predictions else None,
+        decode=model.decode,
         seconds=time.perf_counter() - started,
     )
 
 
 @torch.no_grad()
-def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seeds: list[int]) -> Tensor:
-    """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training."""
+def generate(
+    model: FlowModel,
+    texts: list[str],
+    settings: SamplerSettings,
+    seeds: list[int],
+    on_step: Callable[[], None] = lambda: None,
+) -> Tensor:
+    """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training.
+
+    `on_step` is called before every model call and may raise to stop.
+    """
+    model.come_back()
     settings = replace(settings, kind="ode")
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width)
@@ -104,6 +120,7 @@ def generate(model: FlowModel, texts: list[str], settings: SamplerSettings, seed
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
         index = torch.arange(len(rows))
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
+            on_step()
             velocity = model.velocity(x, sigma, condition.rows(index), settings.guidance)
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
         images.append(model.decode(x.cpu(), settings.batch_size))
@@ -161,14 +178,13 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     return model.graph_decisions[settings, samples]
 
 
-def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, on_step) -> dict:
+def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:
     """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
     shape, kinds = model.latent_shape(settings.height, settings.width), step_kinds(settings)
     first = first_stochastic(kinds)
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
-    visited, log_probs, kept, stds, trained = [x], [], [], [], []
-    clean = x
+    visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
     for j, kind in enumerate(kinds):
         on_step()
         shared = settings.shared_noise and j <= first
@@ -184,6 +200,8 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
                 following = following + gaussian.std * noise.to(x.device)
                 log_prob = gaussian.log_prob(following, settings.log_prob_norm)
         clean = x - sigmas[j] * velocity.detach()
+        if keep_predictions:
+            predictions.append(clean)
         stds.append(gaussian.std)
         if stochastic:
             trained.append(j)
@@ -195,6 +213,7 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     # To the host only now: a transfer at every step would make the accelerator wait each time.
     return {
         "latents": torch.stack(visited, 1).cpu(),
+        "predictions": torch.stack(predictions, 1).cpu() if keep_predictions else clean[:0].cpu(),
         "final": clean.cpu(),
         "log_probs": torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         "kept": kept,

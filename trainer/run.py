@@ -52,6 +52,12 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     names = RunSettings.__dataclass_fields__
     run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
     (folder / "stop").unlink(missing_ok=True)
+    with _marked(run, total):
+        return _train(workflow, run, total, resume, say)
+
+
+def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
+    folder = run.folder
     model = trained_model(workflow)
     start = checkpoint.restore(model, folder / "checkpoints") if resume else 0
     if resume:
@@ -69,6 +75,7 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
             if start < total and at_end:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
+            run.mark("stopped", total)
             return _stopped(run, model, stopped, say)
         except NodeError:
             # Before the update the model stands where the last recorded line says, after it nowhere that could be resumed.
@@ -77,8 +84,20 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
             raise
         finally:
             run.close()
+    run.mark("finished", total)
     _summary(run, say)
     return 0
+
+
+@contextlib.contextmanager
+def _marked(run: Run, total: int) -> Iterator[None]:
+    """Says in the folder that the run is running, and why it failed if it does."""
+    run.mark("running", total)
+    try:
+        yield
+    except BaseException as error:
+        run.mark("failed", total, f"{type(error).__name__}: {error}")
+        raise
 
 
 def only(workflow: Workflow, class_type: str) -> str:

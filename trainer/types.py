@@ -7,7 +7,7 @@ All are frozen: a node returns a new value, it never edits what it was given. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,8 @@ class Trajectories:
         prompts: P texts.
         policy_version: the number of updates the policy had seen when it sampled.
         kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
+        predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
+        decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
     """
 
     latents: Tensor
@@ -83,6 +85,8 @@ class Trajectories:
     settings: SamplerSettings
     policy_version: int
     kept: list[KeptStep] | None = None
+    predictions: Tensor | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
     seconds: float = 0.0
 
     @property
@@ -120,6 +124,7 @@ class StepCredit:
         delta: [B, T], ΔS_j = S_{j+1} - S_j.
         similarity: [B, T+1], S_j = cos(x_j, x̂0).
         trained: the T' transition numbers.
+        node: the id of the graph's node that gave this credit, which shows it on the canvas.
     """
 
     weights: Tensor
@@ -130,6 +135,7 @@ class StepCredit:
     method: str = "tcd"
     sigmas: tuple[float, ...] = ()
     seconds: float = 0.0
+    node: str = ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,7 @@ class Advantages:
     scores: Scores
     credit: StepCredit
     metrics: Metrics
+    method: str = ""
     seconds: float = 0.0
 
 

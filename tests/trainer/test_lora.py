@@ -21,9 +21,7 @@ def trained(load_model, perturb):
 
 @pytest.fixture
 def file(trained, tmp_path):
-    return lora.save(
-        trained, tmp_path / "new" / "a.safetensors", {"otca_workflow": {"1": {"x": [1, "ü"]}}, "note": "n"}
-    )
+    return lora.save(trained, tmp_path / "new" / "a.safetensors", {"prompt": {"1": {"x": [1, "ü"]}}, "note": "n"})
 
 
 def velocity(model, seen=None):
@@ -67,7 +65,7 @@ def test_the_layout(trained, file):
 
 def test_metadata(file):
     metadata = lora.read_metadata(file)
-    assert json.loads(metadata["otca_workflow"]) == {"1": {"x": [1, "ü"]}} and metadata["note"] == "n"
+    assert json.loads(metadata["prompt"]) == {"1": {"x": [1, "ü"]}} and metadata["note"] == "n"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_a_runs_folder(finished_run, small_graph):
     graph = small_graph()
     assert json.loads((finished_run / "workflow.json").read_text()) == graph
     metadata = lora.read_metadata(finished_run / "lora.safetensors")
-    assert json.loads(metadata["otca_workflow"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
+    assert json.loads(metadata["prompt"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
     assert [place.name for place in checkpoint.complete(finished_run / "checkpoints")] == ["000004", "000006"]
     assert list((finished_run / "tensorboard").glob("events.*"))
     assert not [path for path in finished_run.rglob(".*")], "nothing half-written stays behind"

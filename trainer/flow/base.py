@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import host
+from ..resident import Resident
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -31,7 +32,7 @@ class Condition:
         return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
 
 
-class FlowModel(ABC):
+class FlowModel(Resident, ABC):
     """Weights, adapter, optimizer, average and policy version of one flow model.
 
     A family says how its pipeline is loaded, how prompts become a `Condition`, what the velocity of a noisy latent is, which
@@ -54,6 +55,7 @@ class FlowModel(ABC):
         self.graph_decisions: dict[tuple[SamplerSettings, int], bool] = {}
         self._graph_bytes: dict[tuple[int, ...], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}
+        self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         for name in self.COMPONENTS:
             getattr(pipeline, name).eval().requires_grad_(False)
 
@@ -89,6 +91,17 @@ class FlowModel(ABC):
     @property
     def device(self) -> torch.device:
         return self.transformer.device
+
+    def _networks(self) -> list[torch.nn.Module]:
+        return [getattr(self.pipeline, name) for name in self.COMPONENTS]
+
+    def _move(self, device: torch.device) -> None:
+        super()._move(device)
+        if self.ema is not None:
+            self.ema.to(device)
+        for state in (self._optimizer.state if self._optimizer else {}).values():
+            for name, value in state.items():
+                state[name] = value.to(device)
 
     def encode(self, texts: Sequence[str]) -> Condition:
         """Embeddings of P prompts on the model's device, computed once per distinct prompt."""

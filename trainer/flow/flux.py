@@ -44,9 +44,11 @@ class Flux(FlowModel):
         from diffusers import FluxPipeline
 
         device = resolve_device(device)
-        pipeline = load_pipeline(FluxPipeline, path, cls.COMPONENTS, resolve_dtype(dtype, device)).to(device)
+        pipeline = load_pipeline(FluxPipeline, path, cls.COMPONENTS, resolve_dtype(dtype, device))
         limit = max_sequence_length or min(512, pipeline.tokenizer_2.model_max_length)
-        return cls(pipeline, path, limit)
+        model = cls(pipeline, path, limit)
+        model.settle(device)
+        return model
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         unit = 2 * self.pipeline.vae_scale_factor

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .. import host
 from . import FlowModelError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def resolve_device(name: str) -> torch.device:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise FlowModelError(f"device {name!r} cannot be used here ({reason}). Fix: use auto or cpu") from error
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    return host.default_device()
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

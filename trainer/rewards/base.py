@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..resident import Resident
 from ..types import Scores
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class RewardError(RuntimeError):
     """A reward that failed, by name. Nothing is made up in place of its scores."""
 
 
-class Reward(ABC):
+class Reward(Resident, ABC):
     """Scores pictures. Higher is better.
 
     Attributes:
@@ -50,6 +51,7 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     columns = []
     for reward in rewards:
         try:
+            reward.come_back()
             with torch.no_grad():
                 column = torch.as_tensor(reward.score(images, prompts)).float().cpu()
         except Exception as error:

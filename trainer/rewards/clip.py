@@ -30,12 +30,15 @@ class ClipT(Reward):
         from ..flow.loading import resolve_device
 
         folder = host.find_model(model, "preprocessor_config.json")
-        device = resolve_device(host.chosen_device("auto"))
         self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
-        self.model.eval().requires_grad_(False).to(device)
+        self.model.eval().requires_grad_(False)
         self.tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
         self.processor = _processor().from_pretrained(folder, local_files_only=True)
         self._texts: dict[str, Tensor] = {}
+        self.settle(resolve_device(host.chosen_device("auto")))
+
+    def _networks(self) -> list[torch.nn.Module]:
+        return [self.model]
 
     @torch.no_grad()
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -49,8 +52,8 @@ class ClipT(Reward):
         if new:
             tokens = self.tokenizer(new, padding="max_length", max_length=77, truncation=True, return_tensors="pt")
             features = _pooled(self.model.get_text_features(**tokens.to(self.model.device)))
-            self._texts.update(zip(new, features, strict=True))
-        return torch.stack([self._texts[text] for text in prompts])
+            self._texts.update(zip(new, features.cpu(), strict=True))
+        return torch.stack([self._texts[text] for text in prompts]).to(self.model.device)
 
 
 def _processor():

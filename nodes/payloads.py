@@ -1,0 +1,133 @@
+"""What nodes send to the page: plain lists and numbers, rounded to what an eye can tell apart; None is "not known"."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.types import Advantages, Scores, StepCredit, Trajectories
+
+DIGITS = 5
+THUMBNAIL_SIZE, THUMBNAIL_COLUMNS = 64, 8
+
+
+def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
+    """The heatmap's rows and columns: weight and ΔS [B][T'] of every sample and trained step."""
+    return {
+        "node": credit.node,
+        "method": credit.method,
+        "steps": len(credit.sigmas) - 1,
+        "sigmas": numbers(credit.sigmas),
+        "trained": list(credit.trained),
+        "groups": trajectories.groups.tolist(),
+        "prompts": list(trajectories.prompts),
+        "weights": numbers(credit.weights),
+        "delta": numbers(credit.delta[:, list(credit.trained)]),
+        "previews": trajectories.predictions is not None,
+    }
+
+
+def advantages(node: str, advantages: Advantages) -> dict:
+    """The same heatmap's effective advantages Ã [B][T'], and what they were made of: A_k, c_k [B][K] and z [B]."""
+    valid, share = advantages.valid, advantages.fused.coefficients.abs()
+    mean = share[valid].mean(0) if valid.any() else share.mean(0)
+    return {
+        "node": node,
+        "credit_node": advantages.credit.node,
+        "method": advantages.method,
+        "names": list(advantages.scores.names),
+        "objectives": numbers(_masked(advantages.per_objective, valid)),
+        "coefficients": numbers(_masked(advantages.fused.coefficients, valid)),
+        "advantage": numbers(_masked(advantages.fused.advantage, valid)),
+        "step_advantage": numbers(_masked(advantages.step_advantage, valid)),
+        "valid": valid.tolist(),
+        "shares": numbers(mean / mean.sum()),
+    }
+
+
+def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
+    """The Reward Stack's table: raw scores, their standing in the group and how the rewards agree with each other."""
+    import torch
+
+    from ..trainer.grpo import group_advantages
+
+    values = torch.cat([scores.values, scores.held_out], 1)
+    standing = torch.cat(
+        [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T], 1
+    )
+    standing = torch.where(values.isfinite(), standing, torch.nan)
+    return {
+        "node": node,
+        "names": list(scores.names),
+        "held_out_names": list(scores.held_out_names),
+        "groups": scores.groups.tolist(),
+        "prompts": list(scores.prompts),
+        "values": numbers(scores.values),
+        "held_out": numbers(scores.held_out),
+        "advantages": numbers(standing),
+        "correlation": numbers(correlation(standing)),
+        "seconds": {name: numbers(seconds) for name, seconds in scores.seconds.items()},
+        "thumbnails": thumbnails,
+        "thumbnail_size": THUMBNAIL_SIZE,
+        "thumbnail_columns": THUMBNAIL_COLUMNS,
+    }
+
+
+def correlation(standing: Tensor) -> Tensor:
+    """Pearson correlation [K, K] of the rewards' standings within their groups, over the samples that both have scored.
+
+    Within groups: that one prompt scores higher than another by every reward is no agreement between them. NaN where a reward
+    tells no sample from another.
+    """
+    import torch
+
+    count = standing.shape[1]
+    matrix = torch.full((count, count), torch.nan)
+    for i in range(count):
+        for j in range(count):
+            both = standing[:, [i, j]][standing[:, [i, j]].isfinite().all(1)]
+            both = both - both.mean(0)
+            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
+    return matrix
+
+
+def thumbnail_sheet(images: Tensor):
+    """All pictures [B, H, W, 3] as one sheet of small ones, THUMBNAIL_COLUMNS to a row, each fitted into its square."""
+    from PIL import Image, ImageOps
+
+    columns, size = THUMBNAIL_COLUMNS, THUMBNAIL_SIZE
+    sheet = Image.new("RGB", (columns * size, -(-len(images) // columns) * size))
+    for number, picture in enumerate(images):
+        small = picture_of(picture)
+        method = Image.Resampling.NEAREST if max(small.size) < size else Image.Resampling.LANCZOS
+        small = ImageOps.contain(small, (size, size), method)
+        corner = (number % columns * size, number // columns * size)
+        offset = ((size - small.width) // 2, (size - small.height) // 2)
+        sheet.paste(small, (corner[0] + offset[0], corner[1] + offset[1]))
+    return sheet
+
+
+def picture_of(image: Tensor):
+    """One picture [H, W, 3] in [0, 1] for PIL."""
+    from PIL import Image
+
+    return Image.fromarray((image.clamp(0, 1) * 255).round().byte().cpu().numpy())
+
+
+def numbers(values):
+    """Tensors, sequences and floats as nested lists of floats with DIGITS significant digits; None where not finite."""
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    if isinstance(values, list | tuple):
+        return [numbers(value) for value in values]
+    return float(f"{values:.{DIGITS}g}") if math.isfinite(values) else None
+
+
+def _masked(values: Tensor, valid: Tensor) -> Tensor:
+    """NaN for the samples that take no part: their zeros are no result."""
+    import torch
+
+    return torch.where(valid.reshape(-1, *[1] * (values.dim() - 1)), values, torch.nan)
