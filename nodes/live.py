@@ -75,9 +75,10 @@ def release() -> int:
     """Moves our models to main memory, where they keep what they learned until they are used again; returns how many left.
 
     Raises:
-        Busy: a prompt is running.
+        Busy: a prompt with our nodes is running.
     """
-    if host.prompt_running():
-        raise Busy("a prompt is running. Fix: stop it, or wait until it has finished")
-    with _decoding:
+    # Asked under the lock: a prompt that starts after this question waits until all have left, then takes them back.
+    with _decoding, resident.moving:
+        if host.our_prompt_running():
+            raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
         return resident.release_all()

@@ -151,6 +151,7 @@ class SDESampler:
         from ..trainer import rollout
         from ..trainer.types import SamplerSettings
 
+        host.make_room()
         settings = SamplerSettings(
             kind=kind,
             eta=eta,

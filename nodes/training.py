@@ -109,6 +109,7 @@ class GRPOStep:
         from ..trainer import grpo
         from ..trainer.record import report
 
+        host.make_room()
         settings = grpo.UpdateSettings(
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )

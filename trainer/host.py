@@ -10,10 +10,12 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+# Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
+MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
 
 
 class Stopped(KeyboardInterrupt):
@@ -136,9 +138,13 @@ def default_device():
     return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
 
 
-def prompt_running() -> bool:
-    """Whether ComfyUI is executing a prompt at this moment."""
-    return bool(_server().prompt_queue.currently_running)
+def our_prompt_running() -> bool:
+    """Whether ComfyUI is executing a prompt that has one of our nodes at this moment."""
+    return any(has_our_nodes(prompt) for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()))
+
+
+def has_our_nodes(prompt: Mapping) -> bool:
+    return any(isinstance(node, dict) and str(node.get("class_type")).startswith("OTCA_") for node in prompt.values())
 
 
 def tell(event: str, data: dict) -> None:
@@ -236,8 +242,13 @@ def find_file(name: str) -> Path:
 
 
 def list_models(marker: str) -> list[str]:
-    """Names of the folders that hold a file called `marker`, over all `model_folders`, the embedded ones last."""
-    found = [place.parent.name for folder in model_folders() for place in sorted(folder.glob(f"*/{marker}"))]
+    """Names of the folders that hold a file called `marker`, up to two levels deep in `model_folders`; embedded ones last."""
+    found = [
+        place.parent.relative_to(folder).as_posix()
+        for folder in model_folders()
+        for pattern in (f"*/{marker}", f"*/*/{marker}")  # name/ or, as hubs have it, owner/name/
+        for place in sorted(folder.glob(pattern))
+    ]
     return list(dict.fromkeys(found))
 
 
@@ -247,11 +258,10 @@ def model_folders() -> list[Path]:
     if in_comfyui():
         import folder_paths
 
-        known = folder_paths.folder_names_and_paths
         folders += [
-            Path(p)
-            for kind in ("diffusers", "otca_rewards")
-            if kind in known
-            for p in folder_paths.get_folder_paths(kind)
+            Path(folder)
+            for kind in MODEL_KINDS
+            if kind in folder_paths.folder_names_and_paths
+            for folder in folder_paths.get_folder_paths(kind)
         ]
     return [*folders, ASSETS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from . import host
 if TYPE_CHECKING:
     import torch
 
+moving = threading.RLock()  # held while anything moves: whoever comes back waits until all have left
 _residents: weakref.WeakSet[Resident] = weakref.WeakSet()
 
 
@@ -42,14 +44,16 @@ class Resident:
 
     def come_back(self) -> None:
         """Back to the device that `leave` took it from, if it did; whoever uses it calls this first."""
-        if self._home is not None:
-            home, self._home = self._home, None
-            self._move(home)
+        with moving:
+            if self._home is not None:
+                home, self._home = self._home, None
+                self._move(home)
 
 
 def release_all() -> int:
     """Asks every resident to leave; returns how many did."""
-    count = sum(resident.leave() for resident in list(_residents))
+    with moving:
+        count = sum(resident.leave() for resident in list(_residents))
     host.empty_cache()
     return count
 

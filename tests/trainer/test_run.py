@@ -426,3 +426,43 @@ def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
         train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}}), say=lambda line: None) == 0
     )
     assert (Path("runs") / "named" / "metrics.jsonl").is_file()
+
+
+# --- status.json ----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_says_so(finished_run):
+    status = json.loads((finished_run / "status.json").read_text())
+    assert (status["status"], status["place"], status["total"], status["error"]) == ("finished", "headless", 6, None)
+
+
+def test_a_failed_run_says_why(small_workflow, tmp_path):
+    class Broken:
+        RETURN_TYPES, FUNCTION = ("OTCA_REWARD",), "build"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"coefficient": ("FLOAT", {})}}
+
+        def build(self, coefficient):
+            raise RuntimeError("no such thing")
+
+    workflow = small_workflow(classes={"OTCA_RewardColorfulness": Broken})
+    host.terminal.output = tmp_path / "run"
+    with pytest.raises(NodeError):
+        train(workflow, say=lambda line: None)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["status"] == "failed" and "no such thing" in status["error"]
+
+
+def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
+    host.terminal.output = tmp_path / "run"
+    seen = []
+
+    def say(line):
+        status = json.loads((tmp_path / "run" / "status.json").read_text())
+        seen.append((status["status"], status["pid"]))
+        (tmp_path / "run" / "stop").touch()
+
+    assert train(small_workflow(), say=say) == 0
+    assert seen[0] == ("running", os.getpid()) and seen[-1] == ("stopped", os.getpid())

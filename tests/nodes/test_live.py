@@ -1,0 +1,85 @@
+"""The page's view of nodes that ran, with the parts of ComfyUI that they talk to."""
+
+import gc
+import io
+
+import pytest
+import torch
+from PIL import Image
+
+from comfyui_otca.nodes import live
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    yield
+    live._results.clear()
+    live._trajectories.clear()
+
+
+@pytest.fixture
+def ran(small_workflow, comfyui):
+    """A whole iteration on the canvas: (workflow, its outputs)."""
+    workflow = small_workflow()
+    with torch.inference_mode():
+        return workflow, workflow.run()
+
+
+def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
+    workflow, _ = ran
+    kinds = {"8": "scores", "9": "credit", "10": "advantages", "12": "run"}
+    for node, kind in kinds.items():
+        (data,) = workflow.ui[node][f"otca_{kind}"]
+        assert data["node"] == node and live.last_results(node) == {kind: data}
+    assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
+    assert workflow.ui["12"]["otca_run"] == [{"node": "12", "run": "quickstart", "iteration": 1}]
+    events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
+    assert sorted(events) == sorted(("otca.result", node, kind) for node, kind in kinds.items())
+    assert live.last_results("99") == {}
+
+
+def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
+    from comfyui_otca.trainer import host
+
+    host.terminal.output = tmp_path / "run"
+    workflow = small_workflow()
+    outputs = workflow.run()
+    assert live._results == {} and set(workflow.ui) == {"13"}, "Save LoRA says where it saved"
+    assert outputs["3"][0].predictions is None
+
+
+def test_preview_is_what_the_model_saw(ran):
+    _, outputs = ran
+    trajectories = outputs["3"][0]
+    picture = Image.open(io.BytesIO(live.preview_png("9", 4, 3))).convert("RGB")
+    # At the last step x̂0 is the final latent, so its preview is the sampled picture itself.
+    shown = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).reshape(40, 40, 3)
+    assert torch.equal(shown, (trajectories.images[4] * 255).round().byte())
+    earlier = live.preview_png("9", 4, 0)
+    assert earlier != live.preview_png("9", 4, 3)
+    assert earlier == live.preview_png("9", 3, 0), "one group shares its noise, so step 0 predicts one and the same"
+
+
+@pytest.mark.parametrize(("sample", "step"), [(6, 0), (-1, 0), (0, 4), (0, -1)])
+def test_preview_of_what_does_not_exist(ran, sample, step):
+    with pytest.raises(LookupError, match=f"sample {sample}, step {step}: there are 6 samples and 4 steps"):
+        live.preview_png("9", sample, step)
+
+
+def test_previews_keep_nothing_alive(ran):
+    workflow, outputs = ran
+    outputs.clear()
+    workflow._cache.clear()
+    gc.collect()
+    with pytest.raises(LookupError, match="no longer in memory. Fix: run the graph again"):
+        live.preview_png("9", 0, 0)
+    with pytest.raises(LookupError):
+        live.preview_png("99", 0, 0)
+
+
+def test_release_waits_for_the_prompt(comfyui):
+    comfyui.running[0] = (1, "id", {"3": {"class_type": "OTCA_SDESampler", "inputs": {}}}, {}, [])
+    with pytest.raises(live.Busy, match="a prompt that uses the models is running. Fix: "):
+        live.release()
+    comfyui.running[0] = (1, "id", {"3": {"class_type": "KSampler", "inputs": {}}}, {}, [])
+    live.release()

@@ -1,0 +1,115 @@
+"""What the page receives: hand-made values in, the same figures out."""
+
+import json
+
+import pytest
+import torch
+
+from comfyui_otca.nodes import payloads
+from comfyui_otca.trainer import fusion
+from comfyui_otca.trainer.types import Scores, StepCredit
+
+NAN = float("nan")
+
+
+@pytest.fixture
+def scores():
+    """Two prompts with two samples each; the last sample could not be scored by the second reward."""
+    return Scores(
+        values=torch.tensor([[1.0, 4.0], [3.0, 2.0], [10.0, 0.0], [20.0, NAN]]),
+        names=("bright", "plain"),
+        coefficients=(1.0, 1.0),
+        groups=torch.tensor([0, 0, 1, 1]),
+        held_out=torch.tensor([[0.0], [1.0], [1.0], [0.0]]),
+        held_out_names=("judge",),
+        rewards=(),
+        prompts=("one", "two"),
+        seconds={"bright": 0.123456789},
+    )
+
+
+@pytest.fixture
+def credit():
+    return StepCredit(
+        weights=torch.tensor([[0.5, 1.5]] * 4),
+        raw=torch.tensor([[0.25, 0.75]] * 4),
+        delta=torch.tensor([[0.1, 0.3, 0.2]] * 4),
+        similarity=torch.zeros(4, 4),
+        trained=(0, 1),
+        sigmas=(1.0, 0.75, 0.5, 0.0),
+        node="9",
+    )
+
+
+def test_credit(credit, still_model, sample):
+    from dataclasses import replace
+
+    trajectories = replace(sample(still_model), groups=torch.tensor([0, 0, 1, 1]), prompts=("one", "two"))
+    assert payloads.credit(credit, trajectories) == {
+        "node": "9",
+        "method": "tcd",
+        "steps": 3,
+        "sigmas": [1.0, 0.75, 0.5, 0.0],
+        "trained": [0, 1],
+        "groups": [0, 0, 1, 1],
+        "prompts": ["one", "two"],
+        "weights": [[0.5, 1.5]] * 4,
+        "delta": [[0.1, 0.3]] * 4,
+        "previews": False,
+    }
+
+
+def test_advantages(scores, credit):
+    """Fused by their plain sum: the first group's rewards cancel out, the second has a single valid sample."""
+    sent = payloads.advantages("10", fusion.fuse(scores, credit, "min_norm"))
+    assert (sent["node"], sent["credit_node"], sent["method"]) == ("10", "9", "min_norm")
+    assert sent["names"] == ["bright", "plain"] and sent["valid"] == [True, True, True, False]
+    low = 0.70711  # (1 - 2) / √2, the unbiased standard deviation of two values that differ by 2
+    assert sent["objectives"] == [[-low, low], [low, -low], [0.0, 0.0], [None, None]]
+    assert sent["advantage"] == [0.0, 0.0, 0.0, None]
+    assert sent["coefficients"][:2] == [[0.5, 0.5], [0.5, 0.5]]
+    assert sent["step_advantage"] == [[0.0, 0.0]] * 3 + [[None, None]]
+    # Where all objectives are equal the first is taken: (0.5 + 0.5 + 1) / 3 of it.
+    assert sent["shares"] == [0.66667, 0.33333]
+    json.dumps(sent, allow_nan=False)
+
+
+def test_shares_of_weights_that_do_not_sum_to_one(scores, credit):
+    assert payloads.advantages("10", fusion.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.5, 0.5]
+
+
+def test_scores(scores):
+    sheet = {"filename": "a.png", "subfolder": "", "type": "temp"}
+    sent = payloads.scores("8", scores, sheet)
+    low = 0.70711
+    assert sent["advantages"] == [[-low, low, -low], [low, -low, low], [-low, 0.0, low], [low, None, -low]]
+    assert sent["values"][3] == [20.0, None] and sent["held_out"] == [[0.0], [1.0], [1.0], [0.0]]
+    assert sent["names"] == ["bright", "plain"] and sent["held_out_names"] == ["judge"]
+    assert sent["seconds"] == {"bright": 0.12346} and sent["thumbnails"] == sheet
+    # bright and plain over samples 0, 1, 2: (-a, a), (a, -a), (-a, 0): centred (-2/3, 1), (4/3, -1), (-2/3, 0), in a
+    expected = -2 / ((4 / 9 + 16 / 9 + 4 / 9) * 2) ** 0.5
+    assert sent["correlation"][0][1] == pytest.approx(expected, abs=1e-5)
+    assert sent["correlation"][0][0] == pytest.approx(1)
+    assert sent["correlation"][0][2] == pytest.approx(0, abs=1e-6)
+    json.dumps(sent, allow_nan=False)
+
+
+def test_a_reward_that_tells_nothing_apart_correlates_with_nothing():
+    matrix = payloads.correlation(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    assert payloads.numbers(matrix) == [[1.0, None], [None, None]]
+
+
+def test_thumbnails_are_in_their_squares():
+    images = torch.zeros(10, 32, 16, 3)
+    images[9, :, :, 0] = 1.0
+    sheet = payloads.thumbnail_sheet(images)
+    assert sheet.size == (8 * 64, 2 * 64)
+    # Sample 9 is in row 1, column 1: 32 pixels wide after scaling, centred in its 64, with black beside it.
+    assert sheet.getpixel((64 + 32, 64 + 32)) == (255, 0, 0)
+    assert sheet.getpixel((64 + 17, 64 + 63)) == (255, 0, 0)
+    assert sheet.getpixel((64 + 14, 64 + 32)) == (0, 0, 0) == sheet.getpixel((32, 32))
+
+
+def test_numbers():
+    assert payloads.numbers(123456.789) == 123460.0
+    assert payloads.numbers((0.000123456, float("inf"))) == [0.00012346, None]
