@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import sys
@@ -12,7 +13,7 @@ EXIT_BAD_INPUT = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         return options.command(options)
@@ -27,9 +28,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+def parser() -> argparse.ArgumentParser:
+    """The command line; also asked by others for what this version can do."""
+    otca = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
+    commands = otca.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="train an exported workflow", description=_train.__doc__)
     _workflow_arguments(train)
@@ -62,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
     nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
     nodes.set_defaults(command=_nodes)
-    return parser
+    return otca
 
 
 def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,5 +196,18 @@ def _failures() -> tuple[type[Exception], ...]:
     return (NodeError, OSError)
 
 
+def _main_of_clone():
+    """`main` of this folder loaded as the package it is, whatever the folder is called: `python path/to/ComfyUI-OTCA`."""
+    folder = Path(__file__).resolve().parent
+    # Python puts a folder that it runs first in its path, where our `nodes` and `server` would shadow other modules
+    sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
+    spec = importlib.util.spec_from_file_location(
+        "comfyui_otca", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    package = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return importlib.import_module("comfyui_otca.__main__").main
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit((main if __package__ else _main_of_clone())())

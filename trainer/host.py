@@ -228,8 +228,8 @@ def find_model(name: str, marker: str) -> Path:
 
 
 def find_file(name: str) -> Path:
-    """A small input file: a path as it is, else a name in ComfyUI's input folder or in assets/prompts."""
-    folders = [ASSETS / "prompts"]
+    """A small input file: a path as it is, else a name in ComfyUI's input folder, $OTCA_INPUT or assets/prompts."""
+    folders = [*_folders_of("OTCA_INPUT"), ASSETS / "prompts"]
     if in_comfyui():
         import folder_paths
 
@@ -254,7 +254,7 @@ def list_models(marker: str) -> list[str]:
 
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
-    folders = [Path(part) for part in os.environ.get("OTCA_MODELS", "").split(os.pathsep) if part]
+    folders = _folders_of("OTCA_MODELS")
     if in_comfyui():
         import folder_paths
 
@@ -265,3 +265,7 @@ def model_folders() -> list[Path]:
             for folder in folder_paths.get_folder_paths(kind)
         ]
     return [*folders, ASSETS]
+
+
+def _folders_of(variable: str) -> list[Path]:
+    return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]

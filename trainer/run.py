@@ -51,7 +51,7 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     host.terminal.output = folder
     names = RunSettings.__dataclass_fields__
     run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
-    (folder / "stop").unlink(missing_ok=True)
+    _forget_old_stop(folder / "stop")
     with _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
@@ -87,6 +87,14 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     run.mark("finished", total)
     _summary(run, say)
     return 0
+
+
+def _forget_old_stop(file: Path) -> None:
+    """A stop that was asked of an earlier process is no stop of this one; what came while this one was loading is."""
+    import psutil
+
+    if file.is_file() and file.stat().st_mtime < psutil.Process().create_time():
+        file.unlink()
 
 
 @contextlib.contextmanager

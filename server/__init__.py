@@ -1,0 +1,52 @@
+"""What the page asks of ComfyUI's server: runs, training headless, export, the nodes' last results.
+
+Thin handlers over plain files and one child process a training; nothing here imports torch. There is no authentication in
+ComfyUI, so requests name things by id and never by path, and change things only by POST with JSON from the same site.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+PACK = Path(__file__).parent.parent
+
+
+def settle_in() -> None:
+    """Makes the pack at home in ComfyUI: a folder for reward models, the routes, and manners on the accelerator."""
+    import folder_paths
+
+    from server import PromptServer  # ComfyUI's module of that name
+
+    from ..nodes import live
+    from .memory import watch
+
+    folder_paths.add_model_folder_path("otca_rewards", str(Path(folder_paths.models_dir) / "otca_rewards"))
+    register(PromptServer.instance, folder_paths)
+    watch(PromptServer.instance, live.release, live.Busy)
+
+
+def register(prompt_server, folder_paths: ModuleType) -> None:
+    """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
+    from ..__main__ import parser
+    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, live
+    from ..trainer import host
+    from .jobs import Jobs
+    from .routes import add_routes
+    from .runs import Runs
+
+    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", host.our_prompt_running)
+    add_routes(
+        prompt_server.routes,
+        runs=runs,
+        jobs=Jobs(
+            runs,
+            PACK,
+            NODE_CLASS_MAPPINGS,
+            NODE_DISPLAY_NAME_MAPPINGS,
+            parser,
+            input_folder=lambda: Path(folder_paths.get_input_directory()),
+        ),
+        live=live,
+        loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
+    )

@@ -1,0 +1,53 @@
+"""The command lines that train an exported graph elsewhere: on one GPU, on eight, on several machines."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+from .jobs import takes_gpus
+
+REPOSITORY = "https://github.com/comfyui-otca/ComfyUI-OTCA"
+CLONE = "ComfyUI-OTCA"
+LATER = "This version of ComfyUI-OTCA trains on one GPU; this command needs a later one."
+
+
+def commands(filename: str, name: str, parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+    """What to type on the machine that trains: [{title, lines, note?}].
+
+    Args:
+        filename: of the downloaded graph, lying where the commands are typed.
+        name: of the run, whose folder becomes runs/<name>.
+        parser: of this version's command line, which says what it can do.
+    """
+    train = shlex.join(["train", filename, "--output", f"runs/{name}"])
+    later = {} if takes_gpus(parser) else {"note": LATER}
+    return [
+        {
+            "title": "Once on that machine",
+            "lines": [
+                f"git clone {REPOSITORY} {CLONE}",
+                f"pip install -r {CLONE}/requirements.txt",
+                "export OTCA_MODELS=/path/to/models",
+            ],
+            "note": "OTCA_MODELS: the folders, separated by colons, that hold the models' own folders under the names that "
+            "the graph gives them. Nothing is downloaded. A file of prompts must lie where the command is typed.",
+        },
+        {"title": "Check it", "lines": [f"python {CLONE} validate {shlex.quote(filename)}"]},
+        {
+            "title": "One GPU",
+            "lines": [f"python {CLONE} {train}"],
+            "note": "Stop it by Ctrl-C, and go on with the same command and --resume.",
+        },
+        {"title": "Eight GPUs of one machine", "lines": [f"python {CLONE} {train} --gpus 8"], **later},
+        {
+            "title": "Several machines, here two of eight GPUs",
+            "lines": [
+                "# on every machine, with its own MACHINE_RANK, 0 or 1; MAIN_ADDRESS is that of machine 0",
+                "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $MACHINE_RANK "
+                f"--main_process_ip $MAIN_ADDRESS --main_process_port 29500 {CLONE}/__main__.py {train}",
+            ],
+            **later,
+        },
+    ]

@@ -1,0 +1,178 @@
+"""Starts, resumes and stops `otca train` as a process of its own, which outlives ComfyUI and shares only the run's folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..trainer import host
+from ..trainer.workflow import Problem, Workflow, WorkflowError
+from .checks import Refused
+from .runs import CANVAS, LOG, RUN_NODE, STATUS, STOP, WORKFLOW, Run, Runs
+
+NEEDED_ONCE = (RUN_NODE, "OTCA_GRPOStep")
+LAST_LINES = 12
+
+
+class Jobs:
+    def __init__(
+        self,
+        runs: Runs,
+        pack: Path,
+        node_classes: Mapping[str, type],
+        titles: Mapping[str, str],
+        parser: Callable[[], argparse.ArgumentParser],
+        input_folder: Callable[[], Path],
+    ):
+        """`pack` is the folder that Python is given to run; `parser` is the command line's own."""
+        self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
+        self.parser, self.input_folder = parser, input_folder
+        self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
+
+    def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
+        """The graph and all that keeps it from training, warnings included.
+
+        Raises:
+            Refused: 400, `prompt` is no graph in API format.
+        """
+        try:
+            workflow = Workflow(prompt, self.node_classes, self.titles)
+        except WorkflowError as error:
+            raise Refused(400, str(error), problems=as_json(error.problems)) from error
+        problems = workflow.validate()
+        for class_type in NEEDED_ONCE:
+            found = workflow.find(class_type)
+            if len(found) != 1:
+                message = f"training needs exactly one {self.titles[class_type]} node, and there are {len(found)}"
+                fix = "connect one" if not found else "remove all but one, or mute them"
+                problems.append(Problem(None, None, None, None, message, fix))
+        return workflow, problems
+
+    def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: int) -> Run:
+        """A new run of that name. Raises Refused: 400 with the graph's problems, 409 where the name is taken."""
+        self._refuse_gpus(gpus)
+        workflow = self._ready(prompt, iterations)
+        with self._starting:
+            run = self.runs.create(name)
+            run.write(WORKFLOW, workflow.graph)
+            if canvas is not None:
+                run.write(CANVAS, canvas)
+            self._launch(run, iterations, gpus, resume=False)
+        return run
+
+    def resume(self, run: Run, iterations: int | None, gpus: int) -> Run:
+        """Goes on from the last checkpoint, to `iterations` in all. Raises Refused: 400, 409 where there is nothing to do."""
+        self._refuse_gpus(gpus)
+        total = iterations or run.summary()["total"]
+        if total is None:
+            raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
+        self._ready(run.workflow()["prompt"], total)
+        with self._starting:
+            if run.busy():
+                raise Refused(409, f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment")
+            if total <= run.iteration():
+                message = f"run {run.id} has done {run.iteration()} iterations of {total}"
+                raise Refused(409, f"{message}. Fix: give a larger number of iterations")
+            (run.folder / STOP).unlink(missing_ok=True)
+            self._launch(run, total, gpus, resume=True)
+        return run
+
+    def stop(self, run: Run) -> None:
+        """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
+        summary = run.summary()
+        if summary["status"] != "running":
+            raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
+        if summary["place"] == "canvas":
+            raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
+        (run.folder / STOP).touch()
+
+    def _ready(self, prompt: dict, iterations: int) -> Workflow:
+        workflow, problems = self.check(prompt)
+        if errors := [problem for problem in problems if problem.severity == "error"]:
+            raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
+        workflow.set(f"{RUN_NODE}.iterations", iterations)
+        return workflow
+
+    def _refuse_gpus(self, gpus: int) -> None:
+        if gpus > 1 and not takes_gpus(self.parser()):
+            message = f"gpus = {gpus}: this version trains on one GPU"
+            raise Refused(400, f"{message}. Fix: give 1, or update ComfyUI-OTCA once it offers more")
+
+    def _launch(self, run: Run, iterations: int, gpus: int, *, resume: bool) -> None:
+        command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
+        command += ["--iterations", str(iterations)]
+        command += ["--gpus", str(gpus)] if gpus > 1 else []
+        command += ["--resume"] if resume else []
+        with open(run.folder / LOG, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                # Ctrl-C in ComfyUI's terminal, and its end, must not reach the training
+                start_new_session=True,
+                creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            )
+        # until the trainer, which has torch to load first, speaks for itself
+        run.write(
+            STATUS,
+            {
+                "status": "running",
+                "place": "headless",
+                "pid": process.pid,
+                "process_started": psutil.Process(process.pid).create_time(),
+                "total": iterations,
+                "started": run.status().get("started") or time.time(),
+                "error": None,
+            },
+        )
+        threading.Thread(target=_wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
+
+    def _environment(self) -> dict[str, str]:
+        """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
+        models = [str(folder) for folder in host.model_folders() if folder != host.ASSETS]
+        return {
+            **os.environ,
+            "OTCA_MODELS": os.pathsep.join(models),
+            "OTCA_INPUT": str(self.input_folder()),
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+        }
+
+
+def _wait(process: subprocess.Popen, run: Run) -> None:
+    """Collects the process when it ends, and says how it ended if it could not say so itself."""
+    code = process.wait()
+    status = run.status()
+    killed = code < 0  # by a signal it did not handle: the run shows as interrupted
+    if killed or status.get("status") != "running" or status.get("pid") != process.pid:
+        return
+    stopped = code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    ended = "stopped" if stopped else "failed" if code else "finished"
+    error = None
+    if ended == "failed":
+        lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
+        error = "\n".join(lines) or f"the process ended with exit code {code}"
+    run.write(STATUS, {**status, "status": ended, "error": error})
+
+
+def takes_gpus(parser: argparse.ArgumentParser) -> bool:
+    """Whether this version's `otca train` has --gpus."""
+    return not parser.parse_known_args(["train", "workflow.json", "--gpus", "2"])[1]
+
+
+def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
+    """Problems for the page, without the values: it has them, and some are no JSON."""
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in problems]

@@ -1,0 +1,328 @@
+"""Reads run folders. A run is asked for by its id, the folder's name, and nothing outside its folder is ever read."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import shutil
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .checks import SEPARATORS, Refused
+
+METRICS, EVALUATIONS, WORKFLOW, CANVAS = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "canvas.json"
+STATUS, LOG, STOP, ADAPTER = "status.json", "train.log", "stop", "lora.safetensors"
+PICTURES = ("samples.png", "rewards.png", "credit.png")
+RUN_NODE = "OTCA_TrainingRun"
+
+MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
+MOST_LOG = 64 * 1024
+INTERRUPTED = "the process ended without a word. Fix: resume goes on from the last checkpoint"
+
+
+class Runs:
+    """The runs folder, which may move while ComfyUI runs, and so is asked for each time."""
+
+    def __init__(self, folder: Callable[[], Path], canvas_at_work: Callable[[], bool]):
+        """`canvas_at_work`: is ComfyUI executing a prompt of ours? A run on its canvas idles in between."""
+        self.folder, self.canvas_at_work = folder, canvas_at_work
+        self._metrics: dict[Path, LineIndex] = {}
+
+    def all(self) -> list[Run]:
+        """Every run, newest first."""
+        try:
+            names = sorted(entry.name for entry in os.scandir(self.folder()) if entry.is_dir())
+        except FileNotFoundError:  # nothing was trained yet
+            return []
+        found = [self._run(name) for name in names if self._holds(name)]
+        runs = [run for run in found if any(run.file(name) for name in (WORKFLOW, METRICS, STATUS))]
+        return sorted(runs, key=lambda run: run.summary()["started"], reverse=True)
+
+    def run(self, name: str) -> Run:
+        """The run of that id. Raises Refused: 400 for what is no plain name, 404 where there is none."""
+        if not is_id(name):
+            raise Refused(400, f"run {name!r} is no plain name. Fix: use an id that /otca/runs lists")
+        if not self._holds(name):
+            raise Refused(404, f"there is no run {name!r} in {self.folder()}. Fix: reload the list of runs")
+        return self._run(name)
+
+    def create(self, name: str) -> Run:
+        """An empty folder for a new run of a checked name. Raises Refused (409) where the name is taken."""
+        self.folder().mkdir(parents=True, exist_ok=True)
+        try:
+            (self.folder() / name).mkdir()
+        except FileExistsError:
+            raise Refused(409, f"there is a run {name!r} already. Fix: resume it, or choose another name") from None
+        return self._run(name)
+
+    def _run(self, name: str) -> Run:
+        folder = self.folder() / name
+        return Run(folder, self._metrics.setdefault(folder, LineIndex()), self.canvas_at_work)
+
+    def _holds(self, name: str) -> bool:
+        return is_id(name) and (self.folder() / name).is_dir() and inside(self.folder(), self.folder() / name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, as it is at this moment."""
+
+    folder: Path
+    metrics_index: LineIndex
+    canvas_at_work: Callable[[], bool]
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    def file(self, name: str) -> Path | None:
+        """A file of this run; None where there is none, or where it is a link out of the run's folder."""
+        path = self.folder / name
+        return path if path.is_file() and inside(self.folder, path) else None
+
+    def summary(self) -> dict[str, Any]:
+        written = self.status()
+        iteration, total = self.iteration(), written.get("total") or self.planned()
+        if not written:  # made by an older version: nobody knows whose process it is, so it does not count as running
+            done = total is not None and iteration >= total
+            written = {"status": "finished" if done else "interrupted"}
+        status, error = written["status"], written.get("error")
+        if status == "running" and not alive(written.get("pid"), written.get("process_started")):
+            status, error = "interrupted", INTERRUPTED
+        if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work():
+            status = "idle"
+        times = [path.stat().st_mtime for path in map(self.file, (METRICS, STATUS, ADAPTER, WORKFLOW)) if path]
+        return {
+            "id": self.id,
+            "status": status,
+            "place": written.get("place", "headless"),
+            "iteration": iteration,
+            "total": total,
+            "started": written.get("started") or min(times, default=0.0),
+            "updated": max(times, default=0.0),
+            "error": error,
+            "has_lora": self.file(ADAPTER) is not None,
+            "has_checkpoint": self.has_checkpoint(),
+        }
+
+    def details(self) -> dict[str, Any]:
+        last = self.metrics_index.last(self.file(METRICS)) or {}
+        return {
+            **self.summary(),
+            "settings": self.settings(),
+            "rewards": _names(last, "reward"),
+            "held_out": _names(last, "held_out"),
+            "samples": self.samples(),
+            "pictures": [name for name in PICTURES if self.file(name)],
+        }
+
+    def status(self) -> dict[str, Any]:
+        """What the run's process last wrote about itself; empty where it wrote nothing that can be read."""
+        content = _read_json(self.file(STATUS))
+        return content if isinstance(content, dict) and isinstance(content.get("status"), str) else {}
+
+    def busy(self) -> bool:
+        """Whether its process is at work, be it on the last checkpoint of a run that counts as stopped."""
+        written = self.status()
+        ended_on_canvas = (
+            written.get("place") == "canvas" and written["status"] != "running"
+        )  # that is ComfyUI's process
+        return alive(written.get("pid"), written.get("process_started")) and not ended_on_canvas
+
+    def iteration(self) -> int:
+        return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
+
+    def planned(self) -> int | None:
+        """The number of iterations that the workflow asks for."""
+        nodes = [entry for entry in self._nodes() if entry["class_type"] == RUN_NODE]
+        planned = nodes[0]["inputs"].get("iterations") if nodes else None
+        return planned if isinstance(planned, int) else None
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """{title of a node: {input: constant}} of our nodes."""
+        return {
+            (entry.get("_meta") or {}).get("title") or entry["class_type"]: {
+                name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)
+            }
+            for entry in self._nodes()
+            if entry["class_type"].startswith("OTCA_")
+        }
+
+    def samples(self) -> list[str]:
+        names = (path.name for path in (self.folder / "samples").glob("*.png") if path.stem.isdecimal())
+        return sorted(
+            (name for name in names if self.file(f"samples/{name}")), key=lambda name: int(name[: -len(".png")])
+        )
+
+    def has_checkpoint(self) -> bool:
+        states = (self.folder / "checkpoints").glob("[0-9]*/state.json")
+        return any(self.file(str(state.relative_to(self.folder))) for state in states)
+
+    def metrics(self, after: int) -> tuple[list[dict], bool]:
+        """Rows of the iterations after that one, and whether there are more than fit into one answer."""
+        return self.metrics_index.rows(self.file(METRICS), after)
+
+    def evaluations(self) -> list[dict]:
+        """What every reward came to on the fixed prompts, without the single values."""
+        path = self.file(EVALUATIONS)
+        rows = list(filter(None, map(_row, path.read_bytes().splitlines()))) if path else []
+        for row in rows:
+            for figures in row["rewards"].values():
+                figures.pop("values", None)
+        return rows
+
+    def picture(self, name: str) -> Path:
+        """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
+        sample = re.fullmatch(r"samples-([0-9]{6,9}\.png)", name)
+        if name not in PICTURES and not sample:
+            known = f"{', '.join(PICTURES)} or samples-000000.png"
+            raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {known}")
+        path = self.file(f"samples/{sample[1]}" if sample else name)
+        if path is None:
+            raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")
+        return path
+
+    def log(self, after: int) -> dict[str, Any]:
+        """What the trainer printed from that byte on, at most the last 64 kB, and how far it was read."""
+        path = self.file(LOG)
+        if path is None:
+            return {"text": "", "size": 0}
+        size = path.stat().st_size
+        start = max(0, size - MOST_LOG, after if after <= size else 0)  # a shorter log is a new one
+        with open(path, "rb") as file:
+            file.seek(start)
+            content = file.read(size - start)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(content)  # the first bytes of a character wait for its last ones
+        return {"text": text, "size": start + len(content) - len(decoder.getstate()[0])}
+
+    def workflow(self) -> dict[str, Any]:
+        prompt = _read_json(self.file(WORKFLOW))
+        if prompt is None:
+            raise Refused(404, f"run {self.id} has no readable {WORKFLOW}. Fix: open the workflow it was started from")
+        return {"prompt": prompt, "workflow": _read_json(self.file(CANVAS))}
+
+    def copy_lora(self, loras: Path) -> str:
+        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the name it has there."""
+        source = self.file(ADAPTER)
+        if source is None:
+            message = f"run {self.id} has no {ADAPTER} yet. Fix: wait for its first checkpoint, or stop it to save one"
+            raise Refused(409, message)
+        target = loras / "otca" / f"{self.id}.safetensors"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(source, aside)
+        os.replace(aside, target)  # never half a file, and never through a link that lay at the target
+        return str(target.relative_to(loras))
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file of this run, whole or not at all."""
+        aside = self.folder / f".{name}.{os.getpid()}"
+        aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        os.replace(aside, self.folder / name)
+
+    def _nodes(self) -> list[dict]:
+        graph = _read_json(self.file(WORKFLOW))
+        entries = graph.values() if isinstance(graph, dict) else ()
+        return [
+            entry
+            for entry in entries
+            if isinstance(entry, dict)
+            and isinstance(entry.get("class_type"), str)
+            and isinstance(entry.get("inputs"), dict)
+        ]
+
+
+@dataclass
+class LineIndex:
+    """Where the lines of a growing JSON-lines file begin, so that a poll reads only what is new.
+
+    Line k holds iteration k + 1, as the trainer writes them. A resumed run rewrites the file; that shows by its last known
+    line, whose timings never come twice.
+    """
+
+    starts: array = field(default_factory=lambda: array("Q"))
+    end: int = 0  # of the last complete line
+    last_line: bytes = b""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rows(self, path: Path | None, after: int) -> tuple[list[dict], bool]:
+        with self._lock:
+            if path is None or self._refresh(path) <= after:
+                return [], False
+            more = len(self.starts) - after > MOST_ROWS
+            first, end = self.starts[after], self.starts[after + MOST_ROWS] if more else self.end
+        with open(path, "rb") as file:
+            file.seek(first)
+            rows = map(_row, file.read(end - first).splitlines())
+        return [row for row in rows if row and row["iteration"] > after], more
+
+    def last(self, path: Path | None) -> dict | None:
+        with self._lock:
+            return _row(self.last_line) if path is not None and self._refresh(path) else None
+
+    def _refresh(self, path: Path) -> int:
+        """Reads on from where the last call ended; returns the number of complete lines."""
+        with open(path, "rb") as file:
+            file.seek(self.end - len(self.last_line))
+            if file.read(len(self.last_line)) != self.last_line:
+                self.starts, self.end, self.last_line = array("Q"), 0, b""
+                file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):  # still being written
+                    break
+                self.starts.append(self.end)
+                self.end += len(line)
+                self.last_line = line
+        return len(self.starts)
+
+
+def is_id(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and not set(name) & SEPARATORS and name.isprintable()
+
+
+def inside(folder: Path, path: Path) -> bool:
+    """Whether `path`, with all links followed, lies in `folder`."""
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.splitdrive(root)[0] == os.path.splitdrive(real)[0] and os.path.commonpath([root, real]) == root
+
+
+def alive(pid: Any, started: Any) -> bool:
+    """Whether the process of that number, born at that time, still runs: numbers are given out again."""
+    if not isinstance(pid, int) or not isinstance(started, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False
+
+
+def _names(row: dict, kind: str) -> list[str]:
+    return [key[len(kind) + 1 : -len("/mean")] for key in row if key.startswith(f"{kind}/") and key.endswith("/mean")]
+
+
+def _row(line: bytes) -> dict | None:
+    """A row with its iteration; None for a line that is none, such as one that a kill cut short."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("iteration"), int) else None
+
+
+def _read_json(path: Path | None) -> Any:
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # edited by hand, or cut short
+        return None

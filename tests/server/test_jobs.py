@@ -1,0 +1,265 @@
+"""Training started from the page: a real process that finishes, stops, goes on, or fails, and never a second one beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+import psutil
+import pytest
+
+TINY = {
+    "OTCA_PromptDataset": {"prompts_per_iteration": 1},
+    "OTCA_SDESampler": {"group_size": 2, "steps": 2},
+    "OTCA_TrainingRun": {
+        "evaluate_every": 100,
+        "checkpoint_every": 1,
+        "evaluation_prompts": "a red circle",
+        "evaluation_seeds": 1,
+    },
+}
+
+
+@pytest.fixture
+def tiny(small_graph):
+    """tiny({class: {input: value}}): the smallest graph that trains."""
+    return lambda changes=None: small_graph(
+        {kind: {**TINY.get(kind, {}), **(changes or {}).get(kind, {})} for kind in {**TINY, **(changes or {})}}
+    )
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_process(site, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    for path in site.folder.glob("*/status.json"):
+        status = json.loads(path.read_text())
+        if status["pid"] in {child.pid for child in psutil.Process().children()}:
+            psutil.Process(status["pid"]).kill()
+
+
+def summary(site, name="mine"):
+    return site.get(f"/otca/runs/{name}").json
+
+
+def ended(site, until, name="mine"):
+    """The summary of the run once its process is gone and was collected."""
+    pid = json.loads((site.folder / name / "status.json").read_text())["pid"]
+    until(lambda: not psutil.pid_exists(pid))  # a zombie would exist for ever
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == f"otca {name}"])
+    return summary(site, name)
+
+
+def log(site, name="mine"):
+    return site.get(f"/otca/runs/{name}/log").json["text"]
+
+
+def test_a_training_finishes_and_goes_on(site, tiny, until):
+    canvas = {"nodes": [], "links": []}
+    body = {"name": "mine", "iterations": 2, "gpus": 1, "prompt": tiny(), "workflow": canvas}
+    answer = site.post("/otca/train", body)
+    assert (answer.status, answer.json) == (200, {"id": "mine"})
+    first = summary(site)
+    assert (first["status"], first["place"], first["iteration"], first["total"]) == ("running", "headless", 0, 2)
+    assert site.post("/otca/runs/mine/resume").status == 409
+    finished = ended(site, until)
+    assert (finished["status"], finished["iteration"], finished["error"]) == ("finished", 2, None), log(site)
+    assert finished["has_lora"] and finished["has_checkpoint"] and finished["started"] == first["started"]
+    assert "done after 2 iterations" in log(site)
+    assert site.get("/otca/runs/mine/workflow").json["workflow"] == canvas
+    assert [row["iteration"] for row in site.get("/otca/runs/mine/metrics").json["rows"]] == [1, 2]
+    assert site.post("/otca/runs/mine/lora").json == {"lora_name": "otca/mine.safetensors"}
+
+    taken = site.post("/otca/train", body)
+    assert taken.status == 409 and "there is a run 'mine' already" in taken.error
+    nothing_left = site.post("/otca/runs/mine/resume")
+    assert nothing_left.status == 409 and "larger number of iterations" in nothing_left.error
+    assert site.post("/otca/runs/mine/stop").status == 409
+
+    assert site.post("/otca/runs/mine/resume", {"iterations": 3}).json == {"id": "mine"}
+    longer = ended(site, until)
+    assert (longer["status"], longer["iteration"], longer["total"]) == ("finished", 3, 3), log(site)
+    assert "after iteration 2" in log(site)  # resumed, and not begun anew
+    assert longer["started"] == pytest.approx(first["started"])
+
+
+def test_stop_and_resume(site, tiny, until):
+    graph = tiny()
+    site.post("/otca/train", {"name": "mine", "iterations": 100_000, "prompt": graph})
+    until(lambda: summary(site)["iteration"] >= 1 or summary(site)["status"] != "running")
+    assert site.post("/otca/runs/mine/stop").json == {}
+    stopped = ended(site, until)
+    assert stopped["status"] == "stopped" and 1 <= stopped["iteration"] < 100_000, log(site)
+    assert stopped["has_checkpoint"] and not (site.folder / "mine" / "stop").exists()
+    site.post("/otca/runs/mine/resume", {"iterations": stopped["iteration"] + 1})
+    resumed = ended(site, until)
+    assert (resumed["status"], resumed["iteration"]) == ("finished", stopped["iteration"] + 1), log(site)
+
+
+def test_a_killed_training_shows_as_interrupted_and_goes_on(site, tiny, until):
+    site.post("/otca/train", {"name": "mine", "iterations": 100_000, "prompt": tiny()})
+    until(lambda: summary(site)["has_checkpoint"])
+    os.kill(json.loads((site.folder / "mine" / "status.json").read_text())["pid"], signal.SIGKILL)
+    killed = ended(site, until)
+    assert killed["status"] == "interrupted" and "Fix: resume" in killed["error"]
+    total = killed["iteration"] + 1
+    assert site.post("/otca/runs/mine/resume", {"iterations": total}).status == 200
+    assert ended(site, until)["status"] == "finished", log(site)
+
+
+def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path):
+    """What is started, looked at through a stand-in for the interpreter that writes down how it was called."""
+    written = tmp_path / "called"
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/sh\n"
+        f'for argument; do echo "$argument"; done > {written}\n'
+        f'echo "$OTCA_MODELS|$OTCA_INPUT|$PYTHONUNBUFFERED|$(ps -o sid= -p $$ | tr -d " ")|$$" >> {written}\n'
+        f"[ -t 0 ] || [ -t 1 ] || [ -t 2 ] || echo no terminal >> {written}\n"
+        "echo told; exit 0\n"
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    monkeypatch.setenv("OTCA_MODELS", f"/models/a{os.pathsep}/models/b")
+    name = "$(touch x); `id` 'mine'"
+    assert site.post("/otca/train", {"name": name, "iterations": 7, "prompt": tiny()}).status == 200
+    ended(site, until, name)
+    *arguments, environment, terminal = written.read_text().splitlines()
+    run = str(site.folder / name)
+    workflow = f"{run}/workflow.json"
+    assert arguments == [str(site.jobs.pack), "train", workflow, "--output", run, "--iterations", "7"]
+    models, inputs, unbuffered, session, pid = environment.split("|")
+    assert models == f"/models/a{os.pathsep}/models/b" and inputs == str(site.input)
+    assert unbuffered == "1" and session == pid and terminal == "no terminal"
+    assert log(site, name) == "told\n"
+
+
+def test_prompts_from_comfyuis_input_folder(site, tiny, until, monkeypatch):
+    monkeypatch.setenv(
+        "OTCA_INPUT", str(site.input)
+    )  # for the check in this process, which ComfyUI's folders would pass
+    (site.input / "ours.txt").write_text("a red circle\n")
+    graph = tiny({"OTCA_PromptDataset": {"file": "ours.txt"}})
+    answer = site.post("/otca/train", {"name": "mine", "iterations": 1, "prompt": graph})
+    assert answer.status == 200, answer.content
+    assert ended(site, until)["status"] == "finished", log(site)
+
+
+def test_a_start_that_fails_says_why(site, tiny, until, monkeypatch):
+    graph = tiny()
+    monkeypatch.setattr(site.jobs, "check", lambda prompt: (unchecked(site, prompt), []))
+    sampler = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_SDESampler")
+    sampler["inputs"]["group_size"] = -1
+    assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 200
+    failed = ended(site, until)
+    assert failed["status"] == "failed" and "group_size" in failed["error"] and failed["iteration"] == 0
+    assert not failed["has_checkpoint"]
+
+
+def unchecked(site, prompt):
+    from comfyui_otca.trainer.workflow import Workflow
+
+    return Workflow(prompt, site.jobs.node_classes)
+
+
+# --- refused before anything starts ---------------------------------------------------------------------------------
+
+
+def test_a_graph_with_problems_starts_nothing(site, tiny):
+    graph = tiny({"OTCA_SDESampler": {"group_size": -1}})
+    answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
+    assert answer.status == 400 and "group_size" in answer.error and not (site.folder / "mine").exists()
+    (problem,) = answer.json["problems"]
+    assert problem == {
+        "node_id": "3",
+        "title": "SDE Sampler",
+        "input": "group_size",
+        "message": problem["message"],
+        "fix": problem["fix"],
+        "severity": "error",
+    }
+    assert problem["message"] and problem["fix"]
+
+
+@pytest.mark.parametrize("prompt", [{}, {"nodes": [], "links": []}, {"1": {"class_type": 3}}, {"1": 2}])
+def test_what_is_no_graph(site, prompt):
+    for path, more in (("/otca/train", {"name": "mine", "iterations": 2}), ("/otca/export", {})):
+        answer = site.post(path, {"prompt": prompt, **more})
+        assert answer.status == 400 and answer.json["problems"] and "Fix: " in answer.error
+
+
+@pytest.mark.parametrize("class_type", ["OTCA_TrainingRun", "OTCA_GRPOStep"])
+def test_a_training_needs_one_run_and_one_step(site, tiny, class_type):
+    graph = tiny()
+    node = next(node for node, entry in graph.items() if entry["class_type"] == class_type)
+    graph["99"] = graph[node]
+    answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
+    assert answer.status == 400 and "exactly one" in answer.error and "there are 2" in answer.error
+
+
+def test_many_gpus_are_refused_until_the_command_line_takes_them(site, tiny, monkeypatch, made):
+    made()
+    for path, body in (
+        ("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()}),
+        ("/otca/runs/first/resume", {"iterations": 9}),
+    ):
+        answer = site.post(path, {**body, "gpus": 8})
+        assert answer.status == 400 and "this version trains on one GPU" in answer.error
+
+    started = []
+    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or 1 / 0)
+    site.jobs.parser = lambda: parser_with_gpus()
+    site.post("/otca/train", {"name": "mine", "iterations": 2, "gpus": 8, "prompt": tiny()})
+    assert started[0][-2:] == ["--gpus", "8"]
+
+
+def parser_with_gpus():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    train = parser.add_subparsers().add_parser("train")
+    train.add_argument("workflow")
+    train.add_argument("--gpus", type=int)
+    return parser
+
+
+def test_a_run_on_the_canvas_is_stopped_there(site, made, this_process):
+    folder = made(status={**this_process, "place": "canvas"})
+    answer = site.post("/otca/runs/first/stop")
+    assert answer.status == 409 and "canvas" in answer.error and not (folder / "stop").exists()
+    assert site.post("/otca/runs/first/resume", {"iterations": 9}).status == 409
+
+
+def test_a_running_training_is_asked_by_a_file(site, made, this_process):
+    folder = made(status=this_process)
+    assert site.post("/otca/runs/first/stop").json == {} and (folder / "stop").is_file()
+
+
+def test_a_run_that_still_saves_is_not_resumed(site, made, this_process):
+    made(status={**this_process, "status": "stopped", "total": 9})
+    answer = site.post("/otca/runs/first/resume")
+    assert answer.status == 409 and "wait a moment" in answer.error
+
+
+def test_unknown_runs(site):
+    for action in ("stop", "resume", "lora"):
+        assert site.post(f"/otca/runs/unknown/{action}").status == 404
+
+
+def test_two_requests_at_once_start_one_training(site, made, monkeypatch, tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    made(status={"status": "stopped", "total": 9})
+    statuses = []
+    threads = [
+        threading.Thread(target=lambda: statuses.append(site.post("/otca/runs/first/resume").status)) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(statuses) == [200, 409, 409, 409]

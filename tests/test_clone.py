@@ -1,0 +1,72 @@
+"""`python path/to/ComfyUI-OTCA …`: a plain clone runs without being installed, and shadows nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+NOT_INSTALLED = """
+import runpy, sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in str(finder).lower()]
+sys.path_hooks[:] = [hook for hook in sys.path_hooks if "editable" not in str(hook).lower()]
+sys.path_importer_cache.clear()
+sys.argv = sys.argv[1:]
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    folder = tmp_path / "custom nodes" / "ComfyUI-OTCA"
+    folder.parent.mkdir()
+    folder.symlink_to(ROOT)
+    return folder
+
+
+def python(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], capture_output=True, text=True, check=False, cwd=cwd, timeout=300
+    )
+
+
+@pytest.mark.parametrize("what", ["", "__main__.py"])
+def test_the_folder_is_a_command(clone, tmp_path, what):
+    answer = python(clone / what, "validate", ROOT / "workflows" / "api" / "quickstart.json", cwd=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "") and "ready to train" in answer.stdout
+
+
+def test_it_needs_no_installation_and_shadows_nothing(clone, tmp_path):
+    """Run as Python runs a folder, with the installed package out of reach; `server` and `nodes` are other people's."""
+    for name in ("server", "nodes"):
+        (tmp_path / f"{name}.py").write_text(f"WHOSE = 'theirs, {name}'")
+    script = NOT_INSTALLED + (
+        "try:\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert not end.code, end.code\n"
+        f"sys.path.append({str(tmp_path)!r})\n"
+        "import comfyui_otca, nodes, server\n"
+        "print(comfyui_otca.__file__, nodes.WHOSE, server.WHOSE, sep='|')\n"
+    )
+    answer = python("-c", script, clone, "nodes", cwd=tmp_path / "custom nodes")
+    assert answer.returncode == 0, answer.stderr
+    assert "OTCA_TCDWeights" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == f"{ROOT / '__init__.py'}|theirs, nodes|theirs, server"
+
+
+def test_it_trains(clone, tmp_path, small_graph):
+    tiny = {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
+    (tmp_path / "tiny.json").write_text(json.dumps(small_graph(tiny)))
+    answer = python(clone, "train", "tiny.json", "--iterations", "1", "--output", "run", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert (tmp_path / "run" / "lora.safetensors").is_file()
+
+
+def test_the_installed_module_still_runs(tmp_path):
+    answer = python("-m", "comfyui_otca", "--help", cwd=tmp_path)
+    assert answer.returncode == 0 and "usage: otca" in answer.stdout
