@@ -39,7 +39,11 @@ def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], traj
     """
     if not host.in_comfyui():
         return result
-    data = payload()
+    data = payload() | {"workflow_id": host.running_workflow_id()}
+    if kind == "credit":  # advantages are about a credit that is no more
+        for results in _results.values():
+            if results.get("advantages", {}).get("credit_node") == node:
+                del results["advantages"]
     _results.setdefault(node, {})[kind] = data
     if trajectories is not None:
         _trajectories[node] = weakref.ref(trajectories)

@@ -147,6 +147,13 @@ def has_our_nodes(prompt: Mapping) -> bool:
     return any(isinstance(node, dict) and str(node.get("class_type")).startswith("OTCA_") for node in prompt.values())
 
 
+def running_workflow_id() -> str | None:
+    """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
+    for _, _, _, extra, *_ in list(_server().prompt_queue.currently_running.values()):
+        return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+    return None
+
+
 def tell(event: str, data: dict) -> None:
     """Sends an event to every open page."""
     _server().send_sync(event, data)

@@ -83,3 +83,24 @@ def test_release_waits_for_the_prompt(comfyui):
         live.release()
     comfyui.running[0] = (1, "id", {"3": {"class_type": "KSampler", "inputs": {}}}, {}, [])
     live.release()
+
+
+def test_new_credit_makes_old_advantages_void(ran):
+    workflow, _ = ran
+    workflow.set("TCDWeights.w_min", 0.9)
+    with torch.inference_mode():
+        workflow.run(targets=["9"])
+    assert set(live.last_results("9")) == {"credit"} and live.last_results("10") == {}
+
+
+def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
+    comfyui.running[0] = (1, "id", {}, {"extra_pnginfo": {"workflow": {"id": "the canvas"}}}, [])
+    workflow = small_workflow()
+    with torch.inference_mode():
+        workflow.run(targets=["9"])
+    assert live.last_results("9")["credit"]["workflow_id"] == "the canvas"
+    comfyui.running[0] = (1, "id", {}, {}, [])  # queued by a script
+    workflow.set("TCDWeights.w_min", 0.9)
+    with torch.inference_mode():
+        workflow.run(targets=["9"])
+    assert live.last_results("9")["credit"]["workflow_id"] is None

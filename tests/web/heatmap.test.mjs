@@ -1,0 +1,225 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import * as heatmap from "../../web/lib/heatmap.js";
+
+/** Two prompts with two samples each, sampled in turn; steps 0, 1 and 3 of four are trained. */
+function credit(changes = {}) {
+  return {
+    ...{ node: "9", method: "tcd", steps: 4, sigmas: [1, 0.9, 0.75, 0.5, 0], trained: [0, 1, 3], previews: true },
+    ...{ groups: [0, 1, 0, 1], prompts: ["a cat", "a dog"] },
+    weights: [
+      [0.5, 1.5, 1],
+      [0.5, 2, 0.5],
+      [1, 1, 1],
+      [0.6, 1.2, 1.2],
+    ],
+    delta: [
+      [0.01, 0.03, 0.02],
+      [-0.01, 0.04, 0],
+      [0.02, 0.02, 0.02],
+      [0.00001, 0.02, 0.02],
+    ],
+    ...changes,
+  };
+}
+
+function advantages(changes = {}) {
+  return {
+    ...{ node: "10", credit_node: "9", method: "moca", names: ["clip", "sharp"], shares: [0.75, 0.25] },
+    objectives: [[-1, 0.5], [2, 1], [1, 1], [null, null]],
+    coefficients: [[0.5, 0.5], [1, 0], [1, 0], [null, null]],
+    advantage: [-0.5, 1, 0.25, null],
+    step_advantage: [
+      [-0.25, -0.75, -0.5],
+      [0.5, 2, 0.5],
+      [0.25, 0.25, 0.25],
+      [null, null, null],
+    ],
+    valid: [true, true, true, false],
+    ...changes,
+  };
+}
+
+const both = () => ({ credit: credit(), advantages: advantages() });
+const alone = () => ({ credit: credit(), advantages: null });
+
+test("advantages join the credit they were made of", () => {
+  const first = heatmap.received(heatmap.EMPTY, "credit", credit());
+  assert.deepEqual(heatmap.received(first, "advantages", advantages()), both());
+});
+
+test("advantages without a credit, or of another shape, are dropped", () => {
+  assert.equal(heatmap.received(heatmap.EMPTY, "advantages", advantages()), heatmap.EMPTY);
+  const state = alone();
+  assert.equal(heatmap.received(state, "advantages", advantages({ step_advantage: [[1, 1, 1]] })), state);
+  assert.equal(heatmap.received(state, "advantages", advantages({ step_advantage: Array(4).fill([1]) })), state);
+});
+
+test("another credit outdates the advantages; the same one sent again does not", () => {
+  const state = both();
+  assert.equal(heatmap.received(state, "credit", credit()), state);
+  const rerun = credit({ weights: Array(4).fill([1, 1, 1]) });
+  assert.deepEqual(heatmap.received(state, "credit", rerun), { credit: rerun, advantages: null });
+});
+
+test("weights are shown until there are advantages", () => {
+  assert.equal(heatmap.shownView(alone(), "advantage"), "weight");
+  assert.equal(heatmap.shownView(both(), "advantage"), "advantage");
+  assert.equal(heatmap.shownView(both(), "weight"), "weight");
+});
+
+test("rows: by prompt, the best advantage on top, masked ones last", () => {
+  const samples = (state, order) => heatmap.groupedRows(state, order).map((group) => group.samples);
+  assert.deepEqual(samples(both(), "advantage"), [[2, 0], [1, 3]]);
+  assert.deepEqual(samples(both(), "sampled"), [[0, 2], [1, 3]]);
+  assert.deepEqual(samples(alone(), "advantage"), [[0, 2], [1, 3]]);
+  const masked = advantages({ valid: [true, false, true, true], advantage: [0, null, 1, -3] });
+  assert.deepEqual(samples({ credit: credit(), advantages: masked }, "advantage"), [[2, 0], [3, 1]]);
+  assert.deepEqual(heatmap.groupedRows(both(), "sampled")[1], { prompt: "a dog", number: 2, samples: [1, 3] });
+});
+
+test("rows of equal advantage keep the order in which they were sampled", () => {
+  const state = { credit: credit({ groups: [0, 0, 0, 0] }), advantages: advantages({ advantage: [0, 1, 0, null] }) };
+  assert.deepEqual(heatmap.groupedRows(state, "advantage")[0].samples, [1, 0, 2, 3]);
+});
+
+test("the field of advantages is measured by the largest, masked samples are empty", () => {
+  const { values, neutral, limit } = heatmap.field(both(), "advantage");
+  assert.deepEqual(values[3], [null, null, null]);
+  assert.deepEqual([neutral, limit], [0, 2]);
+});
+
+test("the field of weights is measured from 0 to at least twice the mean", () => {
+  assert.deepEqual(heatmap.field(alone(), "weight").limit, 2);
+  const even = heatmap.field({ credit: credit({ weights: Array(4).fill([1, 1, 1]) }), advantages: null }, "weight");
+  assert.deepEqual([even.neutral, even.limit], [1, 2]);
+  const sum = heatmap.field({ credit: credit({ weights: Array(4).fill([0.25, 0.25, 0.25]) }), advantages: null }, "weight");
+  assert.deepEqual([sum.neutral, sum.limit], [0.25, 0.5]);
+});
+
+test("a field without any value still has a scale", () => {
+  const none = advantages({ valid: Array(4).fill(false) });
+  assert.equal(heatmap.field({ credit: credit(), advantages: none }, "advantage").limit, 1);
+  assert.equal(heatmap.field({ credit: credit(), advantages: none }, "weight").neutral, 1);
+});
+
+test("column means leave out what is masked", () => {
+  const { values } = heatmap.field(both(), "advantage");
+  assert.deepEqual(heatmap.columnMeans(values, [1, 3]), [0.5, 2, 0.5]);
+  assert.deepEqual(heatmap.columnMeans(values, [0, 2]), [0, -0.25, -0.125]);
+  assert.deepEqual(heatmap.columnMeans(values, [3]), [null, null, null]);
+});
+
+// Width 300: gutter 40, shares 12 + 2 × 5. Cells are 300 − 40 − 22 = 238 wide; 197 − 97 = 100 high with 4 between two groups.
+const box = () => ({ width: 300, height: 197, rowsOfGroups: [2, 4], columns: 7, shares: [0.75, 0.25] });
+
+test("layout: cells fill what the frame leaves", () => {
+  assert.equal(heatmap.FRAME_HEIGHT, 97);
+  const place = heatmap.layout(box());
+  assert.deepEqual(place.cells, { x: 40, y: 26, width: 238, height: 100 });
+  assert.equal(place.columnWidth, 34);
+  assert.equal(place.rowHeight, 16);
+  assert.deepEqual(place.tops, [26, 42, 62, 78, 94, 110]);
+  assert.deepEqual(place.groups[1], { y: 62, height: 64, first: 2, rows: 4 });
+  assert.equal(place.strip.y, 131);
+  assert.deepEqual(place.shares.map(({ y, height }) => [y, height]), [[26, 75], [101, 25]]);
+  assert.equal(place.wide, false);
+});
+
+test("layout: prompts get their own column where there is room; without advantages there is no bar of shares", () => {
+  const place = heatmap.layout({ ...box(), width: 500, shares: null });
+  assert.equal(place.wide, true);
+  assert.deepEqual([place.cells.x, place.cells.width, place.shares], [104, 396, null]);
+});
+
+test("hit: cells, the gap between groups, labels, means, shares", () => {
+  const place = heatmap.layout(box());
+  const at = (x, y) => heatmap.hit(place, x, y);
+  assert.deepEqual(at(40, 26), { kind: "cell", row: 0, column: 0 });
+  assert.deepEqual(at(277.9, 125.9), { kind: "cell", row: 5, column: 6 });
+  assert.deepEqual(at(75, 62), { kind: "cell", row: 2, column: 1 });
+  assert.equal(at(75, 60), null);
+  assert.deepEqual(at(10, 70), { kind: "group", group: 1 });
+  assert.deepEqual(at(110, 140), { kind: "mean", column: 2 });
+  assert.deepEqual(at(290, 110), { kind: "share", objective: 1 });
+  assert.equal(at(283, 50), null);
+  assert.equal(at(100, 10), null);
+});
+
+test("cellBox is what hit finds", () => {
+  const place = heatmap.layout(box());
+  const { x, y, width, height } = heatmap.cellBox(place, { row: 3, column: 2 });
+  assert.deepEqual([x, y, width, height], [108, 78, 34, 16]);
+  assert.deepEqual(heatmap.hit(place, x + width / 2, y + height / 2), { kind: "cell", row: 3, column: 2 });
+});
+
+test("labels thin out before they touch", () => {
+  assert.deepEqual(heatmap.labelled(7, 34, 29), [0, 1, 2, 3, 4, 5, 6]);
+  assert.deepEqual(heatmap.labelled(7, 15, 29), [0, 2, 4, 6]);
+  assert.deepEqual(heatmap.labelled(7, 10, 29), [0, 3, 6]);
+  assert.deepEqual(heatmap.labelled(3, 2, 29), [0]);
+});
+
+test("keys move the selected cell and stop at the edges", () => {
+  const move = (row, column, key) => heatmap.moved({ row, column }, key, [2, 4, 1], 3);
+  assert.deepEqual(move(0, 0, "ArrowUp"), { row: 0, column: 0 });
+  assert.deepEqual(move(1, 0, "ArrowDown"), { row: 2, column: 0 });
+  assert.deepEqual(move(6, 1, "ArrowDown"), { row: 6, column: 1 });
+  assert.deepEqual(move(2, 2, "ArrowRight"), { row: 2, column: 2 });
+  assert.deepEqual(move(2, 2, "ArrowLeft"), { row: 2, column: 1 });
+  assert.deepEqual(move(2, 1, "Home"), { row: 2, column: 0 });
+  assert.deepEqual(move(2, 1, "End"), { row: 2, column: 2 });
+  assert.deepEqual(move(1, 1, "PageDown"), { row: 2, column: 1 });
+  assert.deepEqual(move(5, 1, "PageUp"), { row: 0, column: 1 });
+  assert.deepEqual(move(6, 1, "PageDown"), { row: 6, column: 1 });
+  assert.equal(move(0, 0, "a"), null);
+});
+
+test("facts of a cell: steps are named by their own numbers, not by the column's", () => {
+  const facts = heatmap.cellFacts(both(), 0, 2);
+  assert.equal(facts.prompt, "a cat");
+  assert.equal(facts.place, "sample 0 · step 3 · σ 0.50 → 0.00");
+  assert.deepEqual(
+    facts.numbers.map(({ symbol, value }) => `${symbol} ${value}`),
+    ["ΔS 0.02", "w 1.00", "z −0.50", "Ã −0.50"],
+  );
+  assert.deepEqual(facts.objectives, [
+    { name: "clip", advantage: "−1.00", coefficient: "0.50" },
+    { name: "sharp", advantage: "+0.50", coefficient: "0.50" },
+  ]);
+  assert.equal(facts.note, "");
+});
+
+test("facts of a masked sample and of one without advantages", () => {
+  const masked = heatmap.cellFacts(both(), 3, 0);
+  assert.deepEqual(masked.numbers.map(({ symbol, value }) => `${symbol} ${value}`), ["ΔS 1.0e−5", "w 0.60"]);
+  assert.match(masked.note, /masked/);
+  assert.equal(masked.objectives[0].advantage, "–");
+  assert.deepEqual(heatmap.cellFacts(alone(), 0, 0).objectives, []);
+});
+
+test("facts are spoken in full words", () => {
+  assert.equal(
+    heatmap.spoken(heatmap.cellFacts(both(), 1, 1)),
+    "a dog; sample 1 · step 1 · σ 0.90 → 0.75; similarity gained 0.04; step weight 2.00; fused advantage +1.00; " +
+      "effective advantage +2.00; clip: advantage +2.00, coefficient 1.00; sharp: advantage +1.00, coefficient 0.00",
+  );
+});
+
+test("the summary says what the picture shows", () => {
+  assert.equal(heatmap.summary(heatmap.EMPTY), "Credit heatmap, empty: run the graph first.");
+  // Mean weight of step 1: (1.5 + 2 + 1 + 1.2) / 4 = 1.425.
+  assert.match(
+    heatmap.summary(alone()),
+    /^Credit heatmap: 4 samples of 2 prompts × 3 steps; most credit at step 1 \(σ 0.90, mean weight 1\.43\)\.$/,
+  );
+  // Without the masked sample: (1.5 + 2 + 1) / 3 = 1.5.
+  assert.equal(
+    heatmap.summary(both()),
+    "Credit heatmap: 4 samples of 2 prompts × 3 steps; most credit at step 1 (σ 0.90, mean weight 1.50); 1 sample masked; " +
+      "2 reinforced, 1 discouraged, 0 left alone; shares: clip 75 %, sharp 25 %.",
+  );
+  const even = { credit: credit({ weights: Array(4).fill([1, 1, 1]) }), advantages: null };
+  assert.match(heatmap.summary(even), /the same credit at every step/);
+});

@@ -1,0 +1,212 @@
+/**
+ * All that this extension asks of ComfyUI's page. The only module that imports ComfyUI's scripts, so that a change of
+ * theirs is mended here.
+ */
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+
+export { app, api };
+
+/** The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes. */
+export function nodeDefinition(node) {
+  return node.constructor.nodeData;
+}
+
+/** Every node of the workflow with its id as the server sees it: "7", or a path such as "3:7" inside a subgraph. */
+export function* allNodes(graph = app.rootGraph ?? app.graph, prefix = "") {
+  for (const node of graph.nodes) {
+    const id = prefix + node.id;
+    yield { node, id };
+    if (node.isSubgraphNode?.()) yield* allNodes(node.subgraph, `${id}:`);
+  }
+}
+
+/** Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows. */
+export function isOfOpenWorkflow({ workflow_id: id }) {
+  const open = (app.rootGraph ?? app.graph).id;
+  return !id || !open || id === open;
+}
+
+export function findNode(id) {
+  for (const entry of allNodes()) if (entry.id === id) return entry.node;
+  return null;
+}
+
+/**
+ * Calls back for what our nodes send, whoever queued them: (kind, data, executionId), kind being "credit", "advantages",
+ * "scores" or "run".
+ */
+export function onNodeResult(callback) {
+  api.addEventListener("otca.result", ({ detail: { kind, data, node } }) => callback(kind, data, node));
+}
+
+/** JSON from one of our routes; an Error with the server's own message where it refuses. */
+export async function getJson(route) {
+  return unpacked(await api.fetchApi(route));
+}
+
+export async function postJson(route, body = {}) {
+  const headers = { "Content-Type": "application/json" };
+  return unpacked(await api.fetchApi(route, { method: "POST", headers, body: JSON.stringify(body) }));
+}
+
+/** An object URL of a picture; whoever asked revokes it. */
+export async function getPicture(route, signal) {
+  const response = await api.fetchApi(route, { signal });
+  if (!response.ok) throw await refusal(response);
+  return URL.createObjectURL(await response.blob());
+}
+
+async function unpacked(response) {
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+/** An Error with the server's message, its status, and what else it said of the refusal (`problems`). */
+async function refusal(response) {
+  const { status, statusText } = response;
+  const text = await response.text();
+  try {
+    const { error, ...more } = JSON.parse(text);
+    return Object.assign(new Error(error ?? text), { status, ...more });
+  } catch {
+    return Object.assign(new Error(`${status} ${statusText}`), { status }); // a proxy's page, or a server without our routes
+  }
+}
+
+/** severity: "success" | "info" | "warn" | "error" */
+export function toast(severity, summary, detail = "") {
+  app.extensionManager.toast.add({ severity, summary, detail, life: severity === "error" ? 10000 : 5000 });
+}
+
+/** Front ends before 1.30 carry it on the manager itself, later ones below `sidebarTab`. */
+export function registerSidebar(tab) {
+  const manager = app.extensionManager;
+  (manager.registerSidebarTab ? manager : manager.sidebarTab).registerSidebarTab(tab);
+}
+
+/** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
+export function graphZoom() {
+  return app.canvas?.ds?.scale ?? 1;
+}
+
+/** Calls back once the user has stopped zooming at another magnification. Returns a function that ends it. */
+export function onZoom(callback) {
+  let shown = graphZoom();
+  const timer = setInterval(() => {
+    if (graphZoom() === shown) return;
+    shown = graphZoom();
+    callback();
+  }, 150);
+  return () => clearInterval(timer);
+}
+
+/** Calls back when the colour palette changes: it lives in classes and style variables of <html> and <body>. */
+export function onTheme(callback) {
+  const observer = new MutationObserver(callback);
+  for (const element of [document.documentElement, document.body]) {
+    observer.observe(element, { attributes: true, attributeFilter: ["class", "style"] });
+  }
+  return () => observer.disconnect();
+}
+
+/** Lets the wheel zoom and the middle button move the graph where a widget would swallow them. */
+export function passGesturesToGraph(element) {
+  const pass = (event) => {
+    event.preventDefault();
+    event.stopPropagation();
+    app.canvas.canvas.dispatchEvent(new event.constructor(event.type, event));
+  };
+  element.addEventListener("wheel", pass);
+  element.addEventListener("pointerdown", (event) => event.button === 1 && pass(event));
+  element.addEventListener("pointermove", (event) => event.buttons & 4 && pass(event));
+  element.addEventListener("pointerup", (event) => event.button === 1 && pass(event));
+}
+
+/** Makes the node as tall as its widgets need, never shorter than the user made it, and draws it again. */
+export function growNode(node) {
+  const [width, height] = node.size;
+  const needed = node.computeSize()[1];
+  if (needed > height) node.setSize([width, needed]);
+  node.setDirtyCanvas(true, true);
+}
+
+/* ---- The sidebar's part ---------------------------------------------------------------------------------------- */
+
+/** Opens one of the sidebar's tabs, if another or none is open. */
+export function openSidebar(id) {
+  const sidebar = app.extensionManager.sidebarTab;
+  if (sidebar.activeSidebarTabId !== id) sidebar.toggleSidebarTab(id);
+}
+
+/** Calls back for every result that the server broadcasts, whoever queued it: {node, kind, data}. */
+export function onBroadcast(callback) {
+  api.addEventListener("otca.result", ({ detail }) => callback(detail));
+}
+
+/** Calls back when a prompt starts: started(); and when one of its nodes fails: failed(message, id). */
+export function onExecution({ started, failed }) {
+  api.addEventListener("execution_start", started);
+  api.addEventListener("execution_error", ({ detail }) => failed(detail.exception_message, String(detail.node_id)));
+}
+
+/** ComfyUI's own Stop: ends the prompt that runs. */
+export function interrupt() {
+  return api.interrupt(null);
+}
+
+/** The address of one of our routes, for an <img>. */
+export function routeUrl(route) {
+  return api.apiURL(route);
+}
+
+/** The address of a picture that a node wrote: {filename, subfolder, type}; `rand` tells a new one from its predecessor. */
+export function viewUrl(picture, rand) {
+  return api.apiURL(`/view?${new URLSearchParams({ ...picture, rand })}`);
+}
+
+/** The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}. */
+export function exportedGraph() {
+  return app.graphToPrompt();
+}
+
+/** Opens a workflow of either format in a tab of its own. */
+export async function openWorkflow({ workflow, prompt }, name) {
+  if (workflow) await app.loadGraphData(workflow, true, true, name);
+  else await app.loadApiJson(prompt, name);
+}
+
+/** Selects a node and moves the canvas to it; of a node inside a subgraph, the subgraph's node. */
+export function showNode(id) {
+  const node = (app.rootGraph ?? app.graph).getNodeById(Number(id.split(":")[0]));
+  if (!node) return;
+  app.canvas.setGraph?.(node.graph);
+  app.canvas.selectItems([node]);
+  app.canvas.centerOnNode(node);
+}
+
+export function selectedNodes() {
+  return Object.values(app.canvas.selected_nodes ?? {});
+}
+
+/** A new node in the middle of what is seen of the canvas. */
+export function addNode(type) {
+  const node = window.LiteGraph.createNode(type);
+  const [x, y, width, height] = app.canvas.ds.visible_area;
+  node.pos = [x + (width - node.size[0]) / 2, y + (height - node.size[1]) / 2];
+  app.canvas.graph.add(node);
+  app.canvas.selectItems([node]);
+  return node;
+}
+
+export function setWidget(node, name, value) {
+  const widget = node.widgets.find((candidate) => candidate.name === name);
+  widget.value = value;
+  widget.callback?.(value);
+  node.setDirtyCanvas(true, true);
+}
+
+/** Makes lists of files on the canvas know what was written since the page was loaded. */
+export function refreshCombos() {
+  return app.refreshComboInNodes();
+}

@@ -1,0 +1,167 @@
+// The arithmetic of every chart: ticks, scales, running means, and what remains of 10,000 iterations on 300 pixels.
+
+/** [lowest, highest] of the finite values, or null where there is none. */
+export function extent(values) {
+  let low = Infinity;
+  let high = -Infinity;
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low <= high ? [low, high] : null;
+}
+
+/** Widens a range by 5 % at both ends; a single value gets room around it, so that its line is in the middle. */
+export function padded([low, high]) {
+  const room = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.05;
+  return [low - room, high + room];
+}
+
+/** Maps a domain linearly onto a range of pixels. */
+export function scale([from, to], [start, end]) {
+  const factor = to === from ? 0 : (end - start) / (to - from);
+  return (value) => start + (value - from) * factor;
+}
+
+/** About `count` multiples of 1, 2 or 5 times a power of ten inside [low, high]. */
+export function niceTicks(low, high, count) {
+  const rough = (high - low) / count;
+  if (!(rough > 0)) return [low];
+  const magnitude = 10 ** Math.floor(Math.log10(rough));
+  const size = rough / magnitude;
+  const step = (size < Math.sqrt(2) ? 1 : size < Math.sqrt(10) ? 2 : size < Math.sqrt(50) ? 5 : 10) * magnitude;
+  const ticks = [];
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index++) {
+    ticks.push(Number((index * step).toPrecision(12)) || 0);
+  }
+  return ticks;
+}
+
+/** Ticks of an axis that counts: whole numbers only. */
+export function wholeTicks(low, high, count) {
+  const ticks = niceTicks(low, high, count).filter(Number.isInteger);
+  return ticks.length ? ticks : [Math.ceil(low)];
+}
+
+/** The mean of the last tenth of what was known at each point (the trainer's rewards.png uses the same window). */
+export function runningMean(values) {
+  const window = Math.max(1, Math.floor(values.length / 10));
+  const means = [];
+  let total = 0;
+  let count = 0;
+  for (let index = 0; index < values.length; index++) {
+    if (Number.isFinite(values[index])) {
+      total += values[index];
+      count += 1;
+    }
+    const leaving = values[index - window];
+    if (Number.isFinite(leaving)) {
+      total -= leaving;
+      count -= 1;
+    }
+    means.push(count ? total / count : null);
+  }
+  return means;
+}
+
+/**
+ * The points worth drawing: of each pixel column its first, lowest, highest and last, so no spike is lost.
+ * A column in which nothing is known becomes null, which leaves a gap in the line.
+ */
+export function decimate(xs, ys, domain, columns) {
+  if (xs.length <= columns * 2) return xs.map((x, index) => (Number.isFinite(ys[index]) ? [x, ys[index]] : null));
+  const toColumn = scale(domain, [0, columns]);
+  const kept = [];
+  let start = 0;
+  while (start < xs.length) {
+    const column = Math.floor(toColumn(xs[start]));
+    let end = start;
+    const known = [];
+    while (end < xs.length && Math.floor(toColumn(xs[end])) === column) {
+      if (Number.isFinite(ys[end])) known.push(end);
+      end += 1;
+    }
+    if (known.length) {
+      const lowest = known.reduce((best, index) => (ys[index] < ys[best] ? index : best));
+      const highest = known.reduce((best, index) => (ys[index] > ys[best] ? index : best));
+      const indices = [...new Set([known[0], lowest, highest, known.at(-1)])].sort((a, b) => a - b);
+      kept.push(...indices.map((index) => [xs[index], ys[index]]));
+    } else {
+      kept.push(null);
+    }
+    start = end;
+  }
+  return kept;
+}
+
+/** The `d` of an SVG path through points; null lifts the pen. */
+export function linePath(points, toX, toY) {
+  let pen = "M";
+  const parts = [];
+  for (const point of points) {
+    if (!point) {
+      pen = "M";
+      continue;
+    }
+    parts.push(`${pen}${toX(point[0]).toFixed(1)},${toY(point[1]).toFixed(1)}`);
+    pen = "L";
+  }
+  return parts.join("");
+}
+
+/** Points that no line reaches, since both neighbours are unknown: they need a dot to be seen. */
+export function lonePoints(points) {
+  return points.filter((point, index) => point && !points[index - 1] && !points[index + 1]);
+}
+
+/**
+ * Means over at most `columns` equal stretches of the iterations, for pictures with one cell a stretch.
+ * @returns {{edges: number[], means: (number|null)[]}} columns + 1 edges; iteration i covers [i - 0.5, i + 0.5].
+ */
+export function binMeans(xs, ys, columns) {
+  const first = xs[0] - 0.5;
+  const last = xs.at(-1) + 0.5;
+  const bins = Math.min(columns, Math.round(last - first));
+  const totals = new Array(bins).fill(0);
+  const counts = new Array(bins).fill(0);
+  xs.forEach((x, index) => {
+    if (!Number.isFinite(ys[index])) return;
+    const bin = Math.min(bins - 1, Math.floor(((x - first) / (last - first)) * bins));
+    totals[bin] += ys[index];
+    counts[bin] += 1;
+  });
+  return {
+    edges: Array.from({ length: bins + 1 }, (_, bin) => first + ((last - first) * bin) / bins),
+    means: totals.map((total, bin) => (counts[bin] ? total / counts[bin] : null)),
+  };
+}
+
+/** Index of the ascending value nearest to `x`. */
+export function nearestIndex(ascending, x) {
+  let low = 0;
+  let high = ascending.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (ascending[middle] < x) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && x - ascending[low - 1] <= ascending[low] - x ? low - 1 : low;
+}
+
+/** A reward's evaluations as dots with the ends of their error bars. */
+export function errorBars(evaluations, name) {
+  return evaluations
+    .filter((row) => Number.isFinite(row.rewards[name]?.mean))
+    .map(({ iteration, rewards }) => {
+      const { mean, standard_error: error } = rewards[name];
+      return { iteration, mean, error: error ?? 0, low: mean - (error ?? 0), high: mean + (error ?? 0) };
+    });
+}
+
+/** What stands at a tick: all its digits, since a tick is a round number. */
+export function tickLabel(value) {
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential().replace("e+", "e") : String(value);
+  return text.replaceAll("-", "\u2212");
+}

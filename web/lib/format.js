@@ -1,0 +1,56 @@
+/** Numbers and texts as the page shows them. */
+
+const MINUS = "\u2212";
+const NOTHING = "–";
+
+/** "0.42", "−1.50"; "–" for null, which is how the server sends what is not finite. */
+export function fixed(value, digits = 2) {
+  if (value === null || value === undefined) return NOTHING;
+  const text = Math.abs(value).toFixed(digits);
+  return value < 0 && Number(text) !== 0 ? MINUS + text : text;
+}
+
+/** The same with "+" before what is above zero. */
+export function signed(value, digits = 2) {
+  const text = fixed(value, digits);
+  return value > 0 && Number(text) !== 0 ? `+${text}` : text;
+}
+
+/** Three significant digits where fixed digits would say 0.00: "−0.0123", "1.4e−5". */
+export function significant(value, digits = 3) {
+  if (value === null || value === undefined) return NOTHING;
+  const size = Math.abs(value);
+  const text = size !== 0 && size < 1e-4 ? size.toExponential(digits - 2) : String(Number(size.toPrecision(digits)));
+  return (value < 0 ? MINUS : "") + text.replace("-", MINUS);
+}
+
+export function percent(share) {
+  return share > 0 && share < 0.01 ? "<1 %" : `${Math.round(share * 100)} %`;
+}
+
+export function count(number, noun) {
+  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+/**
+ * A text's lines of at most `width`, at most `limit` of them; the last one ends in … where text is left over.
+ * measure(text) gives a width.
+ */
+export function wrapped(text, width, limit, measure) {
+  const words = text.split(/\s+/).filter(Boolean);
+  const lines = [];
+  while (words.length && lines.length < limit) {
+    let line = words.shift();
+    while (words.length && measure(`${line} ${words[0]}`) <= width) line += ` ${words.shift()}`;
+    lines.push(line);
+  }
+  const last = lines.length - 1;
+  return lines.map((line, i) => shortened(line, width, measure, i === last && words.length > 0));
+}
+
+function shortened(line, width, measure, more) {
+  if (!more && measure(line) <= width) return line;
+  let end = line.length;
+  while (end > 1 && measure(`${line.slice(0, end)}…`) > width) end -= 1;
+  return `${line.slice(0, end).trimEnd()}…`;
+}

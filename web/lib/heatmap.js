@@ -1,0 +1,257 @@
+/**
+ * The credit heatmap without its drawing: what a node sent, in which order its rows stand, where everything lies, what
+ * it says.
+ *
+ * State is {credit, advantages}: the payloads of a credit node and of the fuse node behind it, either may be null.
+ * B samples, T' trained steps, K objectives. A cell is {row, column}: its place in the picture, not the sample's number.
+ */
+import { count, fixed, percent, signed, significant } from "./format.js";
+
+export const EMPTY = { credit: null, advantages: null };
+
+/**
+ * The state after a payload. Another credit outdates the advantages that were made of the former one; the same credit
+ * sent again, as when it is replayed, changes nothing.
+ */
+export function received(state, kind, data) {
+  if (kind === "credit") {
+    return JSON.stringify(data) === JSON.stringify(state.credit) ? state : { credit: data, advantages: null };
+  }
+  const belongs = state.credit && data.step_advantage.length === state.credit.weights.length;
+  return belongs && data.step_advantage[0].length === state.credit.trained.length ? { ...state, advantages: data } : state;
+}
+
+/** What is coloured: the chosen one, or weights as long as there are no advantages. */
+export function shownView(state, chosen) {
+  return state.advantages ? chosen : "weight";
+}
+
+export function isMasked(state, sample) {
+  return state.advantages?.valid[sample] === false || state.credit.weights[sample].includes(null);
+}
+
+/**
+ * The groups with their samples from top to bottom: [{prompt, number, samples}], number counting from 1.
+ * order "advantage": best fused advantage on top, masked samples last. order "sampled": as they were made.
+ */
+export function groupedRows(state, order) {
+  const { groups, prompts } = state.credit;
+  const samplesOf = new Map();
+  groups.forEach((group, sample) => samplesOf.set(group, [...(samplesOf.get(group) ?? []), sample]));
+  const height = (sample) => (isMasked(state, sample) ? -Infinity : state.advantages.advantage[sample]);
+  return [...samplesOf].map(([group, samples], i) => {
+    if (order === "advantage" && state.advantages) samples.sort((a, b) => compare(height(b), height(a)));
+    return { prompt: prompts[group] ?? "", number: i + 1, samples };
+  });
+}
+
+function compare(a, b) {
+  return a === b ? 0 : a - b; // not a − b alone: −∞ − −∞ is NaN
+}
+
+/** The coloured values [B][T'], and what they are measured by. Masked samples are null. */
+export function field(state, view) {
+  const source = view === "advantage" ? state.advantages.step_advantage : state.credit.weights;
+  const values = source.map((row, sample) => (isMasked(state, sample) ? row.map(() => null) : row));
+  const known = values.flat().filter((value) => value !== null);
+  const largest = known.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  if (view === "advantage") return { values, neutral: 0, limit: largest || 1 };
+  // The mean weight is what weighting all steps alike gives: 1, or 1/T' where weights add up to one.
+  const neutral = known.length ? known.reduce((sum, value) => sum + value) / known.length : 1;
+  return { values, neutral, limit: Math.max(largest, 2 * neutral) || 1 };
+}
+
+/** Mean of each column over some samples, null where none of them has a value. */
+export function columnMeans(values, samples) {
+  return values[0].map((_, column) => {
+    const known = samples.map((sample) => values[sample][column]).filter((value) => value !== null);
+    return known.length ? known.reduce((sum, value) => sum + value) / known.length : null;
+  });
+}
+
+export const METRICS = {
+  font: 11,
+  scale: 26, // the colour scale on top, with its numbers
+  strip: 34,
+  axis: 27, // two lines: step, σ
+  gap: 5,
+  groupGap: 4,
+  gutter: 40, // "mean", "step"
+  wideGutter: 104, // a prompt's text
+  wideFrom: 420,
+  shares: 12,
+};
+
+/** Height of everything but the cells. */
+export const FRAME_HEIGHT = METRICS.scale + METRICS.strip + METRICS.axis + 2 * METRICS.gap;
+
+/**
+ * Where everything lies, in CSS pixels.
+ * rowsOfGroups: rows of each group; columns: T'; shares: [K] or null.
+ */
+export function layout({ width, height, rowsOfGroups, columns, shares }) {
+  const { scale, strip, gap, groupGap, wideFrom } = METRICS;
+  const gutter = width >= wideFrom ? METRICS.wideGutter : METRICS.gutter;
+  const right = shares ? METRICS.shares + 2 * gap : 0;
+  const rows = rowsOfGroups.reduce((sum, number) => sum + number, 0);
+  const x = gutter;
+  const cells = { x, y: scale, width: Math.max(1, width - x - right), height: Math.max(1, height - FRAME_HEIGHT) };
+  const rowHeight = (cells.height - groupGap * (rowsOfGroups.length - 1)) / rows;
+  const tops = [];
+  const groups = [];
+  let y = cells.y;
+  for (const number of rowsOfGroups) {
+    groups.push({ y, height: number * rowHeight, first: tops.length, rows: number });
+    for (let row = 0; row < number; row++) tops.push(y + row * rowHeight);
+    y += number * rowHeight + groupGap;
+  }
+  const bottom = cells.y + cells.height;
+  return {
+    width,
+    height,
+    wide: gutter === METRICS.wideGutter,
+    gutter: gutter - 2 * gap,
+    scale: { x: cells.x, y: 2, width: cells.width, height: 9 },
+    cells,
+    rowHeight,
+    columnWidth: cells.width / columns,
+    columns,
+    tops,
+    groups,
+    strip: { x, y: bottom + gap, width: cells.width, height: strip },
+    axis: { x, y: bottom + 2 * gap + strip, width: cells.width },
+    shares: shares && stacked(shares, { x: width - METRICS.shares, y: cells.y, width: METRICS.shares, height: cells.height }),
+  };
+}
+
+function stacked(shares, box) {
+  let y = box.y;
+  return shares.map((share) => {
+    const part = { ...box, y, height: share * box.height };
+    y += part.height;
+    return part;
+  });
+}
+
+/** The rectangle of a cell. */
+export function cellBox({ tops, cells, columnWidth, rowHeight }, { row, column }) {
+  return { x: cells.x + column * columnWidth, y: tops[row], width: columnWidth, height: rowHeight };
+}
+
+/** What lies at a point: {kind: "cell", row, column} | {kind: "mean", column} | {kind: "group", group} | {kind: "share", objective} | null. */
+export function hit(place, x, y) {
+  const objective = place.shares?.findIndex((box) => inside(box, x, y)) ?? -1;
+  if (objective >= 0) return { kind: "share", objective };
+  const column = Math.floor((x - place.cells.x) / place.columnWidth);
+  const inColumn = column >= 0 && column < place.columns;
+  if (inColumn && y >= place.strip.y && y < place.strip.y + place.strip.height) return { kind: "mean", column };
+  const group = place.groups.findIndex((box) => y >= box.y && y < box.y + box.height);
+  if (group < 0 || x < 0) return null;
+  if (x < place.cells.x) return { kind: "group", group };
+  if (!inColumn) return null;
+  const { first, rows, y: top } = place.groups[group];
+  return { kind: "cell", row: first + Math.min(rows - 1, Math.floor((y - top) / place.rowHeight)), column };
+}
+
+function inside(box, x, y) {
+  return x >= box.x && x < box.x + box.width && y >= box.y && y < box.y + box.height;
+}
+
+/** The columns whose label is written: as many as fit without touching, evenly spaced from the first. */
+export function labelled(columns, columnWidth, labelWidth) {
+  const every = Math.max(1, Math.ceil(labelWidth / columnWidth));
+  return Array.from({ length: Math.ceil(columns / every) }, (_, i) => i * every);
+}
+
+/** The cell that a key moves to, null for other keys. Page keys go to the group above and below. */
+export function moved({ row, column }, key, rowsOfGroups, columns) {
+  const firsts = rowsOfGroups.reduce((starts, number) => [...starts, starts.at(-1) + number], [0]);
+  const rows = firsts.pop();
+  const group = firsts.findLastIndex((first) => first <= row);
+  const targets = {
+    ArrowUp: { row: Math.max(0, row - 1), column },
+    ArrowDown: { row: Math.min(rows - 1, row + 1), column },
+    ArrowLeft: { row, column: Math.max(0, column - 1) },
+    ArrowRight: { row, column: Math.min(columns - 1, column + 1) },
+    Home: { row, column: 0 },
+    End: { row, column: columns - 1 },
+    PageUp: { row: firsts[Math.max(0, group - 1)], column },
+    PageDown: { row: firsts[Math.min(firsts.length - 1, group + 1)], column },
+  };
+  return targets[key] ?? null;
+}
+
+/**
+ * All that is known of a sample at a step, as texts:
+ * {prompt, place, numbers: [{symbol, meaning, value}], objectives: [{name, advantage, coefficient}], note}.
+ */
+export function cellFacts({ credit, advantages }, sample, column) {
+  const masked = isMasked({ credit, advantages }, sample);
+  const numbers = [
+    { symbol: "ΔS", meaning: "similarity gained", value: significant(credit.delta[sample][column]) },
+    { symbol: "w", meaning: "step weight", value: fixed(credit.weights[sample][column]) },
+  ];
+  if (advantages && !masked) {
+    numbers.push(
+      { symbol: "z", meaning: "fused advantage", value: signed(advantages.advantage[sample]) },
+      { symbol: "Ã", meaning: "effective advantage", value: signed(advantages.step_advantage[sample][column]) },
+    );
+  }
+  return {
+    prompt: credit.prompts[credit.groups[sample]] ?? "",
+    place: `sample ${sample} · ${stepName(credit, column)}`,
+    numbers,
+    objectives: (advantages?.names ?? []).map((name, k) => ({
+      name,
+      advantage: signed(advantages.objectives[sample][k]),
+      coefficient: fixed(advantages.coefficients[sample][k]),
+    })),
+    note: masked ? "masked: a reward failed, so this sample trains nothing" : "",
+  };
+}
+
+/** "step 3 · σ 0.87 → 0.72" */
+export function stepName({ trained, sigmas }, column) {
+  const step = trained[column];
+  return sigmas?.length ? `step ${step} · σ ${fixed(sigmas[step])} → ${fixed(sigmas[step + 1])}` : `step ${step}`;
+}
+
+/** The facts as one sentence, for a screen reader. */
+export function spoken(facts) {
+  const numbers = facts.numbers.map(({ meaning, value }) => `${meaning} ${value}`);
+  const objectives = facts.objectives.map(
+    ({ name, advantage, coefficient }) => `${name}: advantage ${advantage}, coefficient ${coefficient}`,
+  );
+  return [facts.prompt, facts.place, ...numbers, ...objectives, facts.note].filter(Boolean).join("; ");
+}
+
+/** The whole picture in words. */
+export function summary(state) {
+  if (!state.credit) return "Credit heatmap, empty: run the graph first.";
+  const { credit, advantages } = state;
+  const everyone = credit.groups.map((_, sample) => sample);
+  const groups = groupedRows(state, "sampled").length;
+  const weights = columnMeans(field(state, "weight").values, everyone);
+  const parts = [
+    `${count(everyone.length, "sample")} of ${count(groups, "prompt")} × ${count(credit.trained.length, "step")}`,
+    peak(weights, credit),
+  ];
+  const masked = everyone.filter((sample) => isMasked(state, sample)).length;
+  if (masked) parts.push(`${count(masked, "sample")} masked`);
+  if (advantages) {
+    const zero = everyone.filter((sample) => !isMasked(state, sample) && advantages.advantage[sample] === 0).length;
+    const above = everyone.filter((sample) => advantages.advantage[sample] > 0 && !isMasked(state, sample)).length;
+    parts.push(`${above} reinforced, ${everyone.length - masked - above - zero} discouraged, ${zero} left alone`);
+    parts.push(`shares: ${advantages.names.map((name, k) => `${name} ${percent(advantages.shares[k])}`).join(", ")}`);
+  }
+  return `Credit heatmap: ${parts.filter(Boolean).join("; ")}.`;
+}
+
+function peak(means, credit) {
+  const known = means.filter((mean) => mean !== null);
+  const most = Math.max(...known);
+  if (!known.length || most - Math.min(...known) < 1e-6) return known.length ? "the same credit at every step" : "";
+  const column = means.indexOf(most);
+  const sigma = credit.sigmas?.length ? `σ ${fixed(credit.sigmas[credit.trained[column]])}, ` : "";
+  return `most credit at step ${credit.trained[column]} (${sigma}mean weight ${fixed(most)})`;
+}

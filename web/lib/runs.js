@@ -1,0 +1,125 @@
+// What the routes say of runs, in the words and series that the sidebar shows.
+
+/** Every status: its word, its PrimeIcon and the CSS class of its colour. */
+export const STATUS = {
+  running: { word: "running", icon: "pi-spin pi-spinner", tone: "running" },
+  idle: { word: "idle", icon: "pi-clock", tone: "running" }, // on the canvas, until the next prompt is queued
+  finished: { word: "finished", icon: "pi-check-circle", tone: "good" },
+  stopped: { word: "stopped", icon: "pi-pause-circle", tone: "paused" },
+  interrupted: { word: "interrupted", icon: "pi-exclamation-circle", tone: "paused" },
+  failed: { word: "failed", icon: "pi-times-circle", tone: "bad" },
+};
+
+export const PLACE = { headless: "headless", canvas: "canvas" };
+
+/** Which buttons a run offers. A run that ended can go on if a checkpoint was saved; an idle one goes on by the queue. */
+export function offeredActions(run) {
+  return {
+    stop: run.status === "running",
+    resume: run.status !== "running" && run.status !== "idle" && run.has_checkpoint,
+    lora: run.has_lora,
+    workflow: true,
+  };
+}
+
+/** Part of the training that is done, 0 … 1; a run of unknown length has no total. */
+export function progress({ iteration, total }) {
+  return total > 0 ? Math.min(1, iteration / total) : 0;
+}
+
+/** Seconds as a person would say them. */
+export function formatDuration(seconds) {
+  if (seconds < 1) return "less than a second";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 36 * 3600) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${(seconds / 86400).toFixed(1)} days`;
+}
+
+/** Seconds to the end at the pace of the last ten iterations, or null where nothing is known. */
+export function secondsLeft({ iteration, total }, rows) {
+  const recent = rows.slice(-10).map((row) => row["seconds/iteration"]).filter(Number.isFinite);
+  if (!recent.length || !(total > iteration)) return null;
+  return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);
+}
+
+/** `name`, or the first of name-2, name-3 … that is not taken. */
+export function uniqueName(name, taken) {
+  const used = new Set(taken);
+  if (!used.has(name)) return name;
+  const [, stem, number] = name.match(/^(.*?)(?:-(\d+))?$/);
+  let next = number ? Number(number) + 1 : 2;
+  while (used.has(`${stem}-${next}`)) next += 1;
+  return `${stem}-${next}`;
+}
+
+/** Known rows and newly read ones in order of iteration; a row read again replaces the old one. */
+export function mergeRows(known, read) {
+  if (!read.length) return known;
+  if (!known.length || read[0].iteration > known.at(-1).iteration) return known.concat(read);
+  const rows = new Map(known.concat(read).map((row) => [row.iteration, row]));
+  return [...rows.values()].sort((a, b) => a.iteration - b.iteration);
+}
+
+/** A resumed run may have gone back to its last checkpoint: rows beyond what it has now are of a past that is gone. */
+export function wentBack(known, before, now) {
+  return before.started !== now.started || (known.length > 0 && known.at(-1).iteration > now.iteration);
+}
+
+/** The values of one metric, one a row, null where a row lacks it. */
+export function series(rows, key) {
+  return rows.map((row) => row[key] ?? null);
+}
+
+/** Names between a prefix and a suffix, in order of first appearance, in any row. */
+export function metricNames(rows, prefix, suffix = "") {
+  const names = new Set();
+  for (const row of rows) {
+    for (const key of Object.keys(row)) {
+      if (key.startsWith(prefix) && key.endsWith(suffix)) names.add(key.slice(prefix.length, key.length - suffix.length));
+    }
+  }
+  return [...names];
+}
+
+/** The rewards of a run, trained ones first: [{name, heldOut, key}]. */
+export function rewardPanels(rows, evaluations) {
+  const panels = new Map();
+  const add = (name, heldOut) =>
+    panels.has(name) || panels.set(name, { name, heldOut, key: `${heldOut ? "held_out" : "reward"}/${name}/mean` });
+  // The first row names them all; looking through ten thousand rows would only find the same.
+  const sample = [...rows.slice(0, 1), ...rows.slice(-1)];
+  metricNames(sample, "reward/", "/mean").forEach((name) => add(name, false));
+  metricNames(sample, "held_out/", "/mean").forEach((name) => add(name, true));
+  for (const [name, figures] of Object.entries(evaluations[0]?.rewards ?? {})) add(name, figures.held_out);
+  return [...panels.values()];
+}
+
+/** Phases of an iteration in the order in which they happen, as far as the run timed them. */
+export function phases(rows) {
+  return ["rollout", "reward", "credit", "update"].filter((phase) => rows.some((row) => `seconds/${phase}` in row));
+}
+
+/** Numbers of the trained steps whose credit was recorded, ascending. */
+export function creditSteps(rows) {
+  return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "credit/step/")
+    .map(Number)
+    .sort((a, b) => a - b);
+}
+
+/** "000120.png" → 120. */
+export function sampleIteration(file) {
+  return Number.parseInt(file, 10);
+}
+
+/** The run_name of an exported graph's Training Run node, unless it is linked or missing. */
+export function runNameOf(prompt) {
+  const name = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.run_name;
+  return typeof name === "string" ? name : "otca";
+}
+
+/** The length of training that an exported graph asks for. */
+export function iterationsOf(prompt) {
+  const count = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.iterations;
+  return Number.isInteger(count) ? count : 300;
+}

@@ -1,0 +1,45 @@
+// The workflow inside a .safetensors file: an 8-byte length, then a JSON header whose __metadata__ holds strings.
+
+const LARGEST_HEADER = 100_000_000; // the format's own limit
+
+/** Thrown with a message for the user. */
+export class SafetensorsError extends Error {}
+
+/** Length of the header in bytes, from the file's first eight. */
+export function headerLength(firstBytes, fileSize) {
+  if (firstBytes.byteLength < 8) throw new SafetensorsError("The file is too short to be a .safetensors file.");
+  const length = Number(new DataView(firstBytes).getBigUint64(0, true));
+  if (length < 2 || length > LARGEST_HEADER || 8 + length > fileSize) {
+    throw new SafetensorsError("This is not a .safetensors file, or it was cut off while it was copied.");
+  }
+  return length;
+}
+
+/**
+ * The workflow that a header's metadata carry.
+ * @returns {{workflow: object} | {prompt: object}} the canvas's own format if it is there, else the API format.
+ */
+export function workflowIn(headerText) {
+  let metadata;
+  try {
+    metadata = JSON.parse(headerText).__metadata__ ?? {};
+  } catch {
+    throw new SafetensorsError("The file's header is broken: it is not JSON.");
+  }
+  for (const key of ["workflow", "prompt"]) {
+    if (!metadata[key]) continue;
+    try {
+      const graph = JSON.parse(metadata[key]);
+      if (graph && Object.keys(graph).length) return { [key]: graph };
+    } catch {
+      throw new SafetensorsError(`The file's ${key} is broken: it is not JSON.`);
+    }
+  }
+  throw new SafetensorsError("The file carries no workflow. LoRA files that a Training Run or Save LoRA node wrote do.");
+}
+
+/** Reads a File (or Blob): only its header, however large the rest is. */
+export async function readWorkflow(file) {
+  const length = headerLength(await file.slice(0, 8).arrayBuffer(), file.size);
+  return workflowIn(await file.slice(8, 8 + length).text());
+}

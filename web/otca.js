@@ -1,0 +1,75 @@
+/**
+ * Registers the extension: puts widgets on our nodes, hands them what the server computed, opens the sidebar.
+ */
+import * as comfy from "./comfy.js";
+import { stageColor } from "./lib/stages.js";
+import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
+import { curvesWidget } from "./widgets/curves.js";
+import { heatmapWidget } from "./widgets/heatmap.js";
+import { releaseWidget } from "./widgets/release.js";
+import { scoresWidget } from "./widgets/scores.js";
+import { socketsWidget } from "./widgets/sockets.js";
+
+/**
+ * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose()}}. `show` is told of the
+ * results of its own node and of those that name the node as their `credit_node`.
+ */
+const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, curvesWidget, releaseWidget];
+
+/** What replays a result that a widget may want, beyond the nodes that carry one. */
+const REPLAYED = "OTCA_ADVANTAGES";
+
+const widgetsOf = new WeakMap();
+
+function deliver(kind, data, id) {
+  if (!comfy.isOfOpenWorkflow(data)) return;
+  for (const target of new Set([id, data.credit_node])) {
+    const node = target && comfy.findNode(target);
+    for (const widget of (node && widgetsOf.get(node)) ?? []) widget.show(kind, data);
+  }
+}
+
+/** A reload of the page forgets what it was sent; the server does not. */
+async function replay() {
+  const nodes = [...comfy.allNodes()].filter(
+    ({ node }) => widgetsOf.has(node) || comfy.nodeDefinition(node)?.output?.includes(REPLAYED),
+  );
+  const results = await Promise.all(
+    nodes.map(async ({ id }) => [id, await comfy.getJson(`/otca/nodes/${encodeURIComponent(id)}`).catch(() => ({}))]),
+  );
+  const credits = results.map(([id, { credit }]) => [id, { credit }]);
+  // Credit comes first: advantages are about a credit that is already shown.
+  for (const [id, payloads] of [...credits, ...results]) {
+    for (const [kind, data] of Object.entries(payloads)) if (data) deliver(kind, data, id);
+  }
+}
+
+comfy.app.registerExtension({
+  name: "ComfyUI-OTCA",
+  ...sidebarCommands(comfy),
+
+  setup() {
+    const style = document.createElement("link");
+    style.rel = "stylesheet";
+    style.href = new URL("./otca.css", import.meta.url).href;
+    document.head.append(style);
+    comfy.onNodeResult(deliver);
+    comfy.onExecution({
+      started: () => [...comfy.allNodes()].forEach(({ id }) => deliver("started", {}, id)),
+      failed: (message, id) => deliver("error", { message }, id),
+    });
+    setupSidebar(comfy);
+  },
+
+  nodeCreated(node) {
+    const definition = comfy.nodeDefinition(node);
+    if (!definition?.name?.startsWith("OTCA_")) return;
+    node.color ??= stageColor(definition.category); // a colour that the workflow saved comes later and stays
+    const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
+    if (widgets.length) widgetsOf.set(node, widgets);
+  },
+
+  afterConfigureGraph() {
+    replay(); // not awaited: the workflow opens meanwhile
+  },
+});

@@ -1,0 +1,294 @@
+/**
+ * Charts over the iterations of a run, as SVG that follows ComfyUI's colours: lines with evaluation dots, stacked bars,
+ * and a step × iteration heatmap. Pointing at one, or focusing it and pressing the arrow keys, shows its values.
+ */
+import { sequential } from "../lib/color.js";
+import {
+  binMeans,
+  decimate,
+  extent,
+  linePath,
+  lonePoints,
+  nearestIndex,
+  niceTicks,
+  padded,
+  scale,
+  tickLabel,
+  wholeTicks,
+} from "../lib/curves.js";
+import { significant } from "../lib/format.js";
+import { h, s, setText } from "./dom.js";
+
+const TEXT = {
+  iteration: "iteration",
+  iterations: (from, to) => (from === to ? `iteration ${from}` : `iterations ${from} to ${to}`),
+  evaluation: ({ mean, error }) => `evaluation ${significant(mean)} ± ${significant(error, 2)}`,
+  step: (step) => `step ${step}`,
+  keys: "arrow keys move along the iterations",
+};
+
+const MARGIN = { top: 6, right: 10, bottom: 28, left: 44 };
+
+/**
+ * A chart that redraws itself when its width changes.
+ *
+ * @param draw (svg, model, width, height) → probe(x) → {x, text} | null: what stands at a pixel, and where to mark it
+ */
+function chart(draw, { title, badge, legend = [], height = 132 }) {
+  const readout = h("span.otca-chart-readout", { "aria-live": "polite" });
+  const svg = s("svg.otca-chart-plot", { role: "img", tabindex: "0", "aria-label": `${title}; ${TEXT.keys}` });
+  const element = h(
+    "figure.otca-chart",
+    {},
+    h(
+      "figcaption.otca-chart-caption",
+      {},
+      h("span.otca-chart-title", { title }, title),
+      badge && h("span.otca-badge", {}, badge),
+      readout,
+    ),
+    legend.length > 0 &&
+      h("div.otca-legend", {}, legend.map(({ label, color }) => h("span.otca-legend-entry", {}, h("span.otca-swatch", { style: `background: ${color}` }), label))),
+    svg,
+  );
+  const cursor = s("line.otca-chart-cursor");
+  let model = null;
+  let probe = null;
+  let at = null; // where the user points, in pixels
+
+  function show() {
+    const found = at === null ? null : probe?.(at);
+    setText(readout, found ? found.text : (model?.rest ?? ""));
+    if (!found) return cursor.remove();
+    for (const [name, value] of Object.entries({ x1: found.x, x2: found.x, y1: MARGIN.top, y2: height - MARGIN.bottom })) {
+      cursor.setAttribute(name, value);
+    }
+    svg.append(cursor);
+  }
+
+  function redraw() {
+    const width = svg.clientWidth;
+    if (!model || width < MARGIN.left + MARGIN.right + 20) return;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.replaceChildren();
+    probe = draw(svg, model, width, height);
+    show();
+  }
+
+  svg.style.height = `${height}px`;
+  svg.addEventListener("pointermove", (event) => {
+    // Inside a magnified graph, a pixel on the screen is not one of ours.
+    const box = svg.getBoundingClientRect();
+    at = ((event.clientX - box.left) / box.width) * svg.clientWidth;
+    show();
+  });
+  for (const leaving of ["pointerleave", "blur"]) {
+    svg.addEventListener(leaving, () => {
+      at = null;
+      show();
+    });
+  }
+  svg.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move || !probe) return;
+    event.preventDefault();
+    event.stopPropagation();
+    at = at === null ? svg.clientWidth - MARGIN.right : probe.next(at, move);
+    show();
+  });
+  const observer = new ResizeObserver(redraw);
+  observer.observe(svg);
+
+  return {
+    element,
+    /** Shows other data; `model.rest` is the text while nobody points at the chart. */
+    update(next) {
+      model = next;
+      redraw();
+    },
+    dispose: () => observer.disconnect(),
+  };
+}
+
+/** Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, and evaluations as dots with error bars. */
+export function lineChart(options) {
+  return chart((svg, model, width, height) => {
+    const { xs, lines, dots = [] } = model;
+    const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
+    let low = Infinity;
+    let high = -Infinity;
+    for (const values of [...lines.map((line) => line.ys), dots.map((dot) => dot.low), dots.map((dot) => dot.high)]) {
+      const range = extent(values);
+      if (range) [low, high] = [Math.min(low, range[0]), Math.max(high, range[1])];
+    }
+    if (!xDomain || low > high) return null;
+    const toX = scale(xDomain[0] === xDomain[1] ? padded(xDomain) : xDomain, [MARGIN.left, width - MARGIN.right]);
+    const yDomain = padded([low, high]);
+    const toY = scale(yDomain, [height - MARGIN.bottom, MARGIN.top]);
+    axes(svg, { width, height, toX, toY, xTicks: iterationTicks(xDomain, width), yTicks: niceTicks(...yDomain, 4) });
+
+    for (const { ys, color, thin } of lines) {
+      const points = decimate(xs, ys, xDomain, width - MARGIN.left - MARGIN.right);
+      svg.append(s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }));
+      for (const [x, y] of lonePoints(points)) svg.append(s("circle", { cx: toX(x), cy: toY(y), r: 2, fill: color }));
+    }
+    for (const { iteration, mean, low: from, high: to } of dots) {
+      const x = toX(iteration);
+      svg.append(
+        s("line.otca-error-bar", { x1: x, x2: x, y1: toY(from), y2: toY(to) }),
+        s("circle.otca-dot", { cx: x, cy: toY(mean), r: 2.8 }),
+      );
+    }
+
+    // Evaluations lie between iterations too: one was made before the first.
+    const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
+    return probeOf(stops.map(toX), (index) => {
+      const row = xs.indexOf(stops[index]);
+      const dot = dots.find(({ iteration }) => iteration === stops[index]);
+      const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
+      return [`${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`, dot && TEXT.evaluation(dot)].filter(Boolean).join(" · ");
+    });
+  }, options);
+}
+
+/** Stacked bars: `model.parts` [{name, ys, color}] over `model.xs`, each bar the mean of a stretch of iterations. */
+export function stackedBars(options) {
+  return chart((svg, { xs, parts, unit }, width, height) => {
+    const columns = Math.floor((width - MARGIN.left - MARGIN.right) / 5);
+    const bins = parts.map(({ ys }) => binMeans(xs, ys, columns));
+    const { edges } = bins[0];
+    const totals = edges.slice(1).map((_, bin) => bins.reduce((sum, { means }) => sum + (means[bin] ?? 0), 0));
+    const toX = scale([edges[0], edges.at(-1)], [MARGIN.left, width - MARGIN.right]);
+    const toY = scale([0, Math.max(...totals) * 1.05 || 1], [height - MARGIN.bottom, MARGIN.top]);
+    axes(svg, {
+      width,
+      height,
+      toX,
+      toY,
+      xTicks: iterationTicks([xs[0], xs.at(-1)], width),
+      yTicks: niceTicks(0, Math.max(...totals) * 1.05 || 1, 4),
+    });
+    totals.forEach((_, bin) => {
+      const x = toX(edges[bin]);
+      const barWidth = Math.max(0.5, toX(edges[bin + 1]) - x - 1);
+      let base = 0;
+      parts.forEach(({ color }, part) => {
+        const value = bins[part].means[bin] ?? 0;
+        const y = toY(base + value);
+        svg.append(s("rect", { x, width: barWidth, y, height: Math.max(0, toY(base) - y), fill: color }));
+        base += value;
+      });
+    });
+    return probeOf(edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2), (bin) => {
+      const values = parts.map(({ name }, part) => `${name} ${significant(bins[part].means[bin])}`);
+      return `${stretch(edges, bin)}: ${values.join(", ")} ${unit}`;
+    });
+  }, options);
+}
+
+/** `model.rows` [{step, ys}] over `model.xs` in viridis, with a bar that says what a colour means. */
+export function stepHeatmap({ steps, ...options }) {
+  const height = MARGIN.top + MARGIN.bottom + Math.min(220, Math.max(56, steps * 15));
+  const right = MARGIN.right + 50; // room for the colour bar and its numbers
+  return chart((svg, { xs, rows }, width) => {
+    const plot = { left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+    const bins = rows.map(({ ys }) => binMeans(xs, ys, Math.floor(plot.right - plot.left)));
+    const { edges } = bins[0];
+    const range = extent(bins.flatMap(({ means }) => means));
+    if (!range) return null;
+    const toShade = scale(range[0] === range[1] ? padded(range) : range, [0, 1]);
+    const toX = scale([edges[0], edges.at(-1)], [plot.left, plot.right]);
+    const toY = scale([0, rows.length], [plot.top, plot.bottom]);
+
+    const cells = picture(edges.length - 1, rows.length, (bin, row) => {
+      const value = bins[row].means[bin];
+      return value === null ? null : sequential(toShade(value), 1);
+    });
+    const image = (href, x, y, wide, high) =>
+      s("image.otca-cells", { href, x, y, width: wide, height: high, preserveAspectRatio: "none" });
+    svg.append(image(cells, plot.left, plot.top, plot.right - plot.left, plot.bottom - plot.top));
+
+    const every = Math.ceil(rows.length / ((plot.bottom - plot.top) / 13));
+    rows.forEach(({ step }, row) => {
+      if (row % every === 0) svg.append(label(plot.left - 5, toY(row + 0.5), step, "end"));
+    });
+    iterationLabels(svg, iterationTicks([xs[0], xs.at(-1)], plot.right), toX, plot.right, plot.bottom + 9);
+    svg.append(
+      label((plot.left + plot.right) / 2, height - 6, TEXT.iteration, "middle"),
+      s("text.otca-axis-label", { transform: `translate(9 ${(plot.top + plot.bottom) / 2}) rotate(-90)`, "text-anchor": "middle", "dominant-baseline": "middle" }, options.rowLabel),
+    );
+
+    const barX = plot.right + 10;
+    svg.append(image(picture(1, 64, (_, row) => sequential(63 - row, 63)), barX, plot.top, 9, plot.bottom - plot.top));
+    const toBar = scale(range[0] === range[1] ? padded(range) : range, [plot.bottom, plot.top]);
+    for (const value of [range[0], (range[0] + range[1]) / 2, range[1]]) {
+      svg.append(label(barX + 13, Math.min(plot.bottom - 4, Math.max(plot.top + 4, toBar(value))), significant(value), "start"));
+    }
+
+    return probeOf(edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2), (bin) => {
+      const values = rows.map(({ step }, row) => [step, bins[row].means[bin]]).filter(([, value]) => value !== null);
+      const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
+      const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
+      return `${stretch(edges, bin)}: most ${significant(most)} (${TEXT.step(best)}), least ${significant(least)} (${TEXT.step(worst)})`;
+    });
+  }, { ...options, height });
+}
+
+/** Answers where and what the nearest stop is; `next` walks along the stops. */
+function probeOf(positions, describe) {
+  const probe = (x) => {
+    const index = nearestIndex(positions, x);
+    return { x: positions[index], text: describe(index) };
+  };
+  probe.next = (x, move) => positions[Math.min(positions.length - 1, Math.max(0, nearestIndex(positions, x) + move))];
+  return probe;
+}
+
+/** The whole iterations that a bin covers. */
+function stretch(edges, bin) {
+  const from = Math.ceil(edges[bin]);
+  return TEXT.iterations(from, Math.max(from, Math.ceil(edges[bin + 1]) - 1));
+}
+
+function iterationTicks([first, last], width) {
+  return wholeTicks(first, last, Math.max(2, Math.floor(width / 80)));
+}
+
+function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
+  for (const tick of yTicks) {
+    const y = toY(tick);
+    svg.append(
+      s("line.otca-grid", { x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }),
+      label(MARGIN.left - 5, y, tickLabel(tick), "end"),
+    );
+  }
+  iterationLabels(svg, xTicks, toX, width - MARGIN.right, height - MARGIN.bottom + 9);
+  svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, TEXT.iteration, "middle"));
+}
+
+/** Numbers below the plot; one that would be cut off at its right end is moved in. */
+function iterationLabels(svg, ticks, toX, right, y) {
+  for (const tick of ticks) {
+    const text = tickLabel(tick);
+    svg.append(label(Math.min(toX(tick), right + MARGIN.right - 1 - text.length * 3.2), y, text, "middle"));
+  }
+}
+
+function label(x, y, text, anchor) {
+  return s("text.otca-axis-label", { x, y, "text-anchor": anchor, "dominant-baseline": "middle" }, String(text));
+}
+
+/** A data URL of columns × rows pixels; those without a colour stay transparent. */
+function picture(columns, rows, colorAt) {
+  const canvas = h("canvas", { width: columns, height: rows });
+  const context = canvas.getContext("2d");
+  for (let row = 0; row < rows; row++) {
+    for (let column = 0; column < columns; column++) {
+      const color = colorAt(column, row);
+      if (!color) continue;
+      context.fillStyle = color;
+      context.fillRect(column, row, 1, 1);
+    }
+  }
+  return canvas.toDataURL();
+}

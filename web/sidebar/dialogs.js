@@ -1,0 +1,199 @@
+/** The sidebar's dialogs. Each is a <dialog>: the browser keeps the focus inside and closes it on Esc. */
+import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
+import { button, h, setText } from "./dom.js";
+
+const TEXT = {
+  close: "Close",
+  cancel: "Cancel",
+  trainTitle: "Train headless",
+  trainNote: "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
+  resumeTitle: (id) => `Train on: ${id}`,
+  name: "Name",
+  iterations: "Iterations",
+  iterationsInAll: "Iterations in all",
+  gpus: "GPUs",
+  gpusNote: "With 1, the CPU trains where there is no GPU.",
+  output: "Output folder",
+  outputFolder: (name) => `output/otca/${name}`,
+  start: "Start training",
+  starting: "Starting…",
+  goOn: "Train on",
+  noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Workflow → Browse Templates.",
+  exportTitle: "Export for headless training",
+  exported: (file) => `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
+  notExported: "The workflow has errors, so training would not start.",
+  downloadAnyway: "Download anyway",
+  copy: "Copy",
+  copied: "Copied",
+  problems: "To fix before it can train",
+  warnings: "Good to know",
+  go: (title) => `Show ${title} on the canvas`,
+};
+
+function openDialog(title, ...content) {
+  const dialog = h(
+    "dialog.otca-dialog",
+    { "aria-label": title },
+    h(
+      "header.otca-dialog-head",
+      {},
+      h("h2.otca-run-name", {}, title),
+      h("button.otca-icon-button", { type: "button", "aria-label": TEXT.close, onclick: () => dialog.close() }, h("i.pi.pi-times")),
+    ),
+    content,
+  );
+  // Keys typed here are no shortcuts of the graph.
+  dialog.addEventListener("keydown", (event) => event.stopPropagation());
+  dialog.addEventListener("close", () => dialog.remove());
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}
+
+/** A picture as large as the window allows. */
+export function pictureDialog(source, caption) {
+  openDialog(caption, h("img.otca-enlarged", { src: source, alt: caption })).classList.add("otca-picture-dialog");
+}
+
+/**
+ * Asks how to train the graph on the canvas.
+ * @param start({name, iterations, gpus}) posts it; an Error may carry `problems`
+ */
+export function trainDialog(comfy, { prompt, taken, start }) {
+  const name = h("input.otca-input", { id: "otca-train-name", required: true, maxlength: 100, value: uniqueName(runNameOf(prompt), taken) });
+  const folder = h("output.otca-quiet", { for: "otca-train-name" });
+  const showFolder = () => setText(folder, TEXT.outputFolder(name.value.trim()));
+  name.addEventListener("input", showFolder);
+  showFolder();
+  const hasRun = Object.values(prompt).some((node) => node.class_type === "OTCA_TrainingRun");
+  formDialog(comfy, {
+    title: TEXT.trainTitle,
+    note: TEXT.trainNote,
+    iterations: iterationsOf(prompt),
+    iterationsLabel: TEXT.iterations,
+    before: [field(TEXT.name, name)],
+    after: [field(TEXT.output, folder)],
+    error: hasRun ? "" : TEXT.noRunNode,
+    startLabel: TEXT.start,
+    start: (values) => start({ name: name.value.trim(), ...values }),
+  });
+  name.select();
+}
+
+/** Asks how far a finished run shall go on. */
+export function resumeDialog(comfy, { run, start }) {
+  formDialog(comfy, {
+    title: TEXT.resumeTitle(run.id),
+    iterations: Math.max(run.total ?? 0, run.iteration) * 2,
+    iterationsLabel: TEXT.iterationsInAll,
+    startLabel: TEXT.goOn,
+    start,
+  });
+}
+
+function formDialog(comfy, { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start }) {
+  const count = h("input.otca-input", { id: "otca-train-iterations", type: "number", min: 1, max: 1e7, required: true, value: iterations });
+  const gpus = h("input.otca-input", { id: "otca-train-gpus", type: "number", min: 1, max: 64, required: true, value: 1, "aria-describedby": "otca-gpus-note" });
+  const message = h("div.otca-error", { role: "alert" }, error);
+  const problems = h("div");
+  const submit = h("button.otca-button.otca-primary", { type: "submit" }, startLabel);
+  const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);
+  const form = h(
+    "form.otca-form",
+    {},
+    note && h("p.otca-note", {}, note),
+    before,
+    field(iterationsLabel, count),
+    field(TEXT.gpus, gpus, h("span.otca-note", { id: "otca-gpus-note" }, TEXT.gpusNote)),
+    after,
+    message,
+    problems,
+    h("div.otca-buttons.otca-end", {}, cancel, submit),
+  );
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    submit.disabled = true;
+    setText(submit, TEXT.starting);
+    setText(message, "");
+    problems.replaceChildren();
+    try {
+      await start({ iterations: Number(count.value), gpus: Number(gpus.value) });
+      dialog.close();
+    } catch (error) {
+      // The message of a workflow with problems is the list of them.
+      setText(message, error.problems ? "" : error.message);
+      problems.replaceChildren(problemList(comfy, error.problems ?? [], dialog, TEXT.problems));
+    } finally {
+      submit.disabled = false;
+      setText(submit, startLabel);
+    }
+  });
+  const dialog = openDialog(title, form);
+}
+
+function field(label, input, ...more) {
+  return h("div.otca-field", {}, h("label", { for: input.id || undefined }, label), input, more);
+}
+
+/**
+ * Errors and warnings of a workflow. A click on one closes the dialog, which covers the canvas, and goes to the node; one
+ * that is about the whole graph names no node.
+ */
+function problemList(comfy, problems, dialog, heading) {
+  if (!problems.length) return "";
+  const entries = problems.map(({ node_id: node, title, input, message, fix, severity }) => {
+    const where = [title, input].filter(Boolean).join(" › ");
+    const content = [where && h("strong", {}, where), h("span", {}, message), fix && h("span.otca-fix", {}, fix)];
+    const go = () => {
+      dialog.close();
+      comfy.showNode(node);
+      comfy.toast("warn", where, [message, fix].filter(Boolean).join("\n"));
+    };
+    const attributes = { "data-severity": severity, ...(node && { type: "button", onclick: go, title: TEXT.go(title) }) };
+    return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
+  });
+  return h("section", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
+}
+
+/** Command lines of an export, after its download. */
+export function exportDialog(comfy, { answer, failed, download }) {
+  const commands = answer.commands.map(({ title, lines, note }) => {
+    const text = lines.join("\n");
+    return h(
+      "section.otca-command",
+      {},
+      h("div.otca-row", {}, h("h3.otca-heading", {}, title), copyButton(text)),
+      h("pre.otca-code", { tabindex: "0" }, text),
+      note && h("p.otca-note", {}, note),
+    );
+  });
+  const problems = h("div");
+  const dialog = openDialog(
+    TEXT.exportTitle,
+    h("p.otca-note", {}, failed ? TEXT.notExported : TEXT.exported(answer.filename)),
+    problems,
+    failed ? h("div.otca-buttons", {}, button("pi-download", TEXT.downloadAnyway, download)) : commands,
+  );
+  problems.append(problemList(comfy, answer.problems, dialog, failed ? TEXT.problems : TEXT.warnings));
+}
+
+function copyButton(text) {
+  const copy = button("pi-copy", TEXT.copy, async () => {
+    await copyText(text, copy);
+    setText(copy.lastChild, TEXT.copied);
+    setTimeout(() => setText(copy.lastChild, TEXT.copy), 1500);
+  });
+  return copy;
+}
+
+/** Browsers offer the clipboard to secure pages only, and ComfyUI in a local network is plain http. */
+async function copyText(text, near) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = h("textarea", { style: "position: fixed; opacity: 0" });
+  area.value = text;
+  near.after(area);
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}

@@ -1,0 +1,313 @@
+/**
+ * The OTCA tab of ComfyUI's sidebar: a list of runs and, below it, the chosen one. All it shows comes from the routes, so
+ * closing the tab or reloading the page loses nothing.
+ */
+import { PLACE, mergeRows, wentBack } from "../lib/runs.js";
+import { readWorkflow } from "../lib/safetensors.js";
+import { exportDialog, resumeDialog, trainDialog } from "./dialogs.js";
+import { button, h } from "./dom.js";
+import { progressBar, runView, statusBadge } from "./runview.js";
+
+const TAB = "otca";
+const POLL_MS = 2000;
+
+const TEXT = {
+  title: "OTCA",
+  tooltip: "OTCA: training runs",
+  train: "Train headless…",
+  export: "Export…",
+  refresh: "Read the runs again",
+  runs: "Runs",
+  iterations: ({ iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
+  emptyTitle: "No runs yet",
+  emptySteps: [
+    "Open the OTCA quickstart: Workflow → Browse Templates → ComfyUI-OTCA.",
+    "Queue it: each queued prompt is one iteration of training. Or press Train headless… to train in the background.",
+    "Watch the rewards, and which denoising steps earn the credit, here.",
+  ],
+  failed: "OTCA",
+  started: (id) => `${id} is training`,
+  stopping: "Stopping",
+  stoppingDetail: "The run ends after its current step and saves.",
+  loraLoaded: "LoRA loaded",
+  loraIn: (name, title) => `${name} is chosen in ${title}.`,
+  loraAdded: (name) => `A LoraLoader with ${name} was added. Connect its model.`,
+  opened: (id) => `Workflow of ${id} opened`,
+};
+
+/** Commands and where the menu shows them, as fields of the extension. Front ends name their workflow menu "File". */
+export function sidebarCommands(comfy) {
+  const guarded = (action) => () => guard(comfy, action);
+  return {
+    commands: [
+      { id: "OTCA.TrainHeadless", label: "OTCA: Train headless…", menubarLabel: "Train headless (OTCA)…", icon: "pi pi-play", function: guarded(() => train(comfy)) },
+      { id: "OTCA.ExportHeadless", label: "OTCA: Export for headless training…", menubarLabel: "Export for headless training (OTCA)…", icon: "pi pi-upload", function: guarded(() => exportHeadless(comfy)) },
+      { id: "OTCA.LoadWorkflowFromLoRA", label: "OTCA: Load workflow from a LoRA file…", menubarLabel: "Load workflow from a LoRA file (OTCA)…", icon: "pi pi-folder-open", function: guarded(() => loadFromLora(comfy)) },
+    ],
+    menuCommands: [{ path: ["File"], commands: ["OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] }],
+  };
+}
+
+let chosen = null; // the run that is shown; the newest one until the user chooses
+let panel = null; // the open tab
+
+export function setupSidebar(comfy) {
+  comfy.registerSidebar({
+    id: TAB,
+    icon: "pi pi-chart-line",
+    title: TEXT.title,
+    tooltip: TEXT.tooltip,
+    type: "custom",
+    render(container) {
+      if (panel && container.contains(panel.element)) return; // called again whenever the page redraws the tab
+      panel?.dispose();
+      panel = sidebarPanel(comfy);
+      container.replaceChildren(panel.element);
+      container.classList.add("otca-sidebar-container");
+    },
+    destroy() {
+      panel?.dispose();
+      panel = null;
+    },
+  });
+  comfy.onBroadcast(({ kind }) => kind === "run" && panel?.refresh());
+}
+
+/** Runs an action; what goes wrong is shown with the server's message. */
+async function guard(comfy, action) {
+  try {
+    await action();
+  } catch (error) {
+    comfy.toast("error", TEXT.failed, error.message);
+    panel?.showError(error.message);
+  }
+}
+
+function sidebarPanel(comfy) {
+  const list = h("ul.otca-runs", { "aria-label": TEXT.runs });
+  const empty = h("div.otca-empty", {}, h("i.pi.pi-chart-line"), h("h3", {}, TEXT.emptyTitle), h("ol", {}, TEXT.emptySteps.map((step) => h("li", {}, step))));
+  const error = h("div.otca-error", { role: "alert" });
+  const place = h("div");
+  const element = h(
+    "div.otca-sidebar",
+    {},
+    h(
+      "div.otca-toolbar",
+      {},
+      button("pi-play", TEXT.train, () => guard(comfy, () => train(comfy)), { class: "otca-button otca-primary" }),
+      button("pi-upload", TEXT.export, () => guard(comfy, () => exportHeadless(comfy))),
+      h("button.otca-icon-button", { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => refresh() }, h("i.pi.pi-refresh")),
+    ),
+    error,
+    empty,
+    list,
+    place,
+  );
+  empty.hidden = true;
+
+  let shown = null; // {id, view, run, rows, evaluations, logSize}
+  let disposed = false;
+  let timer = null;
+  let reading = null;
+
+  function choose(id) {
+    chosen = id;
+    refresh();
+  }
+
+  /** Reads what changed; calls while one is under way wait for one more. */
+  function refresh() {
+    reading = (reading ?? Promise.resolve()).then(read);
+    return reading;
+  }
+
+  async function read() {
+    if (disposed) return;
+    clearTimeout(timer);
+    let runs = [];
+    try {
+      ({ runs } = await comfy.getJson("/otca/runs"));
+      if (!runs.some((run) => run.id === chosen)) chosen = runs[0]?.id ?? null;
+      showList(runs);
+      await readRun(runs.find((run) => run.id === chosen));
+      showError("");
+    } catch (failure) {
+      showError(failure.message);
+    }
+    const running = runs.some((run) => run.status === "running");
+    if (running && !disposed && document.visibilityState === "visible") timer = setTimeout(refresh, POLL_MS);
+  }
+
+  function showError(message) {
+    error.textContent = message;
+  }
+
+  function showList(runs) {
+    empty.hidden = runs.length > 0;
+    list.hidden = runs.length === 0;
+    const focused = list.contains(document.activeElement) ? document.activeElement.dataset.run : null;
+    list.replaceChildren(
+      ...runs.map((run) =>
+        h(
+          "li",
+          {},
+          h(
+            "button.otca-run-entry",
+            { type: "button", "data-run": run.id, "aria-current": run.id === chosen && "true", onclick: () => choose(run.id) },
+            h("span.otca-run-title", { title: run.id }, run.id),
+            statusBadge(run.status),
+            h("span.otca-quiet", {}, `${PLACE[run.place]} · ${TEXT.iterations(run)}`),
+            progressBar(run),
+          ),
+        ),
+      ),
+    );
+    if (focused) list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
+  }
+
+  async function readRun(summary) {
+    if (shown && shown.id !== summary?.id) closeRun();
+    if (!summary) return;
+    if (!shown) openRun(summary.id);
+    if (shown.run && wentBack(shown.rows, shown.run, summary)) {
+      Object.assign(shown, { rows: [], logSize: 0 });
+      shown.view.clearLog();
+    }
+    if (shown.run?.updated !== summary.updated || shown.run?.status !== summary.status) {
+      const route = `/otca/runs/${encodeURIComponent(summary.id)}`;
+      const after = shown.rows.at(-1)?.iteration ?? 0;
+      const [run, metrics] = await Promise.all([comfy.getJson(route), comfy.getJson(`${route}/metrics?after=${after}`)]);
+      if (shown?.id !== run.id || disposed) return;
+      shown.run = run;
+      shown.rows = mergeRows(shown.rows, metrics.rows);
+      shown.evaluations = metrics.evaluations;
+      shown.view.update(shown);
+    }
+    await readLog();
+  }
+
+  async function readLog() {
+    const { id, view, logSize } = shown;
+    if (!view.logIsOpen()) return;
+    const { text, size } = await comfy.getJson(`/otca/runs/${encodeURIComponent(id)}/log?after=${logSize}`);
+    if (shown?.id !== id) return;
+    view.appendLog(text);
+    shown.logSize = size;
+  }
+
+  function openRun(id) {
+    const act = (action) => () => guard(comfy, async () => {
+      await action(shown.run);
+      await refresh();
+    });
+    const view = runView(comfy, {
+      stop: act((run) => stop(comfy, run)),
+      resume: act((run) => resume(comfy, run)),
+      lora: act((run) => loadLora(comfy, run)),
+      workflow: act((run) => openWorkflow(comfy, run)),
+    });
+    view.onLogOpen(() => guard(comfy, refresh));
+    shown = { id, view, run: null, rows: [], evaluations: [], logSize: 0 };
+    place.replaceChildren(view.element);
+  }
+
+  function closeRun() {
+    shown?.view.dispose();
+    shown = null;
+    place.replaceChildren();
+  }
+
+  const onVisible = () => document.visibilityState === "visible" && refresh();
+  document.addEventListener("visibilitychange", onVisible);
+  refresh();
+  return {
+    element,
+    refresh,
+    showError,
+    choose,
+    dispose() {
+      disposed = true;
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", onVisible);
+      closeRun();
+    },
+  };
+}
+
+async function train(comfy) {
+  const graph = await comfy.exportedGraph();
+  const { runs } = await comfy.getJson("/otca/runs");
+  trainDialog(comfy, {
+    prompt: graph.output,
+    taken: runs.map((run) => run.id),
+    async start(settings) {
+      const { id } = await comfy.postJson("/otca/train", { ...settings, prompt: graph.output, workflow: graph.workflow });
+      comfy.toast("success", TEXT.started(id));
+      showRun(comfy, id);
+    },
+  });
+}
+
+/** Chooses a run, and opens the tab if it is closed. */
+function showRun(comfy, id) {
+  chosen = id;
+  if (panel) panel.choose(id);
+  else comfy.openSidebar(TAB);
+}
+
+async function exportHeadless(comfy) {
+  const { output } = await comfy.exportedGraph();
+  const answer = await comfy.postJson("/otca/export", { prompt: output });
+  const download = () => save(answer.filename, JSON.stringify(output, null, 2));
+  const failed = answer.problems.some(({ severity }) => severity === "error");
+  if (!failed) download();
+  exportDialog(comfy, { answer, failed, download });
+}
+
+function save(filename, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  h("a", { href: url, download: filename }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+async function stop(comfy, run) {
+  if (run.place === "canvas") await comfy.interrupt();
+  else await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/stop`);
+  comfy.toast("info", TEXT.stopping, TEXT.stoppingDetail);
+}
+
+async function resume(comfy, run) {
+  const start = async (settings) => {
+    const { id } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/resume`, settings);
+    comfy.toast("success", TEXT.started(id));
+    showRun(comfy, id);
+  };
+  if (run.status === "finished") resumeDialog(comfy, { run, start });
+  else await start({});
+}
+
+/** Puts a run's adapter into the selected LoraLoader, or into a new one in the middle of what is seen. */
+async function loadLora(comfy, run) {
+  const { lora_name: name } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/lora`);
+  await comfy.refreshCombos();
+  const takesLora = (node) => node.widgets?.some((widget) => widget.name === "lora_name");
+  const selected = comfy.selectedNodes().find(takesLora);
+  const node = selected ?? comfy.addNode("LoraLoader");
+  comfy.setWidget(node, "lora_name", name);
+  comfy.toast("success", TEXT.loraLoaded, selected ? TEXT.loraIn(name, node.title) : TEXT.loraAdded(name));
+}
+
+async function openWorkflow(comfy, run) {
+  await comfy.openWorkflow(await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`), run.id);
+  comfy.toast("success", TEXT.opened(run.id));
+}
+
+/** Opens the workflow that a .safetensors file carries; only its header is read, and it never leaves the browser. */
+function loadFromLora(comfy) {
+  const input = h("input", { type: "file", accept: ".safetensors" });
+  input.addEventListener("change", () => {
+    const [file] = input.files;
+    guard(comfy, async () => comfy.openWorkflow(await readWorkflow(file), file.name.replace(/\.safetensors$/, "")));
+  });
+  input.click();
+}

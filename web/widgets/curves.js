@@ -1,0 +1,102 @@
+/** The Training Run's own small curves: one line a reward, beside its name and its running mean. */
+import { OBJECTIVES } from "../lib/color.js";
+import { decimate, extent, linePath, padded, runningMean, scale } from "../lib/curves.js";
+import { count, significant } from "../lib/format.js";
+import { mergeRows, rewardPanels, series } from "../lib/runs.js";
+import { h, s, setText } from "../sidebar/dom.js";
+
+const TEXT = {
+  empty: "No iteration yet. Queue the graph: each queued prompt is one iteration.",
+  title: (run, iterations) => `${run} · ${count(iterations, "iteration")}`,
+  heldOut: "held out",
+  line: (name, mean) => `${name}: running mean ${mean}`,
+};
+
+const LINE = { width: 200, height: 26 };
+const ROW_HEIGHT = 30;
+const AROUND = 34; // heading and paddings
+const EMPTY_HEIGHT = 56;
+
+export const curvesWidget = {
+  fits: (definition) => definition.name === "OTCA_TrainingRun",
+  create: (node, comfy) => new Curves(node, comfy),
+};
+
+class Curves {
+  constructor(node, comfy) {
+    this.node = node;
+    this.comfy = comfy;
+    this.run = null;
+    this.rows = [];
+    this.heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
+    this.list = h("ul.otca-curves-list");
+    this.root = h("div.otca-curves", {}, this.heading, this.list);
+    comfy.passGesturesToGraph(this.root);
+    const widget = node.addDOMWidget("otca_curves", "OTCA_CURVES", this.root, {
+      serialize: false,
+      hideOnZoom: false,
+      getMinHeight: () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT),
+      getValue: () => "",
+      setValue: () => {},
+    });
+    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+  }
+
+  /** An iteration was recorded: {run, iteration}. */
+  async show(kind, data) {
+    if (kind !== "run") return;
+    const known = this.rows.at(-1)?.iteration ?? 0;
+    if (data.run !== this.run || data.iteration < known) {
+      Object.assign(this, { run: data.run, rows: [] });
+    } else if (data.iteration === known) {
+      return; // a cached node's result, sent again
+    }
+    const after = this.rows.at(-1)?.iteration ?? 0;
+    try {
+      const read = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(data.run)}/metrics?after=${after}`);
+      if (data.run !== this.run) return;
+      this.rows = mergeRows(this.rows, read.rows);
+      this.draw();
+    } catch (error) {
+      setText(this.heading, error.message);
+    }
+  }
+
+  draw() {
+    const panels = rewardPanels(this.rows, []);
+    setText(this.heading, TEXT.title(this.run, this.rows.at(-1)?.iteration ?? 0));
+    this.list.replaceChildren(...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])));
+    this.comfy.growNode(this.node);
+  }
+
+  entry({ name, heldOut, key }, color) {
+    const xs = series(this.rows, "iteration");
+    const ys = series(this.rows, key);
+    const means = runningMean(ys);
+    const range = extent(ys);
+    const plot = s("svg.otca-curves-line", {
+      viewBox: `0 0 ${LINE.width} ${LINE.height}`,
+      preserveAspectRatio: "none",
+      role: "img",
+      "aria-label": TEXT.line(name, significant(means.at(-1))),
+    });
+    if (range) {
+      // The first iteration alone is a level line, so that there is something to see.
+      const single = xs.length === 1;
+      const domain = single ? [xs[0], xs[0] + 1] : [xs[0], xs.at(-1)];
+      const toX = scale(domain, [1, LINE.width - 1]);
+      const toY = scale(padded(range), [LINE.height - 1, 1]);
+      for (const [values, thin] of [[ys, true], [means, false]]) {
+        const points = decimate(single ? domain : xs, single ? [values[0], values[0]] : values, domain, LINE.width);
+        plot.append(s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }));
+      }
+    }
+    return h(
+      "li",
+      {},
+      h("span.otca-curves-name", { title: name }, name, heldOut && h("span.otca-badge", {}, TEXT.heldOut)),
+      plot,
+      h("span.otca-curves-value", {}, significant(means.at(-1))),
+    );
+  }
+}

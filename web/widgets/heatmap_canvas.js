@@ -1,0 +1,191 @@
+/** Draws the credit heatmap on a 2D context. What and where is decided in lib/heatmap.js. */
+import { OBJECTIVES, diverging, isDark, sequential } from "../lib/color.js";
+import { fixed, signed, wrapped } from "../lib/format.js";
+import { METRICS, cellBox, labelled } from "../lib/heatmap.js";
+
+const FONT = `${METRICS.font}px Inter, system-ui, sans-serif`;
+const FALLBACK = { ink: ["--input-text", "#ddd"], faint: ["--descrip-text", "#999"], paper: ["--comfy-input-bg", "#222"] };
+
+/** The page's colours as the element sees them, with whether its paper is dark. */
+export function themeOf(element) {
+  const style = getComputedStyle(element);
+  const colors = Object.entries(FALLBACK).map(([name, [variable, fallback]]) => [
+    name,
+    style.getPropertyValue(variable).trim() || fallback,
+  ]);
+  const theme = Object.fromEntries(colors);
+  return { ...theme, dark: isDark(channels(theme.paper)) };
+}
+
+/** Palettes are written in any of CSS's colour notations; the browser reads them all. */
+function channels(color) {
+  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  context.fillStyle = color;
+  context.fillRect(0, 0, 1, 1);
+  return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+}
+
+/**
+ * picture: {place: layout, view, field, groups, samples (from top to bottom), means, meansLabel, meansLimit, credit,
+ * selected, hovered}
+ */
+export function paint(context, picture, theme) {
+  const { place } = picture;
+  context.clearRect(0, 0, place.width, place.height);
+  context.font = FONT;
+  context.textBaseline = "alphabetic";
+  paintScale(context, picture, theme);
+  paintCells(context, picture, theme);
+  paintGroups(context, picture, theme);
+  paintMeans(context, picture, theme);
+  paintAxis(context, picture, theme);
+  paintShares(context, picture);
+  paintMark(context, picture, picture.hovered, theme, 1);
+  paintMark(context, picture, picture.selected, theme, 2);
+}
+
+function colorOf({ view, field }, value, theme) {
+  return view === "advantage" ? diverging(value, field.limit, theme.dark) : sequential(value, field.limit);
+}
+
+function paintScale(context, picture, theme) {
+  const { place, view, field } = picture;
+  const { x, y, width, height } = place.scale;
+  const low = view === "advantage" ? -field.limit : 0;
+  for (let at = 0; at < width; at++) {
+    context.fillStyle = colorOf(picture, low + ((at + 0.5) / width) * (field.limit - low), theme);
+    context.fillRect(x + at, y, Math.min(1.5, width - at), height);
+  }
+  const middle = view === "advantage" ? "0" : `${fixed(field.neutral)} even`;
+  const ends = view === "advantage" ? [signed(low), signed(field.limit)] : ["0", fixed(field.limit)];
+  const words = view === "advantage" ? [`${ends[0]} discouraged`, `reinforced ${ends[1]}`] : ends;
+  const center = x + ((field.neutral - low) / (field.limit - low)) * width;
+  const measure = (text) => context.measureText(text).width;
+  const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
+  const [left, right] = words.every((text) => measure(text) < room) ? words : ends;
+  const line = y + height + METRICS.font;
+  context.fillStyle = theme.ink;
+  write(context, left, x, line, "left");
+  write(context, right, x + width, line, "right");
+  write(context, middle, center, line, "center");
+  context.fillRect(center - 0.5, y, 1, height + 2);
+  context.fillStyle = theme.ink;
+  write(context, view === "advantage" ? "Ã" : "w", place.gutter, y + height, "right");
+}
+
+function paintCells(context, picture, theme) {
+  const { place, field, samples } = picture;
+  const gap = { x: place.columnWidth >= 8 ? 1 : 0, y: place.rowHeight >= 7 ? 1 : 0 };
+  const hatch = hatching(context, theme);
+  samples.forEach((sample, row) => {
+    field.values[sample].forEach((value, column) => {
+      const box = cellBox(place, { row, column });
+      context.fillStyle = value === null ? hatch : colorOf(picture, value, theme);
+      const [x, y] = [snapped(context, box.x), snapped(context, box.y)];
+      const [right, bottom] = [snapped(context, box.x + box.width), snapped(context, box.y + box.height)];
+      context.fillRect(x, y, right - x - gap.x, bottom - y - gap.y);
+    });
+  });
+}
+
+/** Edges on whole device pixels: neither seams nor overlaps between cells, at any zoom. */
+function snapped(context, length) {
+  const ratio = context.getTransform().a;
+  return Math.round(length * ratio) / ratio;
+}
+
+function hatching(context, theme) {
+  const size = 6;
+  const tile = new OffscreenCanvas(size, size);
+  const pen = tile.getContext("2d");
+  pen.fillStyle = theme.dark ? "#4a4a4a" : "#d0d0d0";
+  pen.fillRect(0, 0, size, size);
+  pen.strokeStyle = theme.dark ? "#7d7d7d" : "#8f8f8f";
+  pen.lineWidth = 1.2;
+  pen.beginPath();
+  for (const shift of [-size, 0, size]) {
+    pen.moveTo(shift, size);
+    pen.lineTo(shift + size, 0);
+  }
+  pen.stroke();
+  return context.createPattern(tile, "repeat");
+}
+
+function paintGroups(context, { place, groups }, theme) {
+  const lineHeight = METRICS.font + 2;
+  const x = place.cells.x - METRICS.gap;
+  groups.forEach(({ prompt, number }, i) => {
+    const { y, height } = place.groups[i];
+    context.fillStyle = theme.faint;
+    context.fillRect(x + 1, y, 1.5, Math.max(1, height - 1));
+    const limit = Math.floor(height / lineHeight);
+    if (limit < 1) return;
+    const measure = (text) => context.measureText(text).width;
+    const lines = place.wide && prompt ? wrapped(prompt, place.gutter, limit, measure) : [String(number)];
+    const top = y + (height - lines.length * lineHeight) / 2;
+    context.fillStyle = theme.ink;
+    lines.forEach((line, j) => write(context, line, place.gutter, top + j * lineHeight + METRICS.font - 1, "right"));
+  });
+}
+
+function paintMeans(context, picture, theme) {
+  const { place, field, means, meansLabel, meansLimit } = picture;
+  const { x, y, width, height } = place.strip;
+  // Bars stand on the neutral value, which lies where both the highest and the lowest bar fit.
+  const base = y + (meansLimit.above / (meansLimit.above + meansLimit.below)) * height;
+  const unit = height / (meansLimit.above + meansLimit.below);
+  means.forEach((mean, column) => {
+    if (mean === null) return;
+    const length = (mean - field.neutral) * unit;
+    const inset = Math.min(4, place.columnWidth * 0.15);
+    context.fillStyle = picture.view === "advantage" ? (mean > 0 ? "#e08214" : "#8073ac") : "#3b8fc4";
+    context.fillRect(x + column * place.columnWidth + inset, base - Math.max(0, length), place.columnWidth - 2 * inset, Math.abs(length));
+  });
+  context.fillStyle = theme.ink;
+  context.fillRect(x, snapped(context, base - 0.5), width, 1);
+  const lines = place.wide ? [`mean of ${meansLabel}`] : ["mean", ...(meansLabel.startsWith("prompt") ? [meansLabel.replace("prompt ", "of ")] : [])];
+  const start = y + height / 2 - ((lines.length - 2) * (METRICS.font + 2)) / 2 - 2;
+  lines.forEach((line, i) => write(context, line, place.gutter + 2, start + i * (METRICS.font + 2), "right"));
+}
+
+function paintAxis(context, { place, credit }, theme) {
+  const { x, y } = place.axis;
+  const lines = [y + METRICS.font, y + 2 * METRICS.font + 3];
+  const sigmas = credit.sigmas?.length > 0;
+  context.fillStyle = theme.faint;
+  write(context, "step", place.gutter + 2, lines[0], "right");
+  if (sigmas) write(context, "σ", place.gutter + 2, lines[1], "right");
+  context.fillStyle = theme.ink;
+  const width = context.measureText(sigmas ? "0.00" : "00").width + 5;
+  for (const column of labelled(place.columns, place.columnWidth, width)) {
+    const center = x + (column + 0.5) * place.columnWidth;
+    const step = credit.trained[column];
+    write(context, String(step), center, lines[0], "center");
+    if (sigmas) write(context, fixed(credit.sigmas[step]), center, lines[1], "center");
+  }
+}
+
+function paintShares(context, { place }) {
+  place.shares?.forEach(({ x, y, width, height }, objective) => {
+    context.fillStyle = OBJECTIVES[objective % OBJECTIVES.length];
+    context.fillRect(x, y, width, Math.max(0, height - 1));
+  });
+}
+
+function paintMark(context, { place }, cell, theme, thickness) {
+  if (!cell) return;
+  const { x, y, width, height } = cellBox(place, cell);
+  // Two lines, light and dark, are seen on every colour; a low cell is framed outside of itself.
+  const out = thickness;
+  context.lineWidth = thickness + 2;
+  context.strokeStyle = theme.dark ? "#000" : "#fff";
+  context.strokeRect(x - out / 2, y - out / 2, width + out - 1, height + out - 1);
+  context.lineWidth = thickness;
+  context.strokeStyle = theme.dark ? "#fff" : "#000";
+  context.strokeRect(x - out / 2, y - out / 2, width + out - 1, height + out - 1);
+}
+
+function write(context, text, x, y, align) {
+  context.textAlign = align;
+  context.fillText(text, x, y);
+}

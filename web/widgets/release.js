@@ -1,0 +1,25 @@
+/** Load Flow Model's button that gives the accelerator's memory back to ComfyUI. */
+
+const TEXT = {
+  button: "Release memory",
+  done: (released) => (released ? "Memory released" : "Nothing to release"),
+  detail: (released) => (released ? "The model loads again when the graph runs." : "No model of OTCA is on the accelerator."),
+  failed: "Release memory",
+};
+
+export const releaseWidget = {
+  fits: (definition) => definition.name === "OTCA_LoadFlowModel",
+  create: (node, comfy) => {
+    const release = async () => {
+      try {
+        const { released } = await comfy.postJson("/otca/release");
+        comfy.toast("success", TEXT.done(released), TEXT.detail(released));
+      } catch (error) {
+        comfy.toast("error", TEXT.failed, error.message);
+      }
+    };
+    const widget = node.addWidget("button", TEXT.button, null, release, { serialize: false });
+    widget.serialize = false; // else the button's value would shift those of the saved workflow
+    return { show() {} };
+  },
+};

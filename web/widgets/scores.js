@@ -1,0 +1,194 @@
+/**
+ * The Reward Stack's table: every sample's picture, what each reward gave it, coloured by how it stands within its group,
+ * and below it which rewards conflict. Seen before any training.
+ */
+import { diverging, isDark } from "../lib/color.js";
+import { fixed, signed, significant } from "../lib/format.js";
+import { columnDigits, correlationSentences, nextSort, scoreColumns, scoreGroups, thumbnailOffset } from "../lib/scores.js";
+import { h, setText } from "../sidebar/dom.js";
+import { themeOf } from "./heatmap_canvas.js";
+
+const TEXT = {
+  empty: "No scores yet. Queue the graph to see each picture's rewards.",
+  caption: "Rewards of each sample; orange: above its prompt's average, purple: below",
+  heldOut: "held out",
+  heldOutTitle: "Logged, never trained on",
+  sort: (name) => `Sort by ${name}`,
+  sample: "sample",
+  sampleTitle: (sample, prompt) => `Sample ${sample}: ${prompt}`,
+  cellTitle: (name, value, advantage) => `${name} ${value}, normalised advantage ${advantage}`,
+  masked: "not scored",
+  correlation: "Correlation within the prompts",
+  noConflict: "No two rewards pull against each other.",
+};
+
+const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
+const THUMBNAIL = 28;
+const NARROWEST = 300; // of a new node: a column each for four rewards
+const HEIGHT = { empty: 56, table: 260 };
+
+export const scoresWidget = {
+  fits: (definition) => definition.name === "OTCA_RewardStack",
+  create: (node, comfy) => new Scores(node, comfy),
+};
+
+class Scores {
+  constructor(node, comfy) {
+    this.node = node;
+    this.comfy = comfy;
+    this.scores = null;
+    this.sort = null;
+    this.failure = h("p.otca-error", { role: "alert" });
+    this.empty = h("p.otca-scores-empty", {}, TEXT.empty);
+    this.table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
+    this.correlation = h("div.otca-scores-correlation");
+    this.root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.correlation);
+    const widget = node.addDOMWidget("otca_scores", "OTCA_SCORES", this.root, {
+      serialize: false,
+      hideOnZoom: false,
+      getMinHeight: () => this.height(),
+      getValue: () => "",
+      setValue: () => {},
+    });
+    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    const stop = comfy.onTheme(() => this.draw());
+    const leave = node.onRemoved;
+    node.onRemoved = (...given) => {
+      leave?.apply(node, given);
+      stop();
+    };
+    if (node.size[0] < NARROWEST) node.setSize([NARROWEST, node.size[1]]);
+    this.draw();
+  }
+
+  height() {
+    const failure = this.failure.textContent ? 72 : 0;
+    if (!this.scores) return HEIGHT.empty + failure;
+    const columns = scoreColumns(this.scores).length;
+    return HEIGHT.table + failure + (columns > 1 ? 60 + 22 * columns : 0);
+  }
+
+  /** scores: the table; error: why the last run of this node failed; started: another run has begun. */
+  show(kind, data) {
+    if (kind === "scores") {
+      if (data === this.scores) return;
+      this.scores = data;
+      this.sheet = data.thumbnails && this.comfy.viewUrl(data.thumbnails, Date.now());
+    } else if (kind === "error") {
+      setText(this.failure, data.message);
+    } else if (kind === "started") {
+      setText(this.failure, "");
+    } else {
+      return;
+    }
+    this.draw();
+    this.comfy.growNode(this.node);
+  }
+
+  draw() {
+    this.failure.hidden = !this.failure.textContent;
+    this.empty.hidden = this.scores !== null || !this.failure.hidden;
+    this.table.hidden = this.correlation.hidden = this.scores === null;
+    if (!this.scores) return;
+    this.dark = themeOf(this.root).dark;
+    const columns = scoreColumns(this.scores);
+    const scrolled = this.table.scrollTop;
+    this.table.replaceChildren(this.scoreTable(columns));
+    this.table.scrollTop = scrolled;
+    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(columns) : []));
+  }
+
+  scoreTable(columns) {
+    const head = h("tr", {}, h("th", { scope: "col" }, h("span.otca-hidden", {}, TEXT.sample)), columns.map((column, index) => this.header(column, index)));
+    this.digits = columnDigits(this.scores);
+    const body = scoreGroups(this.scores, this.sort).map(({ prompt, samples }) =>
+      h(
+        "tbody",
+        {},
+        h("tr", {}, h("th.otca-scores-prompt", { scope: "rowgroup", colspan: columns.length + 1, title: prompt }, h("span", {}, prompt))),
+        samples.map((row) => this.row(row, prompt, columns)),
+      ),
+    );
+    return h("table", {}, h("caption.otca-hidden", {}, TEXT.caption), h("thead", {}, head), body);
+  }
+
+  header({ name, heldOut }, index) {
+    const sorted = this.sort?.column === index ? (this.sort.descending ? "descending" : "ascending") : null;
+    const onclick = () => {
+      this.sort = nextSort(this.sort, index);
+      this.draw();
+      this.table.querySelectorAll("thead button")[index].focus();
+    };
+    return h(
+      "th",
+      { scope: "col", "aria-sort": sorted ?? "none" },
+      h(
+        "button",
+        { type: "button", title: heldOut ? `${TEXT.sort(name)} (${TEXT.heldOutTitle})` : TEXT.sort(name), onclick },
+        h("span", {}, name),
+        sorted && h(`i.pi.pi-arrow-${sorted === "descending" ? "down" : "up"}`, { "aria-hidden": "true" }),
+      ),
+      heldOut && h("span.otca-badge", {}, TEXT.heldOut),
+    );
+  }
+
+  row({ sample, values, advantages }, prompt, columns) {
+    return h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, this.thumbnail(sample, prompt)),
+      columns.map(({ name }, index) => {
+        const value = values[index];
+        if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
+        const title = TEXT.cellTitle(name, significant(value, 4), signed(advantages[index]));
+        return h("td", { title, style: this.paint(advantages[index] ?? 0, FULL_COLOR) }, fixed(value, this.digits[index]));
+      }),
+    );
+  }
+
+  thumbnail(sample, prompt) {
+    const columns = this.scores.thumbnail_columns;
+    const title = TEXT.sampleTitle(sample, prompt);
+    if (!this.sheet) return h("span", { title }, sample);
+    const { x, y } = thumbnailOffset(sample, THUMBNAIL, columns); // of the sheet, drawn smaller than it is
+    const rows = Math.ceil(this.scores.groups.length / columns);
+    return h("span.otca-thumbnail", {
+      role: "img",
+      "aria-label": title,
+      title,
+      style:
+        `width: ${THUMBNAIL}px; height: ${THUMBNAIL}px; background-image: url("${this.sheet}"); ` +
+        `background-position: -${x}px -${y}px; background-size: ${THUMBNAIL * columns}px ${THUMBNAIL * rows}px`,
+    });
+  }
+
+  correlationTable(columns) {
+    const matrix = this.scores.correlation;
+    const sentences = correlationSentences(columns, matrix);
+    const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
+    return [
+      h("h4", {}, TEXT.correlation),
+      h(
+        "table",
+        {},
+        h("tr", {}, h("td"), columns.map(({ name }) => h("th", { scope: "col", title: name }, h("span", {}, name)))),
+        columns.map(({ name }, i) =>
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row", title: name }, h("span", {}, name)),
+            columns.map((_, j) => (i === j ? h("td") : h("td", { style: this.paint(matrix[i][j] ?? 0, 1) }, signed(matrix[i][j])))),
+          ),
+        ),
+      ),
+      h("ul", {}, said.map(({ conflict, text }) => h(conflict ? "li.otca-conflict" : "li", {}, conflict && h("i.pi.pi-exclamation-triangle", { "aria-hidden": "true" }), text))),
+    ];
+  }
+
+  /** Purple to orange, with ink that stands out from it. */
+  paint(value, limit) {
+    const color = diverging(value, limit, this.dark);
+    const ink = isDark(color.match(/\d+/g).map(Number)) ? "#fff" : "#111";
+    return `background: ${color}; color: ${ink}`;
+  }
+}

@@ -1,0 +1,51 @@
+/**
+ * The Reward Stack's sockets: the definition has eight, the node shows those in use and one that is free, and another one
+ * appears when a reward is connected.
+ */
+import { socketsToShow } from "../lib/sockets.js";
+
+const PREFIX = "reward_";
+const INPUT = 1; // LiteGraph's name for the side of a node
+
+export const socketsWidget = {
+  fits: (definition) => definition.name === "OTCA_RewardStack",
+  create: (node) => {
+    const rewards = () => node.inputs.filter((input) => input.name.startsWith(PREFIX));
+    const defined = rewards().map(({ name, type, shape, tooltip, label, localized_name }) => ({
+      name,
+      type,
+      more: { shape, tooltip, label, localized_name },
+    }));
+
+    function fit() {
+      waiting = false;
+      const connected = rewards().flatMap((input, index) => (input.link == null ? [] : [index + 1]));
+      const wanted = socketsToShow(connected, defined.length);
+      const before = rewards().length;
+      for (let count = before; count > wanted; count--) node.removeInput(node.inputs.length - 1);
+      for (const { name, type, more } of defined.slice(before, wanted)) node.addInput(name, type, more);
+      if (before !== wanted) node.setDirtyCanvas(true, true);
+    }
+
+    // A workflow that is being loaded, or a link that is being moved, is whole only when the current work is done.
+    let waiting = false;
+    function schedule() {
+      if (waiting) return;
+      waiting = true;
+      queueMicrotask(fit);
+    }
+
+    const before = node.onConnectionsChange;
+    node.onConnectionsChange = function (side, ...rest) {
+      before?.call(this, side, ...rest);
+      if (side === INPUT) schedule();
+    };
+    const configured = node.onConfigure;
+    node.onConfigure = function (...given) {
+      configured?.apply(this, given);
+      schedule();
+    };
+    schedule();
+    return { show() {} };
+  },
+};
