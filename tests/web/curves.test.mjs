@@ -8,10 +8,11 @@ test("extent passes over what is not known", () => {
   assert.equal(curves.extent([null, undefined]), null);
 });
 
-test("padding gives a single value room on both sides", () => {
-  assert.deepEqual(curves.padded([0, 10]), [-0.5, 10.5]);
+test("padding gives a single value room, and stops at zero", () => {
+  assert.deepEqual(curves.padded([-10, 10]), [-11, 11]);
+  assert.deepEqual(curves.padded([0, 10]), [0, 10.5]);
   assert.deepEqual(curves.padded([5, 5]), [4.5, 5.5]);
-  assert.deepEqual(curves.padded([0, 0]), [-1, 1]);
+  assert.deepEqual(curves.padded([0, 0]), [0, 1]);
 });
 
 test("scale is linear, and a domain of one point goes to the start", () => {
@@ -50,7 +51,14 @@ test("decimation keeps first, lowest, highest and last of each column", () => {
   const xs = Array.from({ length: 12 }, (_, index) => index);
   const ys = [5, 9, 1, 6, 4, 5, 7, 7, 7, 7, 7, 2];
   // Two columns over [0, 12]: 0…5 and 6…11.
-  assert.deepEqual(curves.decimate(xs, ys, [0, 12], 2), [[0, 5], [1, 9], [2, 1], [5, 5], [6, 7], [11, 2]]);
+  assert.deepEqual(curves.decimate(xs, ys, [0, 12], 2), [
+    [0, 5],
+    [1, 9],
+    [2, 1],
+    [5, 5],
+    [6, 7],
+    [11, 2],
+  ]);
 });
 
 test("decimation leaves short series alone and turns unknown stretches into gaps", () => {

@@ -35,7 +35,10 @@ test("durations as a person says them", () => {
 });
 
 test("what is left goes by the last ten iterations", () => {
-  const rows = [row(1, { "seconds/iteration": 100 }), ...Array.from({ length: 10 }, (_, i) => row(i + 2, { "seconds/iteration": 2 }))];
+  const rows = [
+    row(1, { "seconds/iteration": 100 }),
+    ...Array.from({ length: 10 }, (_, i) => row(i + 2, { "seconds/iteration": 2 })),
+  ];
   assert.equal(runs.secondsLeft({ iteration: 11, total: 21 }, rows), 20);
   assert.equal(runs.secondsLeft({ iteration: 0, total: 21 }, []), null);
   assert.equal(runs.secondsLeft({ iteration: 21, total: 21 }, rows), null);
@@ -52,7 +55,11 @@ test("a taken name gets the next free number", () => {
 
 test("rows that are read again replace those known", () => {
   assert.deepEqual(runs.mergeRows([row(1), row(2)], [row(3)]), [row(1), row(2), row(3)]);
-  assert.deepEqual(runs.mergeRows([row(1), row(2, { loss: 1 })], [row(2, { loss: 9 }), row(3)]), [row(1), row(2, { loss: 9 }), row(3)]);
+  assert.deepEqual(runs.mergeRows([row(1), row(2, { loss: 1 })], [row(2, { loss: 9 }), row(3)]), [
+    row(1),
+    row(2, { loss: 9 }),
+    row(3),
+  ]);
   const known = [row(1)];
   assert.equal(runs.mergeRows(known, []), known);
 });
@@ -72,7 +79,13 @@ test("rewards come trained first, then held out, also before the first iteration
   ]);
   const evaluations = [{ iteration: 0, rewards: { accuracy: { held_out: true }, clip_t: { held_out: false } } }];
   assert.deepEqual(runs.rewardPanels(rows, evaluations).length, 2);
-  assert.deepEqual(runs.rewardPanels([], evaluations).map(({ name, heldOut }) => [name, heldOut]), [["accuracy", true], ["clip_t", false]]);
+  assert.deepEqual(
+    runs.rewardPanels([], evaluations).map(({ name, heldOut }) => [name, heldOut]),
+    [
+      ["accuracy", true],
+      ["clip_t", false],
+    ],
+  );
 });
 
 test("series, phases and credit steps of the metrics", () => {
@@ -88,7 +101,10 @@ test("series, phases and credit steps of the metrics", () => {
 test("the iteration of a samples file", () => assert.equal(runs.sampleIteration("000120.png"), 120));
 
 test("the dialog starts from what the graph says", () => {
-  const graph = (inputs) => ({ 1: { class_type: "Other", inputs: {} }, 12: { class_type: "OTCA_TrainingRun", inputs } });
+  const graph = (inputs) => ({
+    1: { class_type: "Other", inputs: {} },
+    12: { class_type: "OTCA_TrainingRun", inputs },
+  });
   assert.equal(runs.runNameOf(graph({ run_name: "quickstart" })), "quickstart");
   assert.equal(runs.runNameOf(graph({ run_name: ["3", 0] })), "otca");
   assert.equal(runs.iterationsOf(graph({ iterations: 140 })), 140);

@@ -11,7 +11,8 @@ function file(header, tensors = 16) {
   return new Blob([length.buffer, text, new Uint8Array(tensors)]);
 }
 
-const withMetadata = (metadata) => file(JSON.stringify({ __metadata__: metadata, lora: { dtype: "F32", shape: [4], data_offsets: [0, 16] } }));
+const withMetadata = (metadata) =>
+  file(JSON.stringify({ __metadata__: metadata, lora: { dtype: "F32", shape: [4], data_offsets: [0, 16] } }));
 const refused = (pattern) => (error) => error instanceof SafetensorsError && pattern.test(error.message);
 
 test("the canvas's own workflow comes before the API format", async () => {
@@ -21,7 +22,9 @@ test("the canvas's own workflow comes before the API format", async () => {
 });
 
 test("an empty workflow gives way to the API format", () => {
-  assert.deepEqual(workflowIn('{"__metadata__": {"workflow": "null", "prompt": "{\\"1\\": {}}"}}'), { prompt: { 1: {} } });
+  assert.deepEqual(workflowIn('{"__metadata__": {"workflow": "null", "prompt": "{\\"1\\": {}}"}}'), {
+    prompt: { 1: {} },
+  });
 });
 
 test("the length is little endian", () => {

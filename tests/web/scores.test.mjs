@@ -10,9 +10,19 @@ const PAYLOAD = {
   held_out_names: ["accuracy"],
   groups: [0, 0, 0, 1],
   prompts: ["a red circle", "a blue square"],
-  values: [[0.9, 30], [0.7, null], [0.8, 50], [0.6, 10]],
+  values: [
+    [0.9, 30],
+    [0.7, null],
+    [0.8, 50],
+    [0.6, 10],
+  ],
   held_out: [[1], [0], [1], [0]],
-  advantages: [[1.2, -1, 0.7], [-1.2, null, -1.4], [0, 1, 0.7], [0, 0, 0]],
+  advantages: [
+    [1.2, -1, 0.7],
+    [-1.2, null, -1.4],
+    [0, 1, 0.7],
+    [0, 0, 0],
+  ],
 };
 
 const order = (sort) => scores.scoreGroups(PAYLOAD, sort).map(({ samples }) => samples.map(({ sample }) => sample));
@@ -42,7 +52,15 @@ test("sorting stays within a prompt and puts what is not scored last", () => {
 
 test("numbers of a column line up", () => {
   assert.deepEqual(scores.columnDigits(PAYLOAD), [3, 1, 2]); // largest: 0.9, 50, 1
-  const blank = { names: ["a", "b"], held_out_names: [], values: [[0, 1234.5], [null, 2]], held_out: [[], []] };
+  const blank = {
+    names: ["a", "b"],
+    held_out_names: [],
+    values: [
+      [0, 1234.5],
+      [null, 2],
+    ],
+    held_out: [[], []],
+  };
   assert.deepEqual(scores.columnDigits(blank), [2, 0]);
 });
 
@@ -71,8 +89,20 @@ test("correlations in words, the worst conflict first", () => {
 
 test("weak or unknown correlations are not worth a sentence", () => {
   const columns = [{ name: "a" }, { name: "b" }];
-  assert.deepEqual(scores.correlationSentences(columns, [[1, -0.29], [-0.29, 1]]), []);
-  assert.deepEqual(scores.correlationSentences(columns, [[1, null], [null, 1]]), []);
+  assert.deepEqual(
+    scores.correlationSentences(columns, [
+      [1, -0.29],
+      [-0.29, 1],
+    ]),
+    [],
+  );
+  assert.deepEqual(
+    scores.correlationSentences(columns, [
+      [1, null],
+      [null, 1],
+    ]),
+    [],
+  );
 });
 
 test("thumbnails lie row by row on their sheet", () => {

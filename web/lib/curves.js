@@ -12,10 +12,10 @@ export function extent(values) {
   return low <= high ? [low, high] : null;
 }
 
-/** Widens a range by 5 % at both ends; a single value gets room around it, so that its line is in the middle. */
+/** Widens a range by 5 % at both ends, a single value by more; what is never negative gets no axis below zero. */
 export function padded([low, high]) {
   const room = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.05;
-  return [low - room, high + room];
+  return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
 }
 
 /** Maps a domain linearly onto a range of pixels. */

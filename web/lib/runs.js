@@ -38,7 +38,10 @@ export function formatDuration(seconds) {
 
 /** Seconds to the end at the pace of the last ten iterations, or null where nothing is known. */
 export function secondsLeft({ iteration, total }, rows) {
-  const recent = rows.slice(-10).map((row) => row["seconds/iteration"]).filter(Number.isFinite);
+  const recent = rows
+    .slice(-10)
+    .map((row) => row["seconds/iteration"])
+    .filter(Number.isFinite);
   if (!recent.length || !(total > iteration)) return null;
   return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);
 }
@@ -76,7 +79,8 @@ export function metricNames(rows, prefix, suffix = "") {
   const names = new Set();
   for (const row of rows) {
     for (const key of Object.keys(row)) {
-      if (key.startsWith(prefix) && key.endsWith(suffix)) names.add(key.slice(prefix.length, key.length - suffix.length));
+      if (key.startsWith(prefix) && key.endsWith(suffix))
+        names.add(key.slice(prefix.length, key.length - suffix.length));
     }
   }
   return [...names];

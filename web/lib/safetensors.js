@@ -35,7 +35,9 @@ export function workflowIn(headerText) {
       throw new SafetensorsError(`The file's ${key} is broken: it is not JSON.`);
     }
   }
-  throw new SafetensorsError("The file carries no workflow. LoRA files that a Training Run or Save LoRA node wrote do.");
+  throw new SafetensorsError(
+    "The file carries no workflow. LoRA files that a Training Run or Save LoRA node wrote do.",
+  );
 }
 
 /** Reads a File (or Blob): only its header, however large the rest is. */

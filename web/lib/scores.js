@@ -6,10 +6,7 @@ const AGREEMENT = 0.8;
 
 /** The columns of an `otca_scores` payload: trained rewards first, then those held out. */
 export function scoreColumns({ names, held_out_names: heldOut }) {
-  return [
-    ...names.map((name) => ({ name, heldOut: false })),
-    ...heldOut.map((name) => ({ name, heldOut: true })),
-  ];
+  return [...names.map((name) => ({ name, heldOut: false })), ...heldOut.map((name) => ({ name, heldOut: true }))];
 }
 
 /**

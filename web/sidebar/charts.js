@@ -21,13 +21,13 @@ import { h, s, setText } from "./dom.js";
 
 const TEXT = {
   iteration: "iteration",
-  iterations: (from, to) => (from === to ? `iteration ${from}` : `iterations ${from} to ${to}`),
-  evaluation: ({ mean, error }) => `evaluation ${significant(mean)} ± ${significant(error, 2)}`,
+  iterations: (from, to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
+  evaluation: ({ mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
   step: (step) => `step ${step}`,
   keys: "arrow keys move along the iterations",
 };
 
-const MARGIN = { top: 6, right: 10, bottom: 28, left: 44 };
+const MARGIN = { top: 6, right: 10, bottom: 28, left: 50 };
 
 /**
  * A chart that redraws itself when its width changes.
@@ -48,7 +48,13 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
       readout,
     ),
     legend.length > 0 &&
-      h("div.otca-legend", {}, legend.map(({ label, color }) => h("span.otca-legend-entry", {}, h("span.otca-swatch", { style: `background: ${color}` }), label))),
+      h(
+        "div.otca-legend",
+        {},
+        legend.map(({ label, color }) =>
+          h("span.otca-legend-entry", {}, h("span.otca-swatch", { style: `background: ${color}` }), label),
+        ),
+      ),
     svg,
   );
   const cursor = s("line.otca-chart-cursor");
@@ -60,7 +66,12 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
     const found = at === null ? null : probe?.(at);
     setText(readout, found ? found.text : (model?.rest ?? ""));
     if (!found) return cursor.remove();
-    for (const [name, value] of Object.entries({ x1: found.x, x2: found.x, y1: MARGIN.top, y2: height - MARGIN.bottom })) {
+    for (const [name, value] of Object.entries({
+      x1: found.x,
+      x2: found.x,
+      y1: MARGIN.top,
+      y2: height - MARGIN.bottom,
+    })) {
       cursor.setAttribute(name, value);
     }
     svg.append(cursor);
@@ -129,7 +140,9 @@ export function lineChart(options) {
 
     for (const { ys, color, thin } of lines) {
       const points = decimate(xs, ys, xDomain, width - MARGIN.left - MARGIN.right);
-      svg.append(s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }));
+      svg.append(
+        s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
+      );
       for (const [x, y] of lonePoints(points)) svg.append(s("circle", { cx: toX(x), cy: toY(y), r: 2, fill: color }));
     }
     for (const { iteration, mean, low: from, high: to } of dots) {
@@ -146,7 +159,9 @@ export function lineChart(options) {
       const row = xs.indexOf(stops[index]);
       const dot = dots.find(({ iteration }) => iteration === stops[index]);
       const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
-      return [`${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`, dot && TEXT.evaluation(dot)].filter(Boolean).join(" · ");
+      return [`${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`, dot && TEXT.evaluation(dot)]
+        .filter(Boolean)
+        .join(" · ");
     });
   }, options);
 }
@@ -179,10 +194,13 @@ export function stackedBars(options) {
         base += value;
       });
     });
-    return probeOf(edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2), (bin) => {
-      const values = parts.map(({ name }, part) => `${name} ${significant(bins[part].means[bin])}`);
-      return `${stretch(edges, bin)}: ${values.join(", ")} ${unit}`;
-    });
+    return probeOf(
+      edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2),
+      (bin) => {
+        const values = parts.map(({ name }, part) => `${name} ${significant(bins[part].means[bin])}`);
+        return `${stretch(edges, bin)}: ${values.join(", ")} ${unit}`;
+      },
+    );
   }, options);
 }
 
@@ -190,48 +208,79 @@ export function stackedBars(options) {
 export function stepHeatmap({ steps, ...options }) {
   const height = MARGIN.top + MARGIN.bottom + Math.min(220, Math.max(56, steps * 15));
   const right = MARGIN.right + 50; // room for the colour bar and its numbers
-  return chart((svg, { xs, rows }, width) => {
-    const plot = { left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom };
-    const bins = rows.map(({ ys }) => binMeans(xs, ys, Math.floor(plot.right - plot.left)));
-    const { edges } = bins[0];
-    const range = extent(bins.flatMap(({ means }) => means));
-    if (!range) return null;
-    const toShade = scale(range[0] === range[1] ? padded(range) : range, [0, 1]);
-    const toX = scale([edges[0], edges.at(-1)], [plot.left, plot.right]);
-    const toY = scale([0, rows.length], [plot.top, plot.bottom]);
+  return chart(
+    (svg, { xs, rows }, width) => {
+      const plot = { left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+      const bins = rows.map(({ ys }) => binMeans(xs, ys, Math.floor(plot.right - plot.left)));
+      const { edges } = bins[0];
+      const range = extent(bins.flatMap(({ means }) => means));
+      if (!range) return null;
+      const toShade = scale(range[0] === range[1] ? padded(range) : range, [0, 1]);
+      const toX = scale([edges[0], edges.at(-1)], [plot.left, plot.right]);
+      const toY = scale([0, rows.length], [plot.top, plot.bottom]);
 
-    const cells = picture(edges.length - 1, rows.length, (bin, row) => {
-      const value = bins[row].means[bin];
-      return value === null ? null : sequential(toShade(value), 1);
-    });
-    const image = (href, x, y, wide, high) =>
-      s("image.otca-cells", { href, x, y, width: wide, height: high, preserveAspectRatio: "none" });
-    svg.append(image(cells, plot.left, plot.top, plot.right - plot.left, plot.bottom - plot.top));
+      const cells = picture(edges.length - 1, rows.length, (bin, row) => {
+        const value = bins[row].means[bin];
+        return value === null ? null : sequential(toShade(value), 1);
+      });
+      const image = (href, x, y, wide, high) =>
+        s("image.otca-cells", { href, x, y, width: wide, height: high, preserveAspectRatio: "none" });
+      svg.append(image(cells, plot.left, plot.top, plot.right - plot.left, plot.bottom - plot.top));
 
-    const every = Math.ceil(rows.length / ((plot.bottom - plot.top) / 13));
-    rows.forEach(({ step }, row) => {
-      if (row % every === 0) svg.append(label(plot.left - 5, toY(row + 0.5), step, "end"));
-    });
-    iterationLabels(svg, iterationTicks([xs[0], xs.at(-1)], plot.right), toX, plot.right, plot.bottom + 9);
-    svg.append(
-      label((plot.left + plot.right) / 2, height - 6, TEXT.iteration, "middle"),
-      s("text.otca-axis-label", { transform: `translate(9 ${(plot.top + plot.bottom) / 2}) rotate(-90)`, "text-anchor": "middle", "dominant-baseline": "middle" }, options.rowLabel),
-    );
+      const every = Math.ceil(rows.length / ((plot.bottom - plot.top) / 13));
+      rows.forEach(({ step }, row) => {
+        if (row % every === 0) svg.append(label(plot.left - 5, toY(row + 0.5), step, "end"));
+      });
+      iterationLabels(svg, iterationTicks([xs[0], xs.at(-1)], plot.right), toX, plot.right, plot.bottom + 9);
+      svg.append(
+        label((plot.left + plot.right) / 2, height - 6, TEXT.iteration, "middle"),
+        s(
+          "text.otca-axis-label",
+          {
+            transform: `translate(9 ${(plot.top + plot.bottom) / 2}) rotate(-90)`,
+            "text-anchor": "middle",
+            "dominant-baseline": "middle",
+          },
+          options.rowLabel,
+        ),
+      );
 
-    const barX = plot.right + 10;
-    svg.append(image(picture(1, 64, (_, row) => sequential(63 - row, 63)), barX, plot.top, 9, plot.bottom - plot.top));
-    const toBar = scale(range[0] === range[1] ? padded(range) : range, [plot.bottom, plot.top]);
-    for (const value of [range[0], (range[0] + range[1]) / 2, range[1]]) {
-      svg.append(label(barX + 13, Math.min(plot.bottom - 4, Math.max(plot.top + 4, toBar(value))), significant(value), "start"));
-    }
+      const barX = plot.right + 10;
+      svg.append(
+        image(
+          picture(1, 64, (_, row) => sequential(63 - row, 63)),
+          barX,
+          plot.top,
+          9,
+          plot.bottom - plot.top,
+        ),
+      );
+      const toBar = scale(range[0] === range[1] ? padded(range) : range, [plot.bottom, plot.top]);
+      for (const value of [range[0], (range[0] + range[1]) / 2, range[1]]) {
+        svg.append(
+          label(
+            barX + 13,
+            Math.min(plot.bottom - 4, Math.max(plot.top + 4, toBar(value))),
+            significant(value),
+            "start",
+          ),
+        );
+      }
 
-    return probeOf(edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2), (bin) => {
-      const values = rows.map(({ step }, row) => [step, bins[row].means[bin]]).filter(([, value]) => value !== null);
-      const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
-      const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
-      return `${stretch(edges, bin)}: most ${significant(most)} (${TEXT.step(best)}), least ${significant(least)} (${TEXT.step(worst)})`;
-    });
-  }, { ...options, height });
+      return probeOf(
+        edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2),
+        (bin) => {
+          const values = rows
+            .map(({ step }, row) => [step, bins[row].means[bin]])
+            .filter(([, value]) => value !== null);
+          const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
+          const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
+          return `${stretch(edges, bin)}: most ${significant(most)} (${TEXT.step(best)}), least ${significant(least)} (${TEXT.step(worst)})`;
+        },
+      );
+    },
+    { ...options, height },
+  );
 }
 
 /** Answers where and what the nearest stop is; `next` walks along the stops. */

@@ -6,7 +6,8 @@ const TEXT = {
   close: "Close",
   cancel: "Cancel",
   trainTitle: "Train headless",
-  trainNote: "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
+  trainNote:
+    "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
   resumeTitle: (id) => `Train on: ${id}`,
   name: "Name",
   iterations: "Iterations",
@@ -18,9 +19,10 @@ const TEXT = {
   start: "Start training",
   starting: "Starting…",
   goOn: "Train on",
-  noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Workflow → Browse Templates.",
+  noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu.",
   exportTitle: "Export for headless training",
-  exported: (file) => `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
+  exported: (file) =>
+    `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
   notExported: "The workflow has errors, so training would not start.",
   downloadAnyway: "Download anyway",
   copy: "Copy",
@@ -38,7 +40,11 @@ function openDialog(title, ...content) {
       "header.otca-dialog-head",
       {},
       h("h2.otca-run-name", {}, title),
-      h("button.otca-icon-button", { type: "button", "aria-label": TEXT.close, onclick: () => dialog.close() }, h("i.pi.pi-times")),
+      h(
+        "button.otca-icon-button",
+        { type: "button", "aria-label": TEXT.close, onclick: () => dialog.close() },
+        h("i.pi.pi-times"),
+      ),
     ),
     content,
   );
@@ -61,7 +67,12 @@ export function pictureDialog(source, caption) {
  * @param start({name, iterations, gpus}) posts it; an Error may carry `problems`
  */
 export function trainDialog(comfy, { prompt, taken, start }) {
-  const name = h("input.otca-input", { id: "otca-train-name", required: true, maxlength: 100, value: uniqueName(runNameOf(prompt), taken) });
+  const name = h("input.otca-input", {
+    id: "otca-train-name",
+    required: true,
+    maxlength: 100,
+    value: uniqueName(runNameOf(prompt), taken),
+  });
   const folder = h("output.otca-quiet", { for: "otca-train-name" });
   const showFolder = () => setText(folder, TEXT.outputFolder(name.value.trim()));
   name.addEventListener("input", showFolder);
@@ -92,9 +103,27 @@ export function resumeDialog(comfy, { run, start }) {
   });
 }
 
-function formDialog(comfy, { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start }) {
-  const count = h("input.otca-input", { id: "otca-train-iterations", type: "number", min: 1, max: 1e7, required: true, value: iterations });
-  const gpus = h("input.otca-input", { id: "otca-train-gpus", type: "number", min: 1, max: 64, required: true, value: 1, "aria-describedby": "otca-gpus-note" });
+function formDialog(
+  comfy,
+  { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start },
+) {
+  const count = h("input.otca-input", {
+    id: "otca-train-iterations",
+    type: "number",
+    min: 1,
+    max: 1e7,
+    required: true,
+    value: iterations,
+  });
+  const gpus = h("input.otca-input", {
+    id: "otca-train-gpus",
+    type: "number",
+    min: 1,
+    max: 1024,
+    required: true,
+    value: 1,
+    "aria-describedby": "otca-gpus-note",
+  });
   const message = h("div.otca-error", { role: "alert" }, error);
   const problems = h("div");
   const submit = h("button.otca-button.otca-primary", { type: "submit" }, startLabel);
@@ -150,10 +179,13 @@ function problemList(comfy, problems, dialog, heading) {
       comfy.showNode(node);
       comfy.toast("warn", where, [message, fix].filter(Boolean).join("\n"));
     };
-    const attributes = { "data-severity": severity, ...(node && { type: "button", onclick: go, title: TEXT.go(title) }) };
+    const attributes = {
+      "data-severity": severity,
+      ...(node && { type: "button", onclick: go, title: TEXT.go(title) }),
+    };
     return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
   });
-  return h("section", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
+  return h("section.otca-command", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
 }
 
 /** Command lines of an export, after its download. */
@@ -172,8 +204,9 @@ export function exportDialog(comfy, { answer, failed, download }) {
   const dialog = openDialog(
     TEXT.exportTitle,
     h("p.otca-note", {}, failed ? TEXT.notExported : TEXT.exported(answer.filename)),
-    problems,
-    failed ? h("div.otca-buttons", {}, button("pi-download", TEXT.downloadAnyway, download)) : commands,
+    failed
+      ? [problems, h("div.otca-buttons.otca-end", {}, button("pi-download", TEXT.downloadAnyway, download))]
+      : [commands, problems],
   );
   problems.append(problemList(comfy, answer.problems, dialog, failed ? TEXT.problems : TEXT.warnings));
 }

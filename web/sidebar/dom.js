@@ -21,13 +21,20 @@ function filled(element, classes, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.append(
+    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return element;
 }
 
 /** A button with a PrimeIcon before its label. */
 export function button(icon, label, onclick, attributes = {}) {
-  return h("button.otca-button", { type: "button", onclick, ...attributes }, h(`i.pi.${icon}`, { "aria-hidden": "true" }), label);
+  return h(
+    "button.otca-button",
+    { type: "button", onclick, ...attributes },
+    h(`i.pi.${icon}`, { "aria-hidden": "true" }),
+    label,
+  );
 }
 
 /** Writes text only where it changed, so that screen readers and selections are left alone. */

@@ -51,14 +51,21 @@ const TEXT = {
   emptyLog: "The log is empty.",
 };
 
-/** Small charts beside the rewards': title and the metrics that it draws. A chart without any is left out. */
+/** Small charts beside the rewards': title and the metrics that it draws. Of a KL that never was anything but zero there is none. */
 const TRAINING_CHARTS = [
   { title: "Clip fraction", lines: { "clip/high": "above", "clip/low": "below" } },
   { title: "Gradient norm", lines: { gradient_norm: "" } },
   { title: "Zero fraction of z", lines: { "z/zero_fraction": "" } },
-  { title: "KL to the untrained model", lines: { "kl/reference": "" } },
-  { title: "KL to the sampling policy", lines: { "kl/approx": "" } },
+  { title: "KL to the untrained model", lines: { "kl/reference": "" }, ifAny: true },
+  { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
 ];
+
+function trainingCharts(rows) {
+  return TRAINING_CHARTS.map((chart) => {
+    const recorded = (key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
+    return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
+  }).filter(({ keys }) => keys.length);
+}
 
 const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
 
@@ -149,19 +156,24 @@ function curveSections() {
       const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
       return { drawn, model: rewardModel(panel, color) };
     });
-    const training = TRAINING_CHARTS.map(({ title, lines }) => ({ title, keys: Object.keys(lines).filter((key) => key in (rows.at(-1) ?? {})), lines }))
-      .filter(({ keys }) => keys.length)
-      .map(({ title, keys, lines }) => {
-        const colors = [OBJECTIVES[4], OBJECTIVES[5]];
-        const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-        return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
-      });
+    const training = trainingCharts(rows).map(({ title, keys, lines }) => {
+      const colors = [OBJECTIVES[4], OBJECTIVES[5]];
+      const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
+      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
+    });
     const timed = phases(rows);
     const time = timed.length > 0 && {
-      drawn: stackedBars({ title: TEXT.time, legend: timed.map((phase) => ({ label: phase, color: PHASE_COLORS[phase] })) }),
+      drawn: stackedBars({
+        title: TEXT.time,
+        legend: timed.map((phase) => ({ label: phase, color: PHASE_COLORS[phase] })),
+      }),
       model: (data) => ({
         xs: series(data.rows, "iteration"),
-        parts: timed.map((phase) => ({ name: phase, ys: series(data.rows, `seconds/${phase}`), color: PHASE_COLORS[phase] })),
+        parts: timed.map((phase) => ({
+          name: phase,
+          ys: series(data.rows, `seconds/${phase}`),
+          color: PHASE_COLORS[phase],
+        })),
         unit: "s",
         rest: "",
       }),
@@ -177,7 +189,12 @@ function curveSections() {
     };
     charts.forEach(({ drawn }) => drawn.dispose());
     charts = [...rewards, credit, ...training, time].filter(Boolean);
-    const grid = (entries) => h("div.otca-chart-grid", {}, entries.map(({ drawn }) => drawn.element));
+    const grid = (entries) =>
+      h(
+        "div.otca-chart-grid",
+        {},
+        entries.map(({ drawn }) => drawn.element),
+      );
     element.replaceChildren(
       ...[
         section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)),
@@ -196,7 +213,12 @@ function curveSections() {
         element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
         return;
       }
-      const wanted = JSON.stringify([Object.keys(data.rows.at(-1) ?? {}), Object.keys(data.evaluations[0]?.rewards ?? {})]);
+      const wanted = JSON.stringify([
+        rewardPanels(data.rows, data.evaluations),
+        trainingCharts(data.rows).map(({ keys }) => keys),
+        phases(data.rows),
+        creditSteps(data.rows),
+      ]);
       if (wanted !== layout) build(data);
       layout = wanted;
       for (const { drawn, model } of charts) drawn.update(model(data));
@@ -245,18 +267,34 @@ function section(title, note, ...content) {
 function samplesSection(comfy) {
   const image = h("img.otca-samples", { alt: "" });
   const caption = h("output.otca-quiet");
-  const enlarge = h("button.otca-picture", { type: "button", onclick: () => pictureDialog(image.src, caption.textContent) }, image);
-  const slider = h("input.otca-slider", { type: "range", min: 0, value: 0, "aria-label": TEXT.slider, oninput: () => show() });
-  const beforeAfter = button("pi-images", TEXT.beforeAfter, () => pictureDialog(pictureUrl("samples.png"), TEXT.beforeAfter), {
-    title: TEXT.beforeAfterTitle,
+  const enlarge = h(
+    "button.otca-picture",
+    { type: "button", onclick: () => pictureDialog(image.src, caption.textContent) },
+    image,
+  );
+  const slider = h("input.otca-slider", {
+    type: "range",
+    min: 0,
+    value: 0,
+    "aria-label": TEXT.slider,
+    oninput: () => show(),
   });
+  const beforeAfter = button(
+    "pi-images",
+    TEXT.beforeAfter,
+    () => pictureDialog(pictureUrl("samples.png"), TEXT.beforeAfter),
+    {
+      title: TEXT.beforeAfterTitle,
+    },
+  );
   const empty = h("p.otca-note", {}, TEXT.noSamples);
   const content = h("div", {}, h("div.otca-row", {}, slider, caption), enlarge);
   let run = null;
   let followsLatest = true;
 
   // The trainer draws samples.png anew under its old name.
-  const pictureUrl = (name) => comfy.routeUrl(`/otca/runs/${encodeURIComponent(run.id)}/pictures/${name}?at=${run.updated}`);
+  const pictureUrl = (name) =>
+    comfy.routeUrl(`/otca/runs/${encodeURIComponent(run.id)}/pictures/${name}?at=${run.updated}`);
 
   function show() {
     const file = run.samples[Number(slider.value)];

@@ -21,7 +21,7 @@ const TEXT = {
   iterations: ({ iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
   emptyTitle: "No runs yet",
   emptySteps: [
-    "Open the OTCA quickstart: Workflow → Browse Templates → ComfyUI-OTCA.",
+    "Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA.",
     "Queue it: each queued prompt is one iteration of training. Or press Train headless… to train in the background.",
     "Watch the rewards, and which denoising steps earn the credit, here.",
   ],
@@ -29,6 +29,7 @@ const TEXT = {
   started: (id) => `${id} is training`,
   stopping: "Stopping",
   stoppingDetail: "The run ends after its current step and saves.",
+  stoppingPrompt: "The prompt that runs ends after its current step. Those still queued follow.",
   loraLoaded: "LoRA loaded",
   loraIn: (name, title) => `${name} is chosen in ${title}.`,
   loraAdded: (name) => `A LoraLoader with ${name} was added. Connect its model.`,
@@ -40,11 +41,31 @@ export function sidebarCommands(comfy) {
   const guarded = (action) => () => guard(comfy, action);
   return {
     commands: [
-      { id: "OTCA.TrainHeadless", label: "OTCA: Train headless…", menubarLabel: "Train headless (OTCA)…", icon: "pi pi-play", function: guarded(() => train(comfy)) },
-      { id: "OTCA.ExportHeadless", label: "OTCA: Export for headless training…", menubarLabel: "Export for headless training (OTCA)…", icon: "pi pi-upload", function: guarded(() => exportHeadless(comfy)) },
-      { id: "OTCA.LoadWorkflowFromLoRA", label: "OTCA: Load workflow from a LoRA file…", menubarLabel: "Load workflow from a LoRA file (OTCA)…", icon: "pi pi-folder-open", function: guarded(() => loadFromLora(comfy)) },
+      {
+        id: "OTCA.TrainHeadless",
+        label: "OTCA: Train headless…",
+        menubarLabel: "Train headless (OTCA)…",
+        icon: "pi pi-play",
+        function: guarded(() => train(comfy)),
+      },
+      {
+        id: "OTCA.ExportHeadless",
+        label: "OTCA: Export for headless training…",
+        menubarLabel: "Export for headless training (OTCA)…",
+        icon: "pi pi-upload",
+        function: guarded(() => exportHeadless(comfy)),
+      },
+      {
+        id: "OTCA.LoadWorkflowFromLoRA",
+        label: "OTCA: Load workflow from a LoRA file…",
+        menubarLabel: "Load workflow from a LoRA file (OTCA)…",
+        icon: "pi pi-folder-open",
+        function: guarded(() => loadFromLora(comfy)),
+      },
     ],
-    menuCommands: [{ path: ["File"], commands: ["OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] }],
+    menuCommands: [
+      { path: ["File"], commands: ["OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] },
+    ],
   };
 }
 
@@ -85,7 +106,17 @@ async function guard(comfy, action) {
 
 function sidebarPanel(comfy) {
   const list = h("ul.otca-runs", { "aria-label": TEXT.runs });
-  const empty = h("div.otca-empty", {}, h("i.pi.pi-chart-line"), h("h3", {}, TEXT.emptyTitle), h("ol", {}, TEXT.emptySteps.map((step) => h("li", {}, step))));
+  const empty = h(
+    "div.otca-empty",
+    {},
+    h("i.pi.pi-chart-line"),
+    h("h3", {}, TEXT.emptyTitle),
+    h(
+      "ol",
+      {},
+      TEXT.emptySteps.map((step) => h("li", {}, step)),
+    ),
+  );
   const error = h("div.otca-error", { role: "alert" });
   const place = h("div");
   const element = h(
@@ -96,7 +127,11 @@ function sidebarPanel(comfy) {
       {},
       button("pi-play", TEXT.train, () => guard(comfy, () => train(comfy)), { class: "otca-button otca-primary" }),
       button("pi-upload", TEXT.export, () => guard(comfy, () => exportHeadless(comfy))),
-      h("button.otca-icon-button", { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => refresh() }, h("i.pi.pi-refresh")),
+      h(
+        "button.otca-icon-button",
+        { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => refresh() },
+        h("i.pi.pi-refresh"),
+      ),
     ),
     error,
     empty,
@@ -153,7 +188,12 @@ function sidebarPanel(comfy) {
           {},
           h(
             "button.otca-run-entry",
-            { type: "button", "data-run": run.id, "aria-current": run.id === chosen && "true", onclick: () => choose(run.id) },
+            {
+              type: "button",
+              "data-run": run.id,
+              "aria-current": run.id === chosen && "true",
+              onclick: () => choose(run.id),
+            },
             h("span.otca-run-title", { title: run.id }, run.id),
             statusBadge(run.status),
             h("span.otca-quiet", {}, `${PLACE[run.place]} · ${TEXT.iterations(run)}`),
@@ -176,7 +216,10 @@ function sidebarPanel(comfy) {
     if (shown.run?.updated !== summary.updated || shown.run?.status !== summary.status) {
       const route = `/otca/runs/${encodeURIComponent(summary.id)}`;
       const after = shown.rows.at(-1)?.iteration ?? 0;
-      const [run, metrics] = await Promise.all([comfy.getJson(route), comfy.getJson(`${route}/metrics?after=${after}`)]);
+      const [run, metrics] = await Promise.all([
+        comfy.getJson(route),
+        comfy.getJson(`${route}/metrics?after=${after}`),
+      ]);
       if (shown?.id !== run.id || disposed) return;
       shown.run = run;
       shown.rows = mergeRows(shown.rows, metrics.rows);
@@ -196,10 +239,11 @@ function sidebarPanel(comfy) {
   }
 
   function openRun(id) {
-    const act = (action) => () => guard(comfy, async () => {
-      await action(shown.run);
-      await refresh();
-    });
+    const act = (action) => () =>
+      guard(comfy, async () => {
+        await action(shown.run);
+        await refresh();
+      });
     const view = runView(comfy, {
       stop: act((run) => stop(comfy, run)),
       resume: act((run) => resume(comfy, run)),
@@ -241,7 +285,11 @@ async function train(comfy) {
     prompt: graph.output,
     taken: runs.map((run) => run.id),
     async start(settings) {
-      const { id } = await comfy.postJson("/otca/train", { ...settings, prompt: graph.output, workflow: graph.workflow });
+      const { id } = await comfy.postJson("/otca/train", {
+        ...settings,
+        prompt: graph.output,
+        workflow: graph.workflow,
+      });
       comfy.toast("success", TEXT.started(id));
       showRun(comfy, id);
     },
@@ -271,9 +319,10 @@ function save(filename, text) {
 }
 
 async function stop(comfy, run) {
-  if (run.place === "canvas") await comfy.interrupt();
+  const onCanvas = run.place === "canvas";
+  if (onCanvas) await comfy.interrupt();
   else await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/stop`);
-  comfy.toast("info", TEXT.stopping, TEXT.stoppingDetail);
+  comfy.toast("info", TEXT.stopping, onCanvas ? TEXT.stoppingPrompt : TEXT.stoppingDetail);
 }
 
 async function resume(comfy, run) {

@@ -65,7 +65,9 @@ class Curves {
   draw() {
     const panels = rewardPanels(this.rows, []);
     setText(this.heading, TEXT.title(this.run, this.rows.at(-1)?.iteration ?? 0));
-    this.list.replaceChildren(...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])));
+    this.list.replaceChildren(
+      ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
+    );
     this.comfy.growNode(this.node);
   }
 
@@ -86,9 +88,14 @@ class Curves {
       const domain = single ? [xs[0], xs[0] + 1] : [xs[0], xs.at(-1)];
       const toX = scale(domain, [1, LINE.width - 1]);
       const toY = scale(padded(range), [LINE.height - 1, 1]);
-      for (const [values, thin] of [[ys, true], [means, false]]) {
+      for (const [values, thin] of [
+        [ys, true],
+        [means, false],
+      ]) {
         const points = decimate(single ? domain : xs, single ? [values[0], values[0]] : values, domain, LINE.width);
-        plot.append(s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }));
+        plot.append(
+          s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
+        );
       }
     }
     return h(

@@ -4,7 +4,14 @@
  */
 import { diverging, isDark } from "../lib/color.js";
 import { fixed, signed, significant } from "../lib/format.js";
-import { columnDigits, correlationSentences, nextSort, scoreColumns, scoreGroups, thumbnailOffset } from "../lib/scores.js";
+import {
+  columnDigits,
+  correlationSentences,
+  nextSort,
+  scoreColumns,
+  scoreGroups,
+  thumbnailOffset,
+} from "../lib/scores.js";
 import { h, setText } from "../sidebar/dom.js";
 import { themeOf } from "./heatmap_canvas.js";
 
@@ -25,7 +32,8 @@ const TEXT = {
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
 const THUMBNAIL = 28;
 const NARROWEST = 300; // of a new node: a column each for four rewards
-const HEIGHT = { empty: 56, table: 260 };
+const COLUMN = 54; // with more of them than fit, the table scrolls sideways
+const HEIGHT = { empty: 56, table: 240, heading: 26, row: 20, sentence: 32 };
 
 export const scoresWidget = {
   fits: (definition) => definition.name === "OTCA_RewardStack",
@@ -64,8 +72,10 @@ class Scores {
   height() {
     const failure = this.failure.textContent ? 72 : 0;
     if (!this.scores) return HEIGHT.empty + failure;
-    const columns = scoreColumns(this.scores).length;
-    return HEIGHT.table + failure + (columns > 1 ? 60 + 22 * columns : 0);
+    const columns = scoreColumns(this.scores);
+    if (columns.length === 1) return HEIGHT.table + failure;
+    const sentences = Math.max(1, correlationSentences(columns, this.scores.correlation).length);
+    return HEIGHT.table + failure + HEIGHT.heading + HEIGHT.row * (columns.length + 1) + HEIGHT.sentence * sentences;
   }
 
   /** scores: the table; error: why the last run of this node failed; started: another run has begun. */
@@ -99,17 +109,31 @@ class Scores {
   }
 
   scoreTable(columns) {
-    const head = h("tr", {}, h("th", { scope: "col" }, h("span.otca-hidden", {}, TEXT.sample)), columns.map((column, index) => this.header(column, index)));
+    const head = h(
+      "tr",
+      {},
+      h("th", { scope: "col" }, h("span.otca-hidden", {}, TEXT.sample)),
+      columns.map((column, index) => this.header(column, index)),
+    );
     this.digits = columnDigits(this.scores);
     const body = scoreGroups(this.scores, this.sort).map(({ prompt, samples }) =>
       h(
         "tbody",
         {},
-        h("tr", {}, h("th.otca-scores-prompt", { scope: "rowgroup", colspan: columns.length + 1, title: prompt }, h("span", {}, prompt))),
+        h(
+          "tr",
+          {},
+          h(
+            "th.otca-scores-prompt",
+            { scope: "rowgroup", colspan: columns.length + 1, title: prompt },
+            h("span", {}, prompt),
+          ),
+        ),
         samples.map((row) => this.row(row, prompt, columns)),
       ),
     );
-    return h("table", {}, h("caption.otca-hidden", {}, TEXT.caption), h("thead", {}, head), body);
+    const style = `min-width: ${THUMBNAIL + COLUMN * columns.length}px`;
+    return h("table", { style }, h("caption.otca-hidden", {}, TEXT.caption), h("thead", {}, head), body);
   }
 
   header({ name, heldOut }, index) {
@@ -141,7 +165,11 @@ class Scores {
         const value = values[index];
         if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
         const title = TEXT.cellTitle(name, significant(value, 4), signed(advantages[index]));
-        return h("td", { title, style: this.paint(advantages[index] ?? 0, FULL_COLOR) }, fixed(value, this.digits[index]));
+        return h(
+          "td",
+          { title, style: this.paint(advantages[index] ?? 0, FULL_COLOR) },
+          fixed(value, this.digits[index]),
+        );
       }),
     );
   }
@@ -171,17 +199,35 @@ class Scores {
       h(
         "table",
         {},
-        h("tr", {}, h("td"), columns.map(({ name }) => h("th", { scope: "col", title: name }, h("span", {}, name)))),
+        h(
+          "tr",
+          {},
+          h("td"),
+          columns.map(({ name }) => h("th", { scope: "col", title: name }, h("span", {}, name))),
+        ),
         columns.map(({ name }, i) =>
           h(
             "tr",
             {},
             h("th", { scope: "row", title: name }, h("span", {}, name)),
-            columns.map((_, j) => (i === j ? h("td") : h("td", { style: this.paint(matrix[i][j] ?? 0, 1) }, signed(matrix[i][j])))),
+            columns.map((_, j) =>
+              i === j ? h("td") : h("td", { style: this.paint(matrix[i][j] ?? 0, 1) }, signed(matrix[i][j])),
+            ),
           ),
         ),
       ),
-      h("ul", {}, said.map(({ conflict, text }) => h(conflict ? "li.otca-conflict" : "li", {}, conflict && h("i.pi.pi-exclamation-triangle", { "aria-hidden": "true" }), text))),
+      h(
+        "ul",
+        {},
+        said.map(({ conflict, text }) =>
+          h(
+            conflict ? "li.otca-conflict" : "li",
+            {},
+            conflict && h("i.pi.pi-exclamation-triangle", { "aria-hidden": "true" }),
+            text,
+          ),
+        ),
+      ),
     ];
   }
 
