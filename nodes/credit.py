@@ -49,7 +49,7 @@ class TCDWeights(_Credit):
                         "min": 0.0,
                         "max": 1.0,
                         "step": 0.05,
-                        "tooltip": "Every step keeps at least this weight; 1 is plain GRPO, 0 the bare decomposition.",
+                        "tooltip": "Every step keeps at least this weight; 1 is plain GRPO (not with clamp), 0 only TCD.",
                     },
                 ),
                 "floor": (

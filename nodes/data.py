@@ -9,6 +9,7 @@ class PromptDataset:
     )
     RETURN_TYPES = ("OTCA_PROMPTS",)
     RETURN_NAMES = ("prompts",)
+    OUTPUT_TOOLTIPS = ("The prompts of this iteration, one group each.",)
     FUNCTION = "take"
 
     @classmethod

@@ -9,6 +9,7 @@ class LoadFlowModel:
     DESCRIPTION = "Loads a flow-matching model from a diffusers folder and attaches a trainable LoRA adapter."
     RETURN_TYPES = ("OTCA_MODEL",)
     RETURN_NAMES = ("model",)
+    OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
     FUNCTION = "load"
 
     @classmethod
@@ -17,7 +18,7 @@ class LoadFlowModel:
             "required": {
                 "model": (
                     host.list_models("model_index.json"),
-                    {"tooltip": "A diffusers model folder from ComfyUI's diffusers folders, $OTCA_MODELS or assets/."},
+                    {"tooltip": "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."},
                 ),
                 "lora_rank": (
                     "INT",

@@ -50,15 +50,9 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
 def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
     """The Reward Stack's table: raw scores, their standing in the group and how the rewards agree with each other."""
-    import torch
+    from ..trainer.grpo import correlation, standing
 
-    from ..trainer.grpo import group_advantages
-
-    values = torch.cat([scores.values, scores.held_out], 1)
-    standing = torch.cat(
-        [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T], 1
-    )
-    standing = torch.where(values.isfinite(), standing, torch.nan)
+    standings = standing(scores)
     return {
         "node": node,
         "names": list(scores.names),
@@ -67,31 +61,13 @@ def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
         "prompts": list(scores.prompts),
         "values": numbers(scores.values),
         "held_out": numbers(scores.held_out),
-        "advantages": numbers(standing),
-        "correlation": numbers(correlation(standing)),
+        "advantages": numbers(standings),
+        "correlation": numbers(correlation(standings)),
         "seconds": {name: numbers(seconds) for name, seconds in scores.seconds.items()},
         "thumbnails": thumbnails,
         "thumbnail_size": THUMBNAIL_SIZE,
         "thumbnail_columns": THUMBNAIL_COLUMNS,
     }
-
-
-def correlation(standing: Tensor) -> Tensor:
-    """Pearson correlation [K, K] of the rewards' standings within their groups, over the samples that both have scored.
-
-    Within groups: that one prompt scores higher than another by every reward is no agreement between them. NaN where a reward
-    tells no sample from another.
-    """
-    import torch
-
-    count = standing.shape[1]
-    matrix = torch.full((count, count), torch.nan)
-    for i in range(count):
-        for j in range(count):
-            both = standing[:, [i, j]][standing[:, [i, j]].isfinite().all(1)]
-            both = both - both.mean(0)
-            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
-    return matrix
 
 
 def thumbnail_sheet(images: Tensor):

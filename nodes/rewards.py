@@ -12,6 +12,7 @@ class _Reward:
     CATEGORY = "OTCA/rewards"
     RETURN_TYPES = ("OTCA_REWARD",)
     RETURN_NAMES = ("reward",)
+    OUTPUT_TOOLTIPS = ("The scorer, for any free socket of Reward Stack.",)
     FUNCTION = "build"
     KIND: str
     HELD_OUT = False
@@ -28,7 +29,7 @@ class _Reward:
                         "min": 0.01,
                         "max": 100.0,
                         "step": 0.05,
-                        "tooltip": "Weight of this objective's advantage in the fusion. To only log it, use held_out.",
+                        "tooltip": "Multiplies this objective's advantage before the fusion. To only log it, use held_out.",
                     },
                 ),
             },

@@ -10,6 +10,7 @@ class SDESampler:
     DESCRIPTION = "Samples a group of stochastic trajectories for every prompt, and decodes their pictures."
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "IMAGE")
     RETURN_NAMES = ("trajectories", "images")
+    OUTPUT_TOOLTIPS = ("Every step of every sample with its probability.", "The decoded pictures that the rewards see.")
     FUNCTION = "sample"
 
     @classmethod
@@ -45,7 +46,7 @@ class SDESampler:
                         "min": 0.001,
                         "max": 4.0,
                         "step": 0.01,
-                        "tooltip": "How much noise each step adds.",
+                        "tooltip": "How much noise each step adds; cps: at most 1.",
                     },
                 ),
                 "shift": (
@@ -102,7 +103,12 @@ class SDESampler:
                 ),
                 "window_length": (
                     "INT",
-                    {"default": 0, "min": 0, "max": 1000, "tooltip": "Number of stochastic, trained steps; 0: all."},
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 1000,
+                        "tooltip": "Number of stochastic, trained steps; 0: all from its start.",
+                    },
                 ),
                 "batch_size": (
                     "INT",

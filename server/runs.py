@@ -175,6 +175,7 @@ class Run:
         path = self.file(EVALUATIONS)
         rows = list(filter(None, map(_row, path.read_bytes().splitlines()))) if path else []
         for row in rows:
+            row.pop("prompts", None)
             for figures in row["rewards"].values():
                 figures.pop("values", None)
         return rows

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Advantages, KeptStep, Metrics, Trajectories
+    from .types import Advantages, KeptStep, Metrics, Scores, Trajectories
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,29 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
         std = own.std(0) if std_scope == "group" else batch_std
         advantages[member] = torch.where(spread, (own - own.mean(0)) / (std + 1e-8), 0.0)
     return advantages.to(rewards.dtype)
+
+
+def standing(scores: Scores) -> Tensor:
+    """How far every sample is from its group's mean by every reward, held-out ones last: [B, K + H], NaN without a score."""
+    values = torch.cat([scores.values, scores.held_out], 1)
+    columns = [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T]
+    return torch.where(values.isfinite(), torch.cat(columns, 1), torch.nan)
+
+
+def correlation(standings: Tensor) -> Tensor:
+    """Pearson correlation [K, K] of the rewards' standings [B, K] within their groups, over the samples that both have scored.
+
+    Within groups: that one prompt scores higher than another by every reward is no agreement between them. NaN where a reward
+    tells no sample from another.
+    """
+    count = standings.shape[1]
+    matrix = torch.full((count, count), torch.nan)
+    for i in range(count):
+        for j in range(count):
+            both = standings[:, [i, j]][standings[:, [i, j]].isfinite().all(1)]
+            both = both - both.mean(0)
+            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
+    return matrix
 
 
 def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, dict]:

@@ -50,11 +50,11 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
 
     The title says how the rewards correlate, so that a conflict is seen before training.
     """
-    from .grpo import group_advantages
+    from .grpo import standing
 
     names = [*scores.names, *(f"{name}\n(held out)" for name in scores.held_out_names)]
     values = torch.cat([scores.values, scores.held_out], 1)
-    standing = torch.cat([group_advantages(column[:, None], scores.groups) for column in values.T], 1)
+    standings = standing(scores)
     shown = min(len(values), limit)
     figure = _figure(2.4 + 1.2 * len(names), 1.2 + 0.3 * shown)
     thumbnails, table = figure.subplots(1, 2, width_ratios=(0.3, 1.2 * len(names)), sharey=True)
@@ -62,9 +62,9 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     strip = images[:shown].reshape(shown * height, width, 3).numpy()
     thumbnails.imshow(strip.clip(0, 1), aspect="auto", interpolation="nearest", extent=(0, 1, shown - 0.5, -0.5))
     thumbnails.set_axis_off()
-    table.imshow(standing[:shown].numpy(), cmap=_DIVERGING, aspect="auto", vmin=-3, vmax=3)
+    table.imshow(standings[:shown].numpy(), cmap=_DIVERGING, aspect="auto", vmin=-3, vmax=3)
     for row, column in np.ndindex(shown, len(names)):
-        ink = "white" if abs(standing[row, column]) > 1.8 else "black"
+        ink = "white" if abs(standings[row, column]) > 1.8 else "black"
         table.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", fontsize=8, color=ink)
     for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
         table.axhline(bound + 0.5, color="black", linewidth=1.2)
@@ -225,14 +225,11 @@ def _step_label(credit: StepCredit, step: int, separator: str) -> str:
 
 
 def _correlations(scores: Scores) -> list[str]:
-    """One line a pair of trained rewards, over the samples that have all."""
-    values = scores.values.numpy()
-    values = values[np.isfinite(values).all(1)]
-    if len(values) < 3 or values.shape[1] < 2:
-        return []
-    with np.errstate(invalid="ignore"):
-        matrix = np.corrcoef(values.T)
-    pairs = [(i, j) for i in range(len(matrix)) for j in range(i)]
+    """One line a pair of trained rewards that can be compared."""
+    from .grpo import correlation, standing
+
+    matrix = correlation(standing(scores)[:, : len(scores.names)])
+    pairs = [(i, j) for i in range(len(matrix)) for j in range(i) if matrix[i, j].isfinite()]
     return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 

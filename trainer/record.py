@@ -161,7 +161,9 @@ class Run:
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Samples the fixed prompts and seeds with the deterministic sampler and scores them by every reward."""
         texts = [line.strip() for line in self.settings.evaluation_prompts.splitlines() if line.strip()]
-        texts = texts or list(report.trajectories.prompts)
+        # With none given those of the first evaluation stay, so that the points of one curve are comparable.
+        earlier = self.evaluations[0].get("prompts", []) if self.evaluations else []
+        texts = texts or earlier or list(report.trajectories.prompts)
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         captions = [text for text, _ in pairs]
@@ -169,7 +171,7 @@ class Run:
         self._before_after(images, captions, iteration)
         rewards = report.advantages.scores.rewards
         values = score(rewards, images, captions)
-        row = {"iteration": iteration, "rewards": {}}
+        row = {"iteration": iteration, "prompts": texts, "rewards": {}}
         for k, reward in enumerate(rewards):
             column = values[:, k][values[:, k].isfinite()]
             spread = column.std().item() if len(column) > 1 else 0.0

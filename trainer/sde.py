@@ -98,6 +98,10 @@ def dance_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussia
 
 def cps(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
     """Coefficients-preserving sampling: std = σ'·sin(ηπ/2); the marginal keeps the schedule's noise level exactly."""
+    if not 0 <= eta <= 1:
+        raise ValueError(
+            f"eta must lie in [0, 1] for the kind cps, not {eta:g}: at 1 all noise is fresh. Fix: lower it"
+        )
     return _preserving(velocity, x, sigma, sigma_next, sigma_next * math.sin(eta * math.pi / 2))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import payloads
-from comfyui_otca.trainer import fusion
+from comfyui_otca.trainer import fusion, grpo
 from comfyui_otca.trainer.types import Scores, StepCredit
 
 NAN = float("nan")
@@ -95,7 +95,7 @@ def test_scores(scores):
 
 
 def test_a_reward_that_tells_nothing_apart_correlates_with_nothing():
-    matrix = payloads.correlation(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    matrix = grpo.correlation(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     assert payloads.numbers(matrix) == [[1.0, None], [None, None]]
 
 

@@ -466,3 +466,12 @@ def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
 
     assert train(small_workflow(), say=say) == 0
     assert seen[0] == ("running", os.getpid()) and seen[-1] == ("stopped", os.getpid())
+
+
+def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path):
+    """Else the points of one curve would be about different prompts."""
+    changes = {"evaluation_prompts": "", "evaluate_every": 2, "iterations": 2, "evaluation_seeds": 1}
+    host.terminal.output = tmp_path / "run"
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    first, second = (row["prompts"] for row in rows(tmp_path / "run", "evaluation.jsonl"))
+    assert first == second and len(first) == 2

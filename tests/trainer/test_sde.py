@@ -213,3 +213,11 @@ def test_unknown_kind_is_named_with_the_known_ones():
 def test_noise_levels_must_fall(sigma, sigma_next):
     with pytest.raises(ValueError, match="must fall"):
         transition("dance_sde", scalar(0.0), scalar(0.0), sigma, sigma_next, eta=0.5)
+
+
+def test_cps_has_no_more_noise_to_give_than_eta_1():
+    """Beyond 1 its sine falls again: more eta would be less noise."""
+    x = torch.zeros(1, 2)
+    assert transition("cps", x, x, 0.8, 0.5, eta=1.0).std == pytest.approx(0.5)
+    with pytest.raises(ValueError, match=r"eta must lie in \[0, 1\] for the kind cps, not 1.5.*Fix: lower it"):
+        transition("cps", x, x, 0.8, 0.5, eta=1.5)

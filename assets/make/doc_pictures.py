@@ -1,0 +1,388 @@
+"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon anew.
+
+Everything shown is computed: samples of the embedded model, a short training of the quickstart, and curves of the project's own
+formulas. A few minutes on two cores; `--only NAME …` draws some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import tempfile
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from ...trainer import lora, plots, rollout
+from ...trainer.credit import FLOORS, tcd, uniform
+from ...trainer.flow import load_flow_model
+from ...trainer.fusion import fuse, moca
+from ...trainer.grpo import clipped_objective
+from ...trainer.prompts import choose
+from ...trainer.record import read_lines
+from ...trainer.rewards import reward_class
+from ...trainer.rewards.base import score, score_stack
+from ...trainer.sde import transition
+from ...trainer.types import Prompts, SamplerSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
+MOST_BYTES = 60_000
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")  # Okabe-Ito, as trainer/plots.py has it
+
+# The quickstart's sampler, and prompts of its evaluation.
+SETTINGS = SamplerSettings(
+    kind="dance_sde", eta=0.5, steps=8, width=40, height=40, shift=0.0, guidance=3.5, shared_noise=True
+)
+CAPTIONS = (
+    "a red circle on a blue background",
+    "a green triangle on a white background",
+    "an orange square on a black background",
+    "a purple circle on a yellow background",
+)
+TRAINING = "--iterations 40 --set 11.learning_rate=1e-3 --set 12.evaluate_every=10 --set 12.evaluation_seeds=1".split()
+
+
+# -- what the pictures are made of, each computed once ------------------------------------------------------------------------
+
+
+@functools.cache
+def model():
+    return load_flow_model(ROOT / "assets" / "shapes-flux", device="cpu")
+
+
+@functools.cache
+def trajectories(count: int = 4):
+    """Groups of 12 of the first `count` captions."""
+    return rollout.sample(model(), Prompts(CAPTIONS[:count], tuple(range(count))), SETTINGS, group_size=12, seed=0)
+
+
+@functools.cache
+def scores(count: int = 4):
+    rewards = [reward_class(kind)() for kind in ("clip_t", "colorfulness", "sharpness", "accuracy")]
+    own = trajectories(count)
+    return score_stack(rewards, own.images, own.texts, own.groups)
+
+
+def credit(method, *options, count: int = 2):
+    own = trajectories(count)
+    return replace(method(own.latents, own.final, own.trained, *options), sigmas=own.sigmas)
+
+
+@functools.cache
+def workplace() -> tempfile.TemporaryDirectory:
+    """Goes when the program ends."""
+    return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def finished_run() -> Path:
+    """The folder of a short training of the quickstart."""
+    from ...__main__ import main as otca
+
+    folder = Path(workplace().name) / "run"
+    otca(["train", str(ROOT / "workflows" / "api" / "quickstart.json"), "--output", str(folder), *TRAINING])
+    return folder
+
+
+# -- one function a picture ---------------------------------------------------------------------------------------------------
+
+
+def embedded_model():
+    images = rollout.generate(model(), list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
+    return plots.sample_grid(images, CAPTIONS)
+
+
+def prompt_order():
+    """Which prompt each slot of an iteration takes: seven prompts, three an iteration, shuffled."""
+    prompts, count, iterations = [f"{letter}" for letter in "ABCDEFG"], 3, 7
+    figure = _figure(5.6, 2.0)
+    axis = figure.subplots()
+    taken = [choose(prompts, count, index, 0) for index in range(iterations)]
+    passes = np.array([[position // len(prompts) for position in own.positions] for own in taken]).T
+    axis.imshow(passes, cmap="Pastel1", vmin=0, vmax=8, aspect="auto")
+    for index, own in enumerate(taken):
+        for slot, text in enumerate(own.texts):
+            axis.text(index, slot, text, ha="center", va="center", fontsize=11)
+    axis.set_xticks(range(iterations))
+    axis.set_yticks(range(count), [f"group {slot}" for slot in range(count)], fontsize=9)
+    axis.set_xlabel("index (one an iteration)", fontsize=9)
+    axis.set_title("Prompts A to G, 3 an iteration, shuffled; a colour is one pass", fontsize=10)
+    return _drawn(figure)
+
+
+def sampler_noise():
+    """Standard deviation of each transition, by sampler kind."""
+    u = torch.linspace(1, 0, 17, dtype=torch.float64)
+    sigmas = (3 * u / (1 + 2 * u)).tolist()
+    x = torch.zeros(1, 1)
+    kinds = {"dance_sde": 0.3, "flow_sde": 0.7, "cps": 0.7, "ddim_sde": 0.7, "ddim_sde_schedule": 0.7}
+    figure = _figure(5.6, 3.4)
+    axis = figure.subplots()
+    for (kind, eta), color, marker in zip(kinds.items(), COLORS, "osD^v", strict=True):
+        stds = [
+            transition(kind, x, x, sigma, after, eta=eta, sigma_after_first=sigmas[1]).std
+            for sigma, after in zip(sigmas, sigmas[1:], strict=False)
+        ][:-1]  # the last step is deterministic unless train_last_step
+        axis.plot(stds, color=color, marker=marker, markersize=4, label=f"{kind}, eta {eta:g}")
+    axis.set_xticks(range(0, 15, 2), [f"{j}\nσ {sigmas[j]:.2f}" for j in range(0, 15, 2)], fontsize=8)
+    axis.set_xlabel("denoising step", fontsize=9)
+    axis.set_ylabel("std of the noise that the step adds", fontsize=9)
+    axis.set_ylim(0, 1.3)  # leaves room for the legend
+    axis.set_title("Exploration of each step: 16 steps, shift 3", fontsize=10)
+    return _finished(figure, axis)
+
+
+def sampler_group():
+    return plots.sample_grid(trajectories(1).images, [f"sample {number}" for number in range(12)], columns=6, scale=2)
+
+
+def reward_strip(kind: str, digits: int = 3):
+    """Pictures from the lowest to the highest score by one reward, with the score beneath."""
+    own = trajectories()
+    values = score([reward_class(kind)()], own.images, own.texts)[:, 0]
+    order = values.argsort(stable=True)[torch.linspace(0, len(values) - 1, 8).round().long()]
+    captions = [f"{values[row]:.{digits}g}" for row in order]
+    if kind in ("clip_t", "accuracy"):  # what was asked for matters to these
+        captions = [f"{value}: {own.texts[row]}" for value, row in zip(captions, order.tolist(), strict=True)]
+    return plots.sample_grid(own.images[order], captions, columns=4)
+
+
+def reward_table():
+    return plots.reward_table(scores(2), trajectories(2).images)
+
+
+def tcd_floors():
+    """One trajectory's weights under each floor; a high w_min, so that they differ."""
+    w_min = 0.8
+    floors = {"no floor (w_min 0)": (0.0, "affine")}
+    floors |= {floor: (w_min, floor) for floor in FLOORS}
+    figure = _figure(5.6, 3.2)
+    axis = figure.subplots()
+    for number, ((label, options), color) in enumerate(zip(floors.items(), ("#999999", *COLORS[:3]), strict=True)):
+        own = credit(tcd, *options)
+        row = own.raw.std(1).argmax()  # the trajectory whose credit is the most uneven
+        label = f"{label}, mean {own.weights[row].mean():.2f}"
+        places = np.arange(len(own.trained)) + 0.2 * (number - 1.5)
+        axis.bar(places, own.weights[row], 0.2, color=color, label=label)
+    axis.axhline(w_min, color="black", linewidth=0.8, linestyle=":")
+    axis.axhline(1, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(own.trained)), [f"{j}\nσ {own.sigmas[j]:.2f}" for j in own.trained], fontsize=8)
+    axis.set_ylabel("weight w", fontsize=9)
+    axis.set_title(f"One sample's weights with w_min {w_min} (dotted), by floor", fontsize=10)
+    return _finished(figure, axis)
+
+
+def tcd_heatmap():
+    own = credit(tcd)
+    return _heatmap(own.weights, own, "Step weights w of two groups (TCD)", "viridis", (0, own.weights.max()))
+
+
+def uniform_heatmap():
+    own = credit(uniform, 0.6, torch.Generator().manual_seed(0))
+    return _heatmap(own.weights, own, "Step weights w with timestep_fraction 0.6", "viridis", (0, own.weights.max()))
+
+
+def moca_z():
+    """z over λ/2 for objectives that agree and that do not; where their sum is negative λ is 0, and z one point."""
+    cases = {
+        "all like it": (0.3, 0.9, 1.6),
+        "mixed, sum positive": (-0.8, 0.2, 1.4),
+        "mixed, sum negative": (-1.4, -0.6, 0.7),
+        "all dislike it": (-1.5, -0.9, -0.4),
+    }
+    figure = _figure(5.6, 3.2)
+    axis = figure.subplots()
+    half = torch.linspace(0, 0.5, 51)
+    for number, ((label, values), color) in enumerate(zip(cases.items(), COLORS, strict=False)):
+        advantages = torch.tensor([values])
+        label = f"{label}: A = {', '.join(f'{value:g}' for value in values)}"
+        if sum(values) > 0:
+            z = moca(advantages.expand(51, 3), 2 * half).advantage
+            axis.plot(half, z, color=color, linewidth=2.2, label=label)
+        else:
+            z = moca(advantages, torch.zeros(1)).advantage
+            axis.plot([0], z, color=color, marker="os^D"[number], markersize=8, linestyle="", label=label)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xlabel("λ/2 (nearly always 0 or 0.5)", fontsize=9)
+    axis.set_ylabel("fused advantage z", fontsize=9)
+    axis.set_title("MOCA: z = λ/2, clipped to the objectives' range", fontsize=10)
+    return _finished(figure, axis)
+
+
+def moca_heatmap():
+    own = fuse(scores(2), credit(tcd), "moca")
+    order = np.lexsort((-own.fused.advantage.numpy(), own.scores.groups.numpy()))
+    limit = own.step_advantage.abs().max()
+    title = "Effective advantage Ã, best sample of a group on top"
+    return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
+
+
+def fusion_agreement():
+    """How far each fusion's advantage follows each reward, over four groups."""
+    methods = {"weighted_advantages": "weighted_advantages", "weighted_sum": "weighted_sum", "MOCA": "moca"}
+    figure = _figure(5.6, 3.0)
+    axis = figure.subplots()
+    for number, ((label, method), color) in enumerate(zip(methods.items(), COLORS, strict=False)):
+        own = fuse(scores(), credit(tcd, count=4), method)
+        fused = own.fused.advantage
+        correlation = [torch.corrcoef(torch.stack([fused, column]))[0, 1].item() for column in own.per_objective.T]
+        axis.bar(np.arange(len(correlation)) + 0.26 * (number - 1), correlation, 0.26, color=color, label=label)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.set_xticks(range(len(own.scores.names)), own.scores.names, fontsize=9)
+    axis.set_ylabel("correlation with its own advantage", fontsize=9)
+    axis.set_title("Whom the fused advantage follows: 48 samples, 4 prompts", fontsize=10)
+    return _finished(figure, axis)
+
+
+def clipped_loss():
+    """The loss of one entry over the importance ratio, for a step to reinforce and for one to discourage."""
+    clip = 1e-4
+    shift = torch.linspace(-3, 3, 121, dtype=torch.float64)
+    log_ratio = torch.log1p(shift * clip)
+    figure = _figure(5.6, 3.0)
+    axis = figure.subplots()
+    for advantage, color, style in ((1.0, COLORS[1], "-"), (-1.0, COLORS[3], "--")):
+        weight = torch.tensor(advantage, dtype=torch.float64)
+        losses = [clipped_objective(own, torch.zeros_like(own), weight, clip)[0].item() for own in log_ratio]
+        rise = (np.array(losses) + advantage) / clip  # against the loss at ρ = 1
+        axis.plot(shift, rise, color=color, linewidth=2.2, linestyle=style, label=f"Ã = {advantage:+g}")
+    for edge in (-1, 1):
+        axis.axvline(edge, color="black", linewidth=0.8, linestyle=":")
+    axis.set_xticks(range(-3, 4), ("1−3c", "1−2c", "1−c", "1", "1+c", "1+2c", "1+3c"))
+    axis.set_xlabel("importance ratio ρ, clip_range c", fontsize=9)
+    axis.set_ylabel("loss − loss at ρ = 1, in c", fontsize=9)
+    axis.set_title("Flat means no gradient: the step has moved far enough", fontsize=10)
+    return _finished(figure, axis)
+
+
+def reward_curves():
+    folder = finished_run()
+    history, evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
+    # Two rewards a row, where the plot itself would put four: a help page is narrow.
+    rows = [("clip_t", "colorfulness"), ("sharpness", "accuracy")]
+    return np.concatenate([plots.reward_curves(_only(history, names), evaluations) for names in rows])
+
+
+def before_after():
+    policy = load_flow_model(ROOT / "assets" / "shapes-flux", device="cpu")
+    lora.load(policy, finished_run() / "lora.safetensors")
+    with policy.reference():
+        before = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
+    after = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
+    return plots.before_after(before, after, CAPTIONS)
+
+
+def icon():
+    """A credit heatmap in small: seven samples, seven steps."""
+    from matplotlib import colormaps
+
+    effective = fuse(scores(1), credit(tcd, 0.0, count=1), "weighted_advantages").step_advantage.numpy()
+    effective = effective[np.argsort(-effective.mean(1))][[0, 1, 2, 4, 7, 9, 11]]
+    limit = np.abs(effective).max()
+    cells = colormaps["PuOr_r"](0.5 + 0.5 * np.sign(effective) * np.sqrt(np.abs(effective) / limit))
+    sheet = Image.new("RGB", (400, 400), "#1d1d24")
+    side, gap = 48, 6
+    for row, column in np.ndindex(7, 7):
+        color = tuple((cells[row, column, :3] * 255).astype(int).tolist())
+        x, y = 14 + column * (side + gap), 14 + row * (side + gap)
+        sheet.paste(color, (x, y, x + side, y + side))
+    return np.asarray(sheet)
+
+
+DRAWINGS = {
+    "embedded_model": embedded_model,
+    "prompt_order": prompt_order,
+    "sampler_noise": sampler_noise,
+    "sampler_group": sampler_group,
+    **{
+        f"reward_{kind}": functools.partial(reward_strip, kind)
+        for kind in (
+            "clip_t",
+            "colorfulness",
+            "sharpness",
+            "jpeg_compressibility",
+            "jpeg_incompressibility",
+            "accuracy",
+        )
+    },
+    "reward_table": reward_table,
+    "tcd_floors": tcd_floors,
+    "tcd_heatmap": tcd_heatmap,
+    "uniform_heatmap": uniform_heatmap,
+    "moca_z": moca_z,
+    "moca_heatmap": moca_heatmap,
+    "fusion_agreement": fusion_agreement,
+    "clipped_loss": clipped_loss,
+    "reward_curves": reward_curves,
+    "before_after": before_after,
+    "icon": icon,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m comfyui_otca.assets.make.doc_pictures", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=DRAWINGS, default=list(DRAWINGS), metavar="NAME")
+    for name in parser.parse_args().only:
+        path = ICON if name == "icon" else PICTURES / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(DRAWINGS[name]())
+        picture.save(path, optimize=True)
+        if path.stat().st_size > MOST_BYTES:  # a palette halves the bytes; only colour bars would show it
+            picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        size = path.stat().st_size
+        print(f"{path.relative_to(ROOT)}: {picture.width} x {picture.height}, {size} bytes")
+        if size > MOST_BYTES:
+            raise SystemExit(f"{path} is larger than {MOST_BYTES} bytes")
+
+
+def _only(history: Sequence[Mapping], names: Sequence[str]) -> list[dict]:
+    """The history without the other rewards."""
+    return [
+        {key: value for key, value in row.items() if key == "iteration" or key.split("/")[1:2] in [[n] for n in names]}
+        for row in history
+    ]
+
+
+def _heatmap(field, own, title: str, colors: str, limits: tuple[float, float]) -> np.ndarray:
+    """Samples of two groups by steps. What the nodes draw, but with letters that can be read in a narrow help page."""
+    figure = _figure(5.6, 4.0)
+    axis = figure.subplots()
+    image = axis.imshow(field, cmap=colors, aspect="auto", vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    axis.axhline(len(field) / 2 - 0.5, color="black", linewidth=1.5)
+    places = [len(field) / 4 - 0.5, 3 * len(field) / 4 - 0.5]
+    axis.set_yticks(places, ["\n".join(textwrap.wrap(caption, 14)) for caption in CAPTIONS[:2]], fontsize=10)
+    axis.set_xticks(range(len(own.trained)), [f"{j}\nσ {own.sigmas[j]:.2f}" for j in own.trained], fontsize=10)
+    axis.set_xlabel("denoising step and its noise level", fontsize=10)
+    axis.set_title(title, fontsize=11)
+    figure.colorbar(image, ax=axis, fraction=0.05)
+    return _drawn(figure)
+
+
+def _figure(width: float, height: float) -> Figure:
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
+
+
+def _finished(figure: Figure, axis) -> np.ndarray:
+    axis.legend(fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+    axis.set_axisbelow(True)
+    return _drawn(figure)
+
+
+def _drawn(figure: Figure) -> np.ndarray:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+if __name__ == "__main__":
+    main()
