@@ -52,7 +52,7 @@ def sample(
     started = time.perf_counter()
     model.come_back()
     sigmas = model.sigmas(settings)
-    condition = model.encode(prompts.texts)
+    condition = model.condition(prompts.texts, settings)
     groups = torch.arange(len(prompts.texts)).repeat_interleave(group_size)
     sources = [
         (_generator(seed, position, 0), _generator(seed, position, member + 1))
@@ -116,7 +116,7 @@ def generate(
     shape = model.latent_shape(settings.height, settings.width)
     images = []
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
-        condition = model.encode([texts[row] for row in rows])
+        condition = model.condition([texts[row] for row in rows], settings)
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
         index = torch.arange(len(rows))
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
@@ -151,7 +151,7 @@ def first_stochastic(kinds: list[str]) -> int:
 def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: Tensor) -> Tensor:
     """The policy's velocity [len(rows), C, h, w] at a visited point of these trajectories."""
     settings = trajectories.settings
-    condition = model.encode(trajectories.prompts)
+    condition = model.condition(trajectories.prompts, settings)
     shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
     x = trajectories.latents[rows, step].to(model.device)
     return _velocity(

@@ -43,6 +43,7 @@ class SamplerSettings:
     window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
     log_prob_norm: str = "full"
     batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only
+    negative_prompt: str = ""  # what classifier-free guidance leads away from
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,9 @@ class Condition:
         return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
 
 
+NEGATIVE = "negative_"
+
+
 class FlowModel(Resident, ABC):
     """Weights, adapter, optimizer, average and policy version of one flow model.
 
@@ -39,8 +42,12 @@ class FlowModel(Resident, ABC):
     noise schedule its checkpoint was trained for, and how latents become pictures. Everything else is here.
     """
 
+    PIPELINE: str  # the class's name in diffusers
+    TOKENIZER: str  # the one of the longest text encoder …
+    MOST_TOKENS: int  # … and the length that the family was trained for
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
+    CLASSIFIER_FREE = False  # guidance > 1 calls the network a second time, for the negative prompt
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
         self.pipeline = pipeline
@@ -56,15 +63,10 @@ class FlowModel(Resident, ABC):
         self._graph_bytes: dict[tuple[int, ...], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
-        for name in self.COMPONENTS:
-            getattr(pipeline, name).eval().requires_grad_(False)
+        for network in self._networks():
+            network.eval().requires_grad_(False)
 
     # -- what a family provides ------------------------------------------------------------------------------------------
-
-    @classmethod
-    @abstractmethod
-    def load(cls, path: Path, *, dtype: str, device: str, max_sequence_length: int) -> FlowModel:
-        """Builds the handle from a diffusers folder."""
 
     @abstractmethod
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
@@ -76,7 +78,11 @@ class FlowModel(Resident, ABC):
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
-        """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter."""
+        """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter.
+
+        `guidance` is the embedded one of a distilled model; a family with CLASSIFIER_FREE returns v⁻ + guidance·(v - v⁻)
+        where the condition has a negative part.
+        """
 
     @abstractmethod
     def shift(self, settings: SamplerSettings) -> float:
@@ -88,12 +94,28 @@ class FlowModel(Resident, ABC):
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
+    @classmethod
+    def load(cls, path: Path, *, dtype: str, device: str, max_sequence_length: int) -> FlowModel:
+        """Builds the handle from a diffusers folder."""
+        import diffusers
+
+        from .loading import load_pipeline, resolve_device, resolve_dtype
+
+        device = resolve_device(device)
+        pipeline = load_pipeline(getattr(diffusers, cls.PIPELINE), path, cls.COMPONENTS, resolve_dtype(dtype, device))
+        tokenizer = getattr(pipeline, cls.TOKENIZER)
+        limit = min(cls.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else cls.MOST_TOKENS
+        model = cls(pipeline, path, max_sequence_length or limit)
+        model.settle(device)
+        return model
+
     @property
     def device(self) -> torch.device:
         return self.transformer.device
 
     def _networks(self) -> list[torch.nn.Module]:
-        return [getattr(self.pipeline, name) for name in self.COMPONENTS]
+        found = (getattr(self.pipeline, name) for name in self.COMPONENTS)
+        return [network for network in found if network is not None]  # some checkpoints do without an encoder
 
     def _move(self, device: torch.device) -> None:
         super()._move(device)
@@ -115,6 +137,14 @@ class FlowModel(Resident, ABC):
         return Condition(
             {name: torch.stack([self._embedded[text][name] for text in texts]).to(self.device) for name in names}
         )
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+        tensors = self.encode(texts).tensors
+        if self.CLASSIFIER_FREE and settings.guidance > 1:
+            negative = self.encode([settings.negative_prompt] * len(texts)).tensors
+            tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
+        return Condition(tensors)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
         """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, T+1)."""
@@ -230,7 +260,7 @@ class FlowModel(Resident, ABC):
                     saved[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
-            condition, x = self.encode([""]), torch.zeros((1, *shape), device=self.device)
+            condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 velocity = self.velocity(x, 0.5, condition, settings.guidance)
             self._graph_bytes[shape] = sum(saved.values())

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from .base import Condition, FlowModel
-from .loading import load_pipeline, resolve_device, resolve_dtype
+from .base import Condition
+from .image import ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..types import SamplerSettings
 
-
-class Flux(FlowModel):
+class Flux(ImageModel):
     """`diffusers.FluxPipeline`, dev and schnell alike."""
 
+    PIPELINE = "FluxPipeline"
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
     LORA_TARGETS = (
         "attn.to_q",
@@ -39,25 +36,7 @@ class Flux(FlowModel):
         "proj_out",
     )
 
-    @classmethod
-    def load(cls, path: Path, *, dtype: str, device: str, max_sequence_length: int) -> Flux:
-        from diffusers import FluxPipeline
-
-        device = resolve_device(device)
-        pipeline = load_pipeline(FluxPipeline, path, cls.COMPONENTS, resolve_dtype(dtype, device))
-        limit = max_sequence_length or min(512, pipeline.tokenizer_2.model_max_length)
-        model = cls(pipeline, path, limit)
-        model.settle(device)
-        return model
-
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        unit = 2 * self.pipeline.vae_scale_factor
-        if height % unit or width % unit:
-            raise ValueError(
-                f"width {width} and height {height} must be multiples of {unit} for this model. Fix: round them"
-            )
-        scale = self.pipeline.vae_scale_factor
-        return self.transformer.config.in_channels // 4, height // scale, width // scale
+    TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
 
     def embed(self, texts: Sequence[str]) -> Condition:
         tokens, pooled, _ = self.pipeline.encode_prompt(list(texts), max_sequence_length=self.max_sequence_length)
@@ -80,21 +59,6 @@ class Flux(FlowModel):
             )[0]
         scale = pipeline.vae_scale_factor
         return pipeline._unpack_latents(packed, height * scale, width * scale, scale).float()
-
-    def shift(self, settings: SamplerSettings) -> float:
-        from diffusers.pipelines.flux.pipeline_flux import calculate_shift
-
-        config = self.pipeline.scheduler.config
-        if not config.use_dynamic_shifting:
-            return config.shift
-        _, height, width = self.latent_shape(settings.height, settings.width)
-        lengths = (config.base_image_seq_len, config.max_image_seq_len, config.base_shift, config.max_shift)
-        return math.exp(calculate_shift(height * width // 4, *lengths))
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        latents = latents / vae.config.scaling_factor + vae.config.shift_factor
-        return vae.decode(latents.to(vae.dtype), return_dict=False)[0].float().permute(0, 2, 3, 1) / 2 + 0.5
 
     def _guidance(self, batch: int, guidance: float) -> Tensor | None:
         if not self.transformer.config.guidance_embeds:

@@ -53,9 +53,12 @@ def load_pipeline(
     with warnings.catch_warnings():
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
         warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
-        networks = {name: _load_network(path / name, *index[name], dtype) for name in components}
+        parts = {name: source for name, source in index.items() if isinstance(source, list)}
+        networks = {n: _load_network(path / n, *parts[n], dtype) for n in components if parts[n][0]}
+        # What a checkpoint does without, as SD3 may without T5, has to be said: from_pretrained asks for all.
+        left_out = {name: None for name, (library, _) in parts.items() if library is None}
         try:
-            return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **networks)
+            return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **networks, **left_out)
         except _LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 
