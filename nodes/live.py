@@ -62,6 +62,8 @@ def preview_png(node: str, sample: int, step: int) -> bytes:
     Raises:
         LookupError: nothing (any more) to look at, or no such sample or step.
     """
+    from ..trainer import plots
+
     trajectories = _trajectories.get(node, lambda: None)()
     if trajectories is None or trajectories.predictions is None:
         raise LookupError(f"the trajectories of node {node} are no longer in memory. Fix: run the graph again")
@@ -69,7 +71,7 @@ def preview_png(node: str, sample: int, step: int) -> bytes:
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
     with _decoding:
-        image = trajectories.decode(trajectories.predictions[sample, step][None])[0]
+        image = plots.stills(trajectories.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()

@@ -184,10 +184,11 @@ class RewardStack:
         scores = score_stack(
             rewards, trajectories.images, trajectories.texts, trajectories.groups, host.progress(len(rewards))
         )
-        table = host.picture(lambda: plots.reward_table(scores, trajectories.images))
+        stills = plots.stills(trajectories.images)
+        table = host.picture(lambda: plots.reward_table(scores, stills))
 
         def payload():
-            sheet = payloads.thumbnail_sheet(trajectories.images)
+            sheet = payloads.thumbnail_sheet(stills)
             return payloads.scores(node_id, scores, host.save_temporary(sheet, f"otca_samples_{node_id}.png"))
 
         return live.shown(node_id, "scores", (scores, table), payload)

@@ -66,7 +66,7 @@ class SDESampler:
                         "min": 0.0,
                         "max": 100.0,
                         "step": 0.1,
-                        "tooltip": "Guidance embedding, for models that have one (FLUX.1-dev).",
+                        "tooltip": "FLUX.1-dev: its guidance embedding. SD3, Wan: classifier-free guidance; 1: none.",
                     },
                 ),
                 "seed": (
@@ -122,6 +122,18 @@ class SDESampler:
                         "auto: when training headlessly and it fits.",
                     },
                 ),
+                "frames": (
+                    "INT",
+                    {"default": 1, "min": 1, "max": 10001, "step": 4, "tooltip": "Of a video, 4·k + 1; 1: a picture."},
+                ),
+                "negative_prompt": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "multiline": True,
+                        "tooltip": "What guidance leads away from, for models with classifier-free guidance (SD3, Wan).",
+                    },
+                ),
                 "log_prob_norm": (
                     ["full", "squared_error"],
                     {
@@ -153,6 +165,8 @@ class SDESampler:
         batch_size=0,
         keep_graph="auto",
         log_prob_norm="full",
+        frames=1,
+        negative_prompt="",
     ):
         from ..trainer import rollout
         from ..trainer.types import SamplerSettings
@@ -171,6 +185,8 @@ class SDESampler:
             window=(window_start, window_length or steps) if window_start or window_length else None,
             log_prob_norm=log_prob_norm,
             batch_size=batch_size,
+            frames=frames,
+            negative_prompt=negative_prompt,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
@@ -188,4 +204,5 @@ class SDESampler:
             keep_predictions=host.in_comfyui(),
             on_step=host.progress(rollout.model_calls(steps, group_size * len(prompts.texts), batch_size)),
         )
-        return trajectories, trajectories.images
+        images = trajectories.images
+        return trajectories, images if images.ndim == 4 else images.flatten(0, 1)

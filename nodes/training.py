@@ -210,8 +210,8 @@ class SaveLoRA:
         from ..trainer import lora
 
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow"))
-        path = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
-        return {"ui": {"text": [str(path)]}, "result": ()}
+        paths = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
+        return {"ui": {"text": [str(path) for path in paths]}, "result": ()}
 
     def _free_name(self, model, filename):
         """On the canvas a model overwrites its own file at every iteration, and nobody else's."""

@@ -16,29 +16,38 @@ if TYPE_CHECKING:
 
     from .flow.base import FlowModel
 
-PREFIX = "transformer."
+
+def files(model: FlowModel, path: Path) -> dict[str, Path]:
+    """Where each of the model's networks has its adapter: `path`, or beside it `<stem>_high_noise`, `<stem>_low_noise`."""
+    experts = list(model.experts)
+    if len(experts) == 1:
+        return {experts[0]: path}
+    return {expert: path.with_name(f"{path.stem}_{model.EXPERTS[expert]}{path.suffix}") for expert in experts}
 
 
-def adapter_state(model: FlowModel) -> dict[str, Tensor]:
-    """`transformer.<module>.lora_A.weight` and `.lora_B.weight`; the file carries no alpha, so B holds the scale alpha/rank."""
-    from peft.utils import get_peft_model_state_dict
-
+def adapter_state(model: FlowModel, expert: str = "transformer") -> dict[str, Tensor]:
+    """lora_A and lora_B by the names of `model.lora_key`; the file carries no alpha, so B holds the scale alpha/rank."""
     scale = model.lora_alpha / model.lora_rank
     return {
-        PREFIX + key: (value * scale if "lora_B" in key else value).detach().cpu().contiguous().clone()
-        for key, value in get_peft_model_state_dict(model.transformer).items()
+        model.lora_key(key): (value * scale if "lora_B" in key else value).detach().cpu().contiguous().clone()
+        for key, value in _peft_state(model, expert).items()
     }
 
 
-def save(model: FlowModel, path: Path, metadata: Mapping[str, object]) -> Path:
-    """Writes the adapter as safetensors, with `metadata` (workflow, settings) in its header; never leaves half a file."""
+def save(model: FlowModel, path: Path, metadata: Mapping[str, object]) -> list[Path]:
+    """Writes the adapter as safetensors, with `metadata` (workflow, settings) in its header; never leaves half a file.
+
+    Returns the files, one for each network that is trained.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     header = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
-    write_tensors(path, adapter_state(model), {"format": "pt", **header})
-    return path
+    places = files(model, path)
+    for expert, place in places.items():
+        write_tensors(place, adapter_state(model, expert), {"format": "pt", **header})
+    return list(places.values())
 
 
-def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object]) -> Path:
+def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object]) -> list[Path]:
     """`save` under a plain file name. Raises ValueError for a name that would leave the folder."""
     if not filename or Path(filename).name != filename or filename.startswith("."):
         raise ValueError(f"filename {filename!r} must be a plain name without folders. Fix: for example otca_lora")
@@ -47,16 +56,20 @@ def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[
 
 
 def load(model: FlowModel, path: Path) -> None:
-    """Puts a saved adapter into the model.
+    """Puts a saved adapter into the model: the file of that name, or those of its two networks.
 
     Raises:
-        ValueError: the file is no adapter of this model: names the first module that does not fit.
+        ValueError: a file is no adapter of this model: names the first module that does not fit.
     """
+    for expert, place in files(model, path).items():
+        _load_one(model, expert, place)
+
+
+def _load_one(model: FlowModel, expert: str, path: Path) -> None:
     from peft.utils import set_peft_model_state_dict
 
     scale = model.lora_alpha / model.lora_rank
-    tensors = read_tensors(path)
-    wanted = adapter_state(model)
+    tensors, wanted = read_tensors(path), adapter_state(model, expert)
     for key in sorted(set(wanted) | set(tensors)):
         shapes = [tuple(state[key].shape) if key in state else "nothing" for state in (tensors, wanted)]
         if shapes[0] != shapes[1]:
@@ -64,8 +77,15 @@ def load(model: FlowModel, path: Path) -> None:
                 f"{path} is no adapter of this model: {key} is {shapes[0]} in the file and {shapes[1]} here. Fix: use the "
                 "base model, rank and targets that it was trained with"
             )
-    state = {k.removeprefix(PREFIX): v / scale if "lora_B" in k else v for k, v in tensors.items()}
-    set_peft_model_state_dict(model.transformer, state)
+    saved = {key: tensors[model.lora_key(key)] for key in _peft_state(model, expert)}
+    state = {key: value / scale if "lora_B" in key else value for key, value in saved.items()}
+    set_peft_model_state_dict(model.experts[expert], state)
+
+
+def _peft_state(model: FlowModel, expert: str) -> dict[str, Tensor]:
+    from peft.utils import get_peft_model_state_dict
+
+    return get_peft_model_state_dict(model.experts[expert])
 
 
 def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, object]:

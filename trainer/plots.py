@@ -185,6 +185,23 @@ def before_after(before: Tensor, after: Tensor, captions: Sequence[str], limit: 
     return np.concatenate(parts)
 
 
+def stills(images: Tensor) -> Tensor:
+    """[N, H, W, 3]: pictures as they are, and the middle frame of videos [N, F, H, W, 3]."""
+    return images if images.ndim == 4 else images[:, images.shape[1] // 2]
+
+
+def save_video(videos: Tensor, captions: Sequence[str], path: Path, frames_per_second: int) -> None:
+    """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4."""
+    import imageio.v3 as iio
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheets = np.stack([sample_grid(frame, captions) for frame in videos.transpose(0, 1)])
+    height, width = (side // 2 * 2 for side in sheets.shape[1:3])  # the codec wants even sides
+    iio.imwrite(
+        path, sheets[:, :height, :width], fps=frames_per_second, codec="libx264", plugin="FFMPEG", macro_block_size=2
+    )
+
+
 def save(picture: np.ndarray, path: Path) -> None:
     from PIL import Image
 

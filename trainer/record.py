@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+FRAMES_PER_SECOND = 16  # of Wan
 METRICS, EVALUATIONS, WORKFLOW, ADAPTER = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "lora.safetensors"
 CANVAS, STATUS = "canvas.json", "status.json"
 
@@ -168,7 +169,8 @@ class Run:
         pairs = [(text, seed) for seed in seeds for text in texts]
         captions = [text for text, _ in pairs]
         images = rollout.generate(model, captions, report.trajectories.settings, [seed for _, seed in pairs], on_step)
-        self._before_after(images, captions, iteration)
+        stills = plots.stills(images)
+        self._before_after(stills, captions, iteration)
         rewards = report.advantages.scores.rewards
         values = score(rewards, images, captions)
         row = {"iteration": iteration, "prompts": texts, "rewards": {}}
@@ -187,7 +189,10 @@ class Run:
             file.write(json_line(row))
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
-        plots.save(plots.sample_grid(images[:32], captions[:32]), self.folder / "samples" / f"{iteration:06d}.png")
+        place = self.folder / "samples" / f"{iteration:06d}"
+        plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
+        if images.ndim == 5:
+            plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"), FRAMES_PER_SECOND)
 
     def curves(self) -> np.ndarray:
         return plots.reward_curves(self.history, self.evaluations)

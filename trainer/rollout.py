@@ -113,7 +113,7 @@ def generate(
     model.come_back()
     settings = replace(settings, kind="ode")
     sigmas = model.sigmas(settings)
-    shape = model.latent_shape(settings.height, settings.width)
+    shape = model.latent_shape(settings.height, settings.width, settings.frames)
     images = []
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
@@ -180,7 +180,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:
     """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
-    shape, kinds = model.latent_shape(settings.height, settings.width), step_kinds(settings)
+    shape, kinds = model.latent_shape(settings.height, settings.width, settings.frames), step_kinds(settings)
     first = first_stochastic(kinds)
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)

@@ -54,9 +54,10 @@ def sample_to_file(
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
     with model.reference():
-        base = rollout.generate(model, texts, settings, numbers)
+        base = plots.stills(rollout.generate(model, texts, settings, numbers))
     if is_run:
-        picture = plots.before_after(base, rollout.generate(model, texts, settings, numbers), texts, limit=len(texts))
+        trained = plots.stills(rollout.generate(model, texts, settings, numbers))
+        picture = plots.before_after(base, trained, texts, limit=len(texts))
     else:
         picture = plots.sample_grid(base, texts)
     path = output or _free_name(folder if is_run else Path("."))
@@ -75,8 +76,8 @@ def _of_run(folder: Path, node_classes: Mapping[str, type]):
         raise FileNotFoundError(f"{folder} has no {ADAPTER} yet. Fix: train until the first checkpoint")
     lora.load(model, adapter)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]
-    names = ("steps", "width", "height", "shift", "guidance")
-    return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names})
+    names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt")
+    return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})
 
 
 def _size(text: str) -> tuple[int, int]:

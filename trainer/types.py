@@ -1,6 +1,7 @@
 """The values that travel along the graph's edges.
 
-B trajectories, T transitions, T' trained transitions, K objectives, P prompts (one group each), [C, h, w] latent.
+B trajectories, T transitions, T' trained transitions, K objectives, P prompts (one group each), [C, h, w] latent; of a
+video [C, F, h, w], wherever [C, h, w] is written.
 All are frozen: a node returns a new value, it never edits what it was given. The one exception travels as a handle,
 `trainer.flow.FlowModel`, which the update changes in place.
 """
@@ -43,6 +44,7 @@ class SamplerSettings:
     window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
     log_prob_norm: str = "full"
     batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only
+    frames: int = 1  # of a video
     negative_prompt: str = ""  # what classifier-free guidance leads away from
 
 
@@ -61,7 +63,7 @@ class Trajectories:
     Attributes:
         latents: [B, T+1, C, h, w] float32, the points visited; `latents[:, 0]` is noise.
         final: [B, C, h, w] float32, the x̂0 that was decoded for the reward.
-        images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE).
+        images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE), or videos [B, F, H, W, 3].
         sigmas: T+1 noise levels, from 1 to 0.
         trained: T' numbers of the transitions that are stochastic and trained.
         stds: T standard deviations of the transitions.

@@ -54,9 +54,51 @@ def stable_diffusion_3(with_t5: bool = True):
     )
 
 
+def wan(experts: int = 1):
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+    from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
+
+    tokenizer = T5TokenizerFast.from_pretrained(FLUX / "tokenizer_2", local_files_only=True)
+    encoder = UMT5EncoderModel(
+        UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
+    )
+    networks = [
+        _awake(
+            WanTransformer3DModel(
+                patch_size=(1, 2, 2),
+                num_attention_heads=2,
+                attention_head_dim=12,
+                in_channels=16,
+                out_channels=16,
+                text_dim=32,
+                freq_dim=16,
+                ffn_dim=32,
+                num_layers=2,
+                cross_attn_norm=True,
+                qk_norm="rms_norm_across_heads",
+                rope_max_seq_len=32,
+            )
+        )
+        for _ in range(experts)
+    ]
+    return WanPipeline(
+        tokenizer=tokenizer,
+        text_encoder=encoder.eval(),
+        transformer=networks[0],
+        transformer_2=networks[1] if experts == 2 else None,
+        boundary_ratio=0.875 if experts == 2 else None,
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=AutoencoderKLWan(
+            base_dim=3, z_dim=16, dim_mult=[1, 1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True, True]
+        ).eval(),
+    )
+
+
 FAMILIES = {
     "sd3": stable_diffusion_3,
     "sd3-without-t5": lambda: stable_diffusion_3(with_t5=False),
+    "wan21": wan,
+    "wan22": lambda: wan(experts=2),
 }
 
 

@@ -21,7 +21,9 @@ def trained(load_model, perturb):
 
 @pytest.fixture
 def file(trained, tmp_path):
-    return lora.save(trained, tmp_path / "new" / "a.safetensors", {"prompt": {"1": {"x": [1, "ü"]}}, "note": "n"})
+    path = tmp_path / "new" / "a.safetensors"
+    assert lora.save(trained, path, {"prompt": {"1": {"x": [1, "ü"]}}, "note": "n"}) == [path]
+    return path
 
 
 def velocity(model, seen=None):
@@ -96,7 +98,7 @@ def test_a_missing_file_is_refused(tmp_path, load_model):
 
 
 def test_names_stay_in_their_folder(trained, tmp_path):
-    assert lora.save_named(trained, tmp_path, "good name", {}) == tmp_path / "good name.safetensors"
+    assert lora.save_named(trained, tmp_path, "good name", {}) == [tmp_path / "good name.safetensors"]
     for name in ("", "../up", "a/b", ".hidden", "/abs"):
         with pytest.raises(ValueError, match="must be a plain name.*Fix: "):
             lora.save_named(trained, tmp_path, name, {})
@@ -107,7 +109,7 @@ def test_the_average_is_what_gets_saved(trained, tmp_path, load_model):
     average = velocity(trained)
     for parameter in trained.trainable_parameters():
         parameter.data.mul_(2)
-    path = lora.save_named(trained, tmp_path, "ema", {})
+    (path,) = lora.save_named(trained, tmp_path, "ema", {})
     other = load_model()
     lora.load(other, path)
     torch.testing.assert_close(velocity(other), average, rtol=0, atol=1e-5)

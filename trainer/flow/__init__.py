@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .base import FlowModel
 
-FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3"}
+FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
 
 

@@ -47,6 +47,8 @@ class FlowModel(Resident, ABC):
     MOST_TOKENS: int  # … and the length that the family was trained for
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
+    EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    LORA_PREFIX = "transformer."
     CLASSIFIER_FREE = False  # guidance > 1 calls the network a second time, for the negative prompt
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
@@ -69,8 +71,8 @@ class FlowModel(Resident, ABC):
     # -- what a family provides ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        """[C, h, w] of one sample's latent. Raises ValueError for a size that the family cannot make."""
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
 
     @abstractmethod
     def embed(self, texts: Sequence[str]) -> Condition:
@@ -90,7 +92,12 @@ class FlowModel(Resident, ABC):
 
     @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
-        """[B, C, h, w] to pictures [B, H, W, 3], not yet clamped to [0, 1]."""
+        """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
+
+    @classmethod
+    def lora_key(cls, name: str) -> str:
+        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
+        return cls.LORA_PREFIX + name
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
@@ -108,6 +115,12 @@ class FlowModel(Resident, ABC):
         model = cls(pipeline, path, max_sequence_length or limit)
         model.settle(device)
         return model
+
+    @property
+    def experts(self) -> dict[str, torch.nn.Module]:
+        """The networks that are trained, by their names in the pipeline: one, or two that share the noise levels."""
+        found = {name: getattr(self.pipeline, name) for name in self.EXPERTS}
+        return {name: network for name, network in found.items() if network is not None}
 
     @property
     def device(self) -> torch.device:
@@ -154,7 +167,7 @@ class FlowModel(Resident, ABC):
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3] float32 in [0, 1] on the CPU, from latents [B, C, h, w]."""
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
         parts = latents.split(batch_size or len(latents))
         return torch.cat([self.decode_latents(part.to(self.device)).float().clamp(0, 1).cpu() for part in parts])
 
@@ -166,7 +179,8 @@ class FlowModel(Resident, ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                self.transformer.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+                for network in self.experts.values():
+                    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
             except ValueError as error:
                 known = ", ".join(self.LORA_TARGETS)
                 raise ValueError(
@@ -177,7 +191,11 @@ class FlowModel(Resident, ABC):
         self.lora_rank, self.lora_alpha = rank, alpha
 
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
-        return {name: p for name, p in self.transformer.named_parameters() if p.requires_grad}
+        first, *others = self.experts.items()
+        named = dict(first[1].named_parameters())
+        for expert, network in others:
+            named |= {f"{expert}.{name}": parameter for name, parameter in network.named_parameters()}
+        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return list(self.trainable_named().values())
@@ -185,11 +203,13 @@ class FlowModel(Resident, ABC):
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within it the adapter is off: the model that training started from."""
-        self.transformer.disable_adapters()
+        for network in self.experts.values():
+            network.disable_adapters()
         try:
             yield
         finally:
-            self.transformer.enable_adapters()
+            for network in self.experts.values():
+                network.enable_adapters()
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -249,7 +269,7 @@ class FlowModel(Resident, ABC):
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once per latent shape."""
-        shape = self.latent_shape(settings.height, settings.width)
+        shape = self.latent_shape(settings.height, settings.width, settings.frames)
         if shape not in self._graph_bytes:
             weights = {parameter.untyped_storage().data_ptr() for parameter in self.transformer.parameters()}
             saved: dict[int, int] = {}

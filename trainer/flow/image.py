@@ -22,7 +22,9 @@ class ImageModel(FlowModel):
     def channels(self) -> int:
         return self.pipeline.vae.config.latent_channels
 
-    def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        if frames != 1:
+            raise ValueError(f"frames {frames}: this model makes pictures. Fix: set frames to 1, or load a video model")
         scale = self.pipeline.vae_scale_factor
         unit = self.PATCH * scale
         if height % unit or width % unit:

@@ -54,7 +54,7 @@ def load_pipeline(
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
         warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
         parts = {name: source for name, source in index.items() if isinstance(source, list)}
-        networks = {n: _load_network(path / n, *parts[n], dtype) for n in components if parts[n][0]}
+        networks = {n: _load_network(path / n, *parts[n], dtype) for n in components if parts.get(n, [None])[0]}
         # What a checkpoint does without, as SD3 may without T5, has to be said: from_pretrained asks for all.
         left_out = {name: None for name, (library, _) in parts.items() if library is None}
         try:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+VIDEO_FRAMES = 8  # that a reward for pictures looks at
+
 
 class RewardError(RuntimeError):
     """A reward that failed, by name. Nothing is made up in place of its scores."""
@@ -41,9 +43,17 @@ class Reward(Resident, ABC):
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] float32 for pictures [B, H, W, 3] in [0, 1] and their B prompts; NaN for what cannot be scored."""
 
+    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
+        count, frames = videos.shape[:2]
+        chosen = torch.linspace(0, frames - 1, min(VIDEO_FRAMES, frames)).round().long()
+        stills = videos[:, chosen].flatten(0, 1)
+        texts = [prompt for prompt in prompts for _ in chosen]
+        return torch.as_tensor(self.score(stills, texts)).float().reshape(count, len(chosen)).mean(1)
+
 
 def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
-    """All rewards' scores [B, len(rewards)].
+    """All rewards' scores [B, len(rewards)], of pictures or videos.
 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
@@ -53,7 +63,8 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
         try:
             reward.come_back()
             with torch.no_grad():
-                column = torch.as_tensor(reward.score(images, prompts)).float().cpu()
+                scored = reward.score_videos if images.ndim == 5 else reward.score
+                column = torch.as_tensor(scored(images, prompts)).float().cpu()
         except Exception as error:
             raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
         if column.shape != (len(images),):

@@ -43,9 +43,7 @@ def by_hand(model, settings, noise):
 
 @pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (4.5, ""), (4.5, "a blue square")])
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (24, 16)])
-def test_the_deterministic_sampler_is_the_pipelines(
-    model, pipeline, small_settings, guidance, negative, width, height
-):
+def test_the_deterministic_sampler_is_the_pipelines(model, pipeline, small_settings, guidance, negative, width, height):
     settings = small_settings(width=width, height=height, guidance=guidance, negative_prompt=negative)
     shape = model.latent_shape(height, width)
     assert shape == (8, height // 2, width // 2)

@@ -1,0 +1,114 @@
+"""Wan 2.1 and 2.2: video latents [C, F, h, w]; UMT5 gives the sequence; guidance is classifier-free.
+
+Wan 2.2-A14B has two networks of one shape: `transformer` denoises down to the boundary noise level, `transformer_2` below it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .base import NEGATIVE, Condition, FlowModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..types import SamplerSettings
+
+# diffusers' names on the left, Wan's own, which ComfyUI's LoraLoader knows, on the right.
+_OWN_NAMES = {
+    r"\.attn1\.": ".self_attn.",
+    r"\.attn2\.": ".cross_attn.",
+    r"\.to_([qkv])\.": r".\1.",
+    r"\.to_out\.0\.": ".o.",
+    r"\.ffn\.net\.0\.proj\.": ".ffn.0.",
+    r"\.ffn\.net\.2\.": ".ffn.2.",
+}
+
+
+class Wan(FlowModel):
+    """`diffusers.WanPipeline`."""
+
+    PIPELINE = "WanPipeline"
+    COMPONENTS = ("transformer", "transformer_2", "vae", "text_encoder")
+    EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
+    LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
+    TOKENIZER, MOST_TOKENS = "tokenizer", 512
+    CLASSIFIER_FREE = True
+    LORA_PREFIX = "diffusion_model."
+
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        time, space = self.pipeline.vae_scale_factor_temporal, self.pipeline.vae_scale_factor_spatial
+        unit = space * self.transformer.config.patch_size[1]
+        if height % unit or width % unit:
+            raise ValueError(
+                f"width {width} and height {height} must be multiples of {unit} for this model. Fix: round them"
+            )
+        if (frames - 1) % time:
+            raise ValueError(
+                f"frames {frames} must be {time}·k + 1 for this model. Fix: for example {(frames - 1) // time * time + 1}"
+            )
+        return self.pipeline.vae.config.z_dim, (frames - 1) // time + 1, height // space, width // space
+
+    def embed(self, texts: Sequence[str]) -> Condition:
+        tokens, _ = self.pipeline.encode_prompt(
+            list(texts),
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.max_sequence_length,
+            device=self.device,
+        )
+        return Condition({"tokens": tokens})
+
+    def expert(self, sigma: float) -> torch.nn.Module:
+        """The network for that noise level."""
+        boundary = self.pipeline.config.boundary_ratio
+        low_noise = boundary is not None and sigma < boundary
+        return self.pipeline.transformer_2 if low_noise else self.pipeline.transformer
+
+    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
+        network, dtype = self.expert(sigma), self.transformer.dtype
+
+        def predict(tokens: Tensor) -> Tensor:
+            with self.autocast():
+                return network(
+                    hidden_states=x.to(dtype),
+                    timestep=self._timestep(x, sigma),
+                    encoder_hidden_states=tokens.to(dtype),
+                    return_dict=False,
+                )[0].float()
+
+        velocity = predict(condition.tensors["tokens"])
+        if NEGATIVE + "tokens" in condition.tensors:
+            negative = predict(condition.tensors[NEGATIVE + "tokens"])
+            velocity = negative + guidance * (velocity - negative)
+        return velocity
+
+    def _timestep(self, x: Tensor, sigma: float) -> Tensor:
+        value = sigma * self.pipeline.scheduler.config.num_train_timesteps
+        if not self.pipeline.config.expand_timesteps:
+            return torch.full((len(x),), value, device=x.device)
+        _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
+        _, patch_height, patch_width = self.transformer.config.patch_size
+        return torch.full((len(x), frames * (height // patch_height) * (width // patch_width)), value, device=x.device)
+
+    def shift(self, settings: SamplerSettings) -> float:
+        config = self.pipeline.scheduler.config
+        return config.get("flow_shift") or config.get("shift") or 1.0
+
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        mean, std = (
+            torch.tensor(figures, device=latents.device).view(1, -1, 1, 1, 1)
+            for figures in (vae.config.latents_mean, vae.config.latents_std)
+        )
+        video = vae.decode((latents * std + mean).to(vae.dtype), return_dict=False)[0]
+        return video.float().permute(0, 2, 3, 4, 1) / 2 + 0.5
+
+    @classmethod
+    def lora_key(cls, name: str) -> str:
+        for pattern, own in _OWN_NAMES.items():
+            name = re.sub(pattern, own, name)
+        return cls.LORA_PREFIX + name
