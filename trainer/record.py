@@ -104,7 +104,7 @@ class Run:
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
             write_text(self.folder / name, "".join(map(json_line, rows)))
-        self._saved = iteration
+        self._trained, self._saved = None, iteration
 
     def mark(self, status: str, total: int, error: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.

@@ -72,7 +72,7 @@ def _of_run(folder: Path, node_classes: Mapping[str, type]):
     workflow = Workflow.load(folder / WORKFLOW, node_classes)
     model = trained_model(workflow)
     adapter = folder / ADAPTER
-    if not adapter.is_file():
+    if not all(file.is_file() for file in lora.files(model, adapter).values()):
         raise FileNotFoundError(f"{folder} has no {ADAPTER} yet. Fix: train until the first checkpoint")
     lora.load(model, adapter)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]

@@ -71,9 +71,7 @@ def test_the_deterministic_sampler_is_the_pipelines(folder, load, video, guidanc
     condition = model.condition(TEXTS, settings)
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            x = transition(
-                "ode", model.velocity(x, sigma, condition, guidance), x, sigma, sigma_next, eta=0.0
-            ).mean
+            x = transition("ode", model.velocity(x, sigma, condition, guidance), x, sigma, sigma_next, eta=0.0).mean
     torch.testing.assert_close(sigmas, tuple(scheduler.sigmas.tolist()), rtol=0, atol=1e-6)
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-4)
     frames = torch.from_numpy(pipeline(TEXTS, output_type="np", **asked).frames)

@@ -1,0 +1,74 @@
+"""The quickstart with a tiny checkpoint of every family in place of shapes-flux, from the command line to the files."""
+
+from __future__ import annotations
+
+import json
+
+import imageio.v3 as iio
+import pytest
+from safetensors.torch import load_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+
+SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
+SIZES["wan22"] = SIZES["wan21"]
+
+
+@pytest.fixture(params=list(SIZES))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def workflow(family, small_graph, tmp_path):
+    sampler = {**SIZES[family], "guidance": 4.5, "steps": 4, "group_size": 3}
+    changes = {
+        "OTCA_LoadFlowModel": {"path": str(tiny.make(family, tmp_path / "model"))},
+        "OTCA_SDESampler": sampler,
+        "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
+    }
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph(changes)))
+    return path
+
+
+def test_trains_saves_and_resumes(family, workflow, tmp_path):
+    run = tmp_path / "run"
+    assert main(["train", str(workflow), "--output", str(run)]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert all(row["gradient_norm"] > 0 and row["policy/skipped_updates"] == 0 for row in rows)
+    trained = [name for name in rows[0] if name.startswith("credit/step/")]
+    assert len(trained) == 3, "all but the last step, across the boundary of two experts"
+
+    names = ["lora_high_noise", "lora_low_noise"] if family == "wan22" else ["lora"]
+    files = [run / f"{name}.safetensors" for name in names]
+    for file in files:
+        adapter = load_file(file)
+        assert any(value.abs().max() > 0 for key, value in adapter.items() if "lora_B" in key), file.name
+    assert sorted(run.glob("lora*.safetensors")) == sorted(files)
+
+    video = run / "samples" / "000003.mp4"
+    assert video.is_file() == family.startswith("wan")
+    if video.is_file():
+        assert len(iio.imread(video, plugin="FFMPEG")) == 5
+
+    arguments = ["train", str(run), "--output", str(run), "--resume", "--iterations", "4"]
+    assert main(arguments) == 0
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
+    assert main(["sample", str(run), "--prompt", "a red circle"]) == 0
+    assert (run / "samples-1.png").is_file()
+
+
+def test_the_sampler_hands_frames_to_comfyui_as_a_batch(workflow, family, tmp_path):
+    from comfyui_otca.trainer import host
+    from comfyui_otca.trainer.workflow import Workflow
+
+    host.terminal.output = tmp_path / "run"
+    loaded = Workflow.load(workflow, NODE_CLASS_MAPPINGS)
+    trajectories, images = loaded.run(targets=["3"])["3"]
+    size = SIZES[family]
+    assert images.shape == (6 * size.get("frames", 1), size["height"], size["width"], 3)
+    assert len(trajectories.images) == 6
