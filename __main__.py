@@ -62,6 +62,14 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--device", help="cpu, cuda, cuda:1 …")
     sample.set_defaults(command=_sample)
 
+    export = commands.add_parser(
+        "export", help="merge what a run trained into a whole model", description=_export.__doc__
+    )
+    export.add_argument("run", help="a run's folder")
+    export.add_argument("--output", type=Path, required=True, help="folder of the new model, in diffusers' layout")
+    export.add_argument("--device", help="auto, cpu, cuda …")
+    export.set_defaults(command=_export)
+
     nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
     nodes.set_defaults(command=_nodes)
     return otca
@@ -143,6 +151,23 @@ def _sample(options: argparse.Namespace) -> int:
         node_classes=NODE_CLASS_MAPPINGS,
     )
     print(path)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    """Writes a run's model as a whole, with what was trained merged into its weights."""
+    from .nodes import NODE_CLASS_MAPPINGS
+    from .trainer import host
+    from .trainer.sample import load_run
+    from .trainer.weights import export
+
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    if options.output.exists() and any(options.output.iterdir()):
+        raise ValueError(f"--output {options.output} is not empty. Fix: choose another folder")
+    model, _ = load_run(Path(options.run), NODE_CLASS_MAPPINGS)
+    export(model, options.output)
+    print(options.output)
     return 0
 
 

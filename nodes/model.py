@@ -6,7 +6,9 @@ from ..trainer import host
 class LoadFlowModel:
     TITLE = "Load Flow Model"
     CATEGORY = "OTCA/model"
-    DESCRIPTION = "Loads a flow-matching model from a diffusers folder and attaches a trainable LoRA adapter."
+    DESCRIPTION = (
+        "Loads a flow-matching model (FLUX, SD3, Wan) and makes it trainable, by a LoRA adapter or as a whole."
+    )
     RETURN_TYPES = ("OTCA_MODEL",)
     RETURN_NAMES = ("model",)
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
@@ -77,11 +79,62 @@ class LoadFlowModel:
                         "tooltip": "On the canvas: a run to go on with, from its last checkpoint. Headlessly: --resume.",
                     },
                 ),
+                "training": (
+                    ["lora", "full"],
+                    {
+                        "default": "lora",
+                        "tooltip": "lora: a small adapter. full: all weights, in float32, with eight times their memory.",
+                    },
+                ),
+                "transformer_file": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
+                    },
+                ),
+                "quantize": (
+                    ["none", "8bit", "4bit"],
+                    {"default": "none", "tooltip": "Holds the frozen transformer in so few bits, by bitsandbytes."},
+                ),
+                "offload_encoders": (
+                    "BOOLEAN",
+                    {"default": False, "tooltip": "Text encoders are on the device only while they embed new prompts."},
+                ),
+                "vae_tiling": (
+                    "BOOLEAN",
+                    {"default": False, "tooltip": "Decodes large pictures in tiles: less memory, faint seams."},
+                ),
+                "gradient_checkpointing": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Computes activations twice instead of storing them: much less memory, a third slower.",
+                    },
+                ),
+                "attention": (
+                    ["auto", "native", "flash", "_flash_3", "sage", "xformers", "flex"],
+                    {"default": "auto", "tooltip": "diffusers' attention backend; auto: its own choice."},
+                ),
+                "compile": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "torch.compile of the transformer's blocks: slow first call, then faster.",
+                    },
+                ),
+                "download": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "A hub id as path (owner/name) may be downloaded; else only the local cache is searched.",
+                    },
+                ),
             },
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, path="", resume_run=""):
+    def VALIDATE_INPUTS(cls, model, path="", resume_run="", transformer_file="", download=False):
         from ..trainer.flow import FlowModelError, check_model_folder
 
         if resume_run and not host.in_comfyui():
@@ -95,6 +148,10 @@ class LoadFlowModel:
         if not path and model not in known:
             return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
         try:
+            if transformer_file:
+                host.find_weights(transformer_file)
+            if download and host.is_hub_id(path):
+                return True  # it may not be here yet
             check_model_folder(host.find_model(path or model, "model_index.json"))
         except (FileNotFoundError, FlowModelError) as error:
             return f"{'path' if path else 'model'}: {error}"
@@ -112,12 +169,17 @@ class LoadFlowModel:
         lora_targets="",
         device="auto",
         max_sequence_length=0,
+        transformer_file="",
+        download=False,
         resume_run="",
+        **options,
     ):
         from ..trainer import checkpoint
         from ..trainer.flow import load_flow_model
 
         host.make_room()
+        if download and host.is_hub_id(path):
+            host.download_model(path)
         loaded = load_flow_model(
             host.find_model(path or model, "model_index.json"),
             lora_rank=lora_rank,
@@ -127,6 +189,8 @@ class LoadFlowModel:
             dtype=dtype,
             device=host.chosen_device(device),
             max_sequence_length=max_sequence_length,
+            transformer_file=host.find_weights(transformer_file) if transformer_file else None,
+            **options,
         )
         if resume_run:
             folder = host.run_folder(resume_run).resolve()

@@ -122,6 +122,13 @@ class SDESampler:
                         "auto: when training headlessly and it fits.",
                     },
                 ),
+                "log_prob_norm": (
+                    ["full", "squared_error"],
+                    {
+                        "default": "full",
+                        "tooltip": "full: the Gaussian density. squared_error: as public CPS code has it.",
+                    },
+                ),
                 "frames": (
                     "INT",
                     {"default": 1, "min": 1, "max": 10001, "step": 4, "tooltip": "Of a video, 4·k + 1; 1: a picture."},
@@ -132,13 +139,6 @@ class SDESampler:
                         "default": "",
                         "multiline": True,
                         "tooltip": "What guidance leads away from, for models with classifier-free guidance (SD3, Wan).",
-                    },
-                ),
-                "log_prob_norm": (
-                    ["full", "squared_error"],
-                    {
-                        "default": "full",
-                        "tooltip": "full: the Gaussian density. squared_error: as public CPS code has it.",
                     },
                 ),
             },

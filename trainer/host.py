@@ -165,8 +165,13 @@ def _server():
     return PromptServer.instance
 
 
-def free_memory() -> int:
-    """Bytes of main memory that can still be taken."""
+def free_memory(device) -> int:
+    """Bytes that can still be taken on a torch device."""
+    if device.type == "cuda":
+        import torch
+
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
     import psutil
 
     return psutil.virtual_memory().available
@@ -218,12 +223,15 @@ def save_temporary(picture, name: str) -> dict:
 
 
 def find_model(name: str, marker: str) -> Path:
-    """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`.
+    """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`, else a hub id that is
+    in the local hub cache. Nothing is downloaded.
 
     Raises:
         FileNotFoundError: says where it looked.
     """
     places = [Path(name).expanduser(), *(folder / name for folder in model_folders())]
+    if is_hub_id(name) and (cached := _in_hub_cache(name)):
+        places.append(cached)
     for place in places:
         if (place / marker).is_file():
             return place
@@ -231,6 +239,50 @@ def find_model(name: str, marker: str) -> Path:
     raise FileNotFoundError(
         f"model {name!r} was not found (no {marker} there), neither as a path nor in {folders}, which hold {known}. "
         f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """owner/name, as model hubs call what they hold."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def download_model(name: str) -> Path:
+    """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request."""
+    from huggingface_hub import snapshot_download
+
+    wanted = [
+        "*.json",
+        "*.txt",
+        "*.model",
+        "*/*.safetensors",
+    ]  # not the one-file copies that some keep beside the folders
+    return Path(snapshot_download(name, allow_patterns=wanted))
+
+
+def find_weights(name: str) -> Path:
+    """A .safetensors file of a transformer: a path as it is, else a name in ComfyUI's diffusion_models or $OTCA_MODELS."""
+    folders = _folders_of("OTCA_MODELS")
+    if in_comfyui():
+        import folder_paths
+
+        folders += [Path(folder) for folder in folder_paths.get_folder_paths("diffusion_models")]
+    for place in [Path(name).expanduser(), *(folder / name for folder in folders)]:
+        if place.is_file():
+            return place
+    looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
+    raise FileNotFoundError(
+        f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
     )
 
 

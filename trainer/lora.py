@@ -49,6 +49,11 @@ def save(model: FlowModel, path: Path, metadata: Mapping[str, object]) -> list[P
 
 def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object]) -> list[Path]:
     """`save` under a plain file name. Raises ValueError for a name that would leave the folder."""
+    if not model.is_adapted:
+        raise ValueError(
+            "this model is trained as a whole, so there is no adapter to save. Fix: training = lora on Load Flow Model, or "
+            "otca export RUN for the whole model"
+        )
     if not filename or Path(filename).name != filename or filename.startswith("."):
         raise ValueError(f"filename {filename!r} must be a plain name without folders. Fix: for example otca_lora")
     with model.averaged():

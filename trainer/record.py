@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, host, lora, plots, rollout
+from . import checkpoint, host, lora, plots, rollout, weights
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 FRAMES_PER_SECOND = 16  # of Wan
-METRICS, EVALUATIONS, WORKFLOW, ADAPTER = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "lora.safetensors"
+METRICS, EVALUATIONS, WORKFLOW = "metrics.jsonl", "evaluation.jsonl", "workflow.json"
 CANVAS, STATUS = "canvas.json", "status.json"
 
 
@@ -208,7 +208,7 @@ class Run:
         checkpoint.save(model, self.folder / "checkpoints", self.iteration)
         with model.averaged():
             metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
-            lora.save(model, self.folder / ADAPTER, metadata)
+            weights.save(model, self.folder, metadata)
         self._saved = self.iteration
 
     def close(self) -> None:

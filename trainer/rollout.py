@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from . import host
 from .sde import MIN_STD, Gaussian, transition
 from .types import KeptStep, Prompts, SamplerSettings, Trajectories
 
@@ -174,7 +175,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     if (settings, samples) not in model.graph_decisions:
         trained = sum(kind != "ode" for kind in step_kinds(settings))
         need = model.graph_bytes(settings) * samples * trained
-        model.graph_decisions[settings, samples] = need <= GRAPH_MEMORY_SHARE * model.free_memory()
+        model.graph_decisions[settings, samples] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
     return model.graph_decisions[settings, samples]
 
 

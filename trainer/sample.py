@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from . import host, lora, plots, rollout
+from . import host, plots, rollout, weights
 from .flow import load_flow_model
-from .record import ADAPTER, WORKFLOW
+from .record import WORKFLOW
 from .types import SamplerSettings
+
+if TYPE_CHECKING:
+    from .flow.base import FlowModel
 
 _DEFAULT_STEPS = 28
 SAMPLER_NODE = "OTCA_SDESampler"
@@ -41,7 +45,7 @@ def sample_to_file(
     folder = Path(source).expanduser()
     is_run = (folder / WORKFLOW).is_file()
     if is_run:
-        model, settings = _of_run(folder, node_classes)
+        model, settings = load_run(folder, node_classes)
     else:
         path = host.find_model(source, "model_index.json")
         model = load_flow_model(path, device=host.chosen_device("auto"))
@@ -65,16 +69,20 @@ def sample_to_file(
     return path
 
 
-def _of_run(folder: Path, node_classes: Mapping[str, type]):
+def load_run(folder: Path, node_classes: Mapping[str, type]) -> tuple[FlowModel, SamplerSettings]:
+    """A run's model with what was trained in it, and how the run samples, deterministically.
+
+    Raises:
+        FileNotFoundError: no run, or nothing saved in it yet.
+    """
     from .run import only, trained_model
     from .workflow import Workflow
 
+    if not (folder / WORKFLOW).is_file():
+        raise FileNotFoundError(f"{folder} holds no run (no {WORKFLOW}). Fix: give the folder of a run")
     workflow = Workflow.load(folder / WORKFLOW, node_classes)
     model = trained_model(workflow)
-    adapter = folder / ADAPTER
-    if not all(file.is_file() for file in lora.files(model, adapter).values()):
-        raise FileNotFoundError(f"{folder} has no {ADAPTER} yet. Fix: train until the first checkpoint")
-    lora.load(model, adapter)
+    weights.load(model, folder)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]
     names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt")
     return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer import host, rollout
 from comfyui_otca.trainer.sde import KINDS
 
 STOCHASTIC = [kind for kind in KINDS if kind != "ode"]
@@ -197,9 +197,9 @@ def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_sett
 
 
 def test_the_graph_fits_or_not(still_model, small_settings, monkeypatch):
-    monkeypatch.setattr(still_model, "free_memory", lambda: 0)
+    monkeypatch.setattr(host, "free_memory", lambda device: 0)
     assert not rollout.graph_fits(still_model, small_settings(), 1)
-    monkeypatch.setattr(still_model, "free_memory", lambda: 2**60)
+    monkeypatch.setattr(host, "free_memory", lambda device: 2**60)
     assert rollout.graph_fits(still_model, small_settings(), 1000)
 
 
@@ -220,14 +220,14 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
     assert kept.kept
 
     def fits(free):
-        monkeypatch.setattr(still_model, "free_memory", lambda: free)
+        monkeypatch.setattr(host, "free_memory", lambda device: free)
         still_model.graph_decisions.clear()
         return rollout.graph_fits(still_model, settings, 6)
 
     assert not fits(int(0.9 * need / rollout.GRAPH_MEMORY_SHARE))
     assert fits(int(1.3 * need / rollout.GRAPH_MEMORY_SHARE))
     # Once decided it stays, so that a run does not change its rounding half way.
-    monkeypatch.setattr(still_model, "free_memory", lambda: 0)
+    monkeypatch.setattr(host, "free_memory", lambda device: 0)
     assert rollout.graph_fits(still_model, settings, 6)
     still_model.graph_decisions.clear()
 

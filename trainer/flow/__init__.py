@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import importlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .base import FlowModel
 
+TRAININGS = ("lora", "full")
+QUANTIZATIONS = ("none", "8bit", "4bit")
 FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
 
@@ -21,38 +24,67 @@ class FlowModelError(ValueError):
     """A model folder that cannot be used, with the reason and what to do about it."""
 
 
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a checkpoint is held in memory and computed with; only `dtype` and `quantize` change its numbers."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_sequence_length: int = 0
+    transformer_file: Path | None = None  # one .safetensors file in place of the folder's transformer
+    quantize: str = "none"  # one of QUANTIZATIONS
+    offload_encoders: bool = False
+    vae_tiling: bool = False
+    gradient_checkpointing: bool = False
+    attention: str = "auto"
+    compile: bool = False
+
+
 def load_flow_model(
     path: str | Path,
     *,
+    training: str = "lora",
     lora_rank: int = 16,
     lora_alpha: float = 16.0,
     lora_targets: str = "",
     seed: int = 0,
-    dtype: str = "auto",
-    device: str = "auto",
-    max_sequence_length: int = 0,
+    **options,
 ) -> FlowModel:
-    """Loads a diffusers pipeline folder and attaches a trainable adapter to its transformer.
+    """Loads a diffusers pipeline folder and makes it trainable: by an adapter on its transformer, or as a whole.
 
     Args:
         path: a diffusers folder (one that holds model_index.json).
+        training: "lora" or "full".
         lora_rank, lora_alpha: of the adapter; its scale is alpha / rank.
         lora_targets: comma-separated ends of module names; empty takes the family's own list.
         seed: of the adapter's initial weights.
-        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32 or bfloat16. The
-            adapter is always float32.
+        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32 or bfloat16. What is
+            trained is always float32.
         device: auto, or a torch device.
-        max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most 512.
+        max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
+        transformer_file: single-file weights, as ComfyUI users have them, in place of the folder's transformer.
+        quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
+        offload_encoders: the text encoders are on the device only while they embed new prompts.
+        vae_tiling: pictures are decoded in tiles: less memory, faint seams.
+        gradient_checkpointing: activations are computed twice instead of stored.
+        attention: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
+        compile: the transformer's blocks go through torch.compile.
 
     Raises:
-        FlowModelError: not a diffusers folder, an unknown family, or files that are missing, truncated or of another model.
+        FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,
+            too little memory, or an option that cannot be had here.
     """
+    if training not in TRAININGS:
+        raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
     path = Path(path)
     family = check_model_folder(path)
     module, name = FAMILIES[family].split(".")
     cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
-    model = cls.load(path, dtype=dtype, device=device, max_sequence_length=max_sequence_length)
-    model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
+    model = cls.load(path, LoadOptions(**options), training)
+    if training == "full":
+        model.train_everything()
+    else:
+        model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
     return model
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
 from ..resident import Resident
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from ..grpo import UpdateSettings
     from ..types import SamplerSettings
+    from . import LoadOptions
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class FlowModel(Resident, ABC):
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
         self.pipeline = pipeline
         self.transformer = pipeline.transformer
+        self.dtype = pipeline.transformer.dtype  # to compute in; what is trained is held in float32
+        self.offloads_encoders = False
         self.path = path
         self.max_sequence_length = max_sequence_length
         self.version = 0
@@ -65,8 +67,10 @@ class FlowModel(Resident, ABC):
         self._graph_bytes: dict[tuple[int, ...], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
-        for network in self._networks():
-            network.eval().requires_grad_(False)
+        self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
+        for name in self.COMPONENTS:
+            if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
+                network.eval().requires_grad_(False)
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
@@ -102,17 +106,22 @@ class FlowModel(Resident, ABC):
     # -- shared ----------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: Path, *, dtype: str, device: str, max_sequence_length: int) -> FlowModel:
-        """Builds the handle from a diffusers folder."""
-        import diffusers
+    def load(cls, path: Path, options: LoadOptions, training: str) -> FlowModel:
+        """Builds the handle from a diffusers folder. Raises FlowModelError, before anything is loaded where possible."""
+        from . import loading
 
-        from .loading import load_pipeline, resolve_device, resolve_dtype
-
-        device = resolve_device(device)
-        pipeline = load_pipeline(getattr(diffusers, cls.PIPELINE), path, cls.COMPONENTS, resolve_dtype(dtype, device))
+        device = loading.resolve_device(options.device)
+        dtype = loading.resolve_dtype(options.dtype, device)
+        loading.check_memory(cls, path, options, training, device, dtype)
+        pipeline = loading.load_pipeline(cls, path, options, device, dtype)
         tokenizer = getattr(pipeline, cls.TOKENIZER)
         limit = min(cls.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else cls.MOST_TOKENS
-        model = cls(pipeline, path, max_sequence_length or limit)
+        model = cls(pipeline, path, options.max_sequence_length or limit)
+        model.offloads_encoders = options.offload_encoders
+        if options.vae_tiling:
+            pipeline.vae.enable_tiling()
+        for network in model.experts.values():
+            loading.speed_up(network, options)
         model.settle(device)
         return model
 
@@ -127,11 +136,26 @@ class FlowModel(Resident, ABC):
         return self.transformer.device
 
     def _networks(self) -> list[torch.nn.Module]:
-        found = (getattr(self.pipeline, name) for name in self.COMPONENTS)
-        return [network for network in found if network is not None]  # some checkpoints do without an encoder
+        """Those that live on the device; offloaded encoders only visit it."""
+        names = [n for n in self.COMPONENTS if not (self.offloads_encoders and n.startswith("text_encoder"))]
+        found = (getattr(self.pipeline, name) for name in names)
+        return [network for network in found if network is not None]
+
+    @contextlib.contextmanager
+    def _encoders_present(self) -> Iterator[None]:
+        encoders = [getattr(self.pipeline, name) for name in self.COMPONENTS if name.startswith("text_encoder")]
+        encoders = [encoder for encoder in encoders if encoder is not None] if self.offloads_encoders else []
+        for encoder in encoders:
+            encoder.to(self.device)
+        try:
+            yield
+        finally:
+            for encoder in encoders:
+                encoder.to("cpu")
 
     def _move(self, device: torch.device) -> None:
         super()._move(device)
+        self._originals = [original.to(device) for original in self._originals]
         if self.ema is not None:
             self.ema.to(device)
         for state in (self._optimizer.state if self._optimizer else {}).values():
@@ -142,7 +166,7 @@ class FlowModel(Resident, ABC):
         """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._embedded]
         if missing:
-            with torch.no_grad():
+            with torch.no_grad(), self._encoders_present():
                 tensors = self.embed(missing).tensors
             for row, text in enumerate(missing):
                 self._embedded[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
@@ -190,6 +214,19 @@ class FlowModel(Resident, ABC):
             parameter.data = parameter.data.float()
         self.lora_rank, self.lora_alpha = rank, alpha
 
+    def train_everything(self) -> None:
+        """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference."""
+        for network in self.experts.values():
+            network.requires_grad_(True)
+        for parameter in self.trainable_parameters():
+            self._originals.append(parameter.detach().clone())
+            parameter.data = parameter.data.float()
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter is trained, and not the weights themselves."""
+        return self.lora_rank is not None
+
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
         first, *others = self.experts.items()
         named = dict(first[1].named_parameters())
@@ -202,14 +239,25 @@ class FlowModel(Resident, ABC):
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
-        """Within it the adapter is off: the model that training started from."""
-        for network in self.experts.values():
-            network.disable_adapters()
+        """Within it the model is the one that training started from: adapter off, or the untrained weights."""
+        if self.is_adapted:
+            for network in self.experts.values():
+                network.disable_adapters()
+            try:
+                yield
+            finally:
+                for network in self.experts.values():
+                    network.enable_adapters()
+            return
+        parameters = self.trainable_parameters()
+        trained = [parameter.data for parameter in parameters]
+        for parameter, original in zip(parameters, self._originals, strict=True):
+            parameter.data = original.float()
         try:
             yield
         finally:
-            for network in self.experts.values():
-                network.enable_adapters()
+            for parameter, data in zip(parameters, trained, strict=True):
+                parameter.data = data
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -264,8 +312,7 @@ class FlowModel(Resident, ABC):
 
     def autocast(self):
         """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
-        dtype = self.transformer.dtype
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype != torch.float32)
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once per latent shape."""
@@ -286,10 +333,3 @@ class FlowModel(Resident, ABC):
             self._graph_bytes[shape] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
         return self._graph_bytes[shape]
-
-    def free_memory(self) -> int:
-        """Bytes that can still be taken on the model's device."""
-        if self.device.type == "cuda":
-            reusable = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            return torch.cuda.mem_get_info(self.device)[0] + reusable
-        return host.free_memory()

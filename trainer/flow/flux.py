@@ -39,12 +39,14 @@ class Flux(ImageModel):
     TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
 
     def embed(self, texts: Sequence[str]) -> Condition:
-        tokens, pooled, _ = self.pipeline.encode_prompt(list(texts), max_sequence_length=self.max_sequence_length)
+        tokens, pooled, _ = self.pipeline.encode_prompt(
+            list(texts), None, device=self.device, max_sequence_length=self.max_sequence_length
+        )
         return Condition({"tokens": tokens, "pooled": pooled})
 
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
         batch, channels, height, width = x.shape
-        dtype, pipeline = self.transformer.dtype, self.pipeline
+        dtype, pipeline = self.dtype, self.pipeline
         tokens = condition.tensors["tokens"].to(dtype)
         with self.autocast():
             packed = self.transformer(

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
+import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import safe_open
 
 from .. import host
 from . import FlowModelError
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
+
+    from . import LoadOptions
+    from .base import FlowModel
+
+logger = logging.getLogger(__name__)
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError)
 # No float16: without loss scaling most gradients of a large model would be zero.
@@ -39,9 +46,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_pipeline(
-    cls: type[DiffusionPipeline], path: Path, components: Sequence[str], dtype: torch.dtype
+    family: type[FlowModel], path: Path, options: LoadOptions, device: torch.device, dtype: torch.dtype
 ) -> DiffusionPipeline:
-    """`cls.from_pretrained` on a local folder, never touching the network.
+    """`from_pretrained` of the family's pipeline on a local folder, never touching the network.
 
     The networks are loaded one by one, since the libraries fill what a file lacks with random numbers and only say so in
     their loading report.
@@ -49,23 +56,132 @@ def load_pipeline(
     Raises:
         FlowModelError: weights are missing, or their shapes do not fit the configuration.
     """
-    index = json.loads((path / "model_index.json").read_text(encoding="utf-8"))
+    import diffusers
+
+    parts = _parts(path)
     with warnings.catch_warnings():
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
         warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
-        parts = {name: source for name, source in index.items() if isinstance(source, list)}
-        networks = {n: _load_network(path / n, *parts[n], dtype) for n in components if parts.get(n, [None])[0]}
+        networks = {}
+        for name in family.COMPONENTS:
+            if name not in parts:
+                continue
+            if name == "transformer" and options.transformer_file is not None:
+                networks[name] = _load_single_file(path, *parts[name], options.transformer_file, dtype)
+                continue
+            more = _quantization(options.quantize, device, dtype) if name in family.EXPERTS else {}
+            networks[name] = _load_network(path / name, *parts[name], dtype, **more)
         # What a checkpoint does without, as SD3 may without T5, has to be said: from_pretrained asks for all.
-        left_out = {name: None for name, (library, _) in parts.items() if library is None}
+        left_out = {name: None for name in _index(path) if name not in parts and isinstance(_index(path)[name], list)}
         try:
-            return cls.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **networks, **left_out)
+            pipeline = getattr(diffusers, family.PIPELINE)
+            return pipeline.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **networks, **left_out)
         except _LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 
 
-def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
+def check_memory(
+    family: type[FlowModel], path: Path, options: LoadOptions, training: str, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Compares what weights, gradients and optimizer will take, by the headers of the weight files, with what is free.
+
+    Activations come on top, so that too much is an error and a tight fit only a warning.
+
+    Raises:
+        FlowModelError: more than the device's free memory.
+    """
+    need, free = memory_needed(family, path, options, training, dtype), host.free_memory(device)
+    told = f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
+    if need > free:
+        raise FlowModelError(
+            f"{told}. Fix: train an adapter (training = lora), offload_encoders, quantize, or a larger device"
+        )
+    if need > 0.8 * free:
+        logger.warning("%s: tight", told)
+
+
+def memory_needed(family: type[FlowModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype) -> int:
+    """Bytes for weights and, of what is trained as a whole, gradients, moments and the reference; adapters are small."""
+    bits = {"none": dtype.itemsize * 8, "8bit": 8, "4bit": 4}[options.quantize]
+    total = 0
+    for name in family.COMPONENTS:
+        if name not in _parts(path) or (options.offload_encoders and name.startswith("text_encoder")):
+            continue
+        single = name == "transformer" and options.transformer_file is not None
+        count = sum(map(_elements, [options.transformer_file] if single else (path / name).glob("*.safetensors")))
+        if name not in family.EXPERTS:
+            total += count * dtype.itemsize
+        elif training == "full":  # weight, gradient and two moments in float32, and the untrained weight
+            total += count * (4 * 4 + dtype.itemsize)
+        else:
+            total += count * bits // 8
+    return total
+
+
+def speed_up(network: torch.nn.Module, options: LoadOptions) -> None:
+    """Gradient checkpointing, attention backend and compilation, by diffusers' own switches."""
+    if options.gradient_checkpointing:
+        network.enable_gradient_checkpointing()
+    if options.attention != "auto":
+        try:
+            network.set_attention_backend(options.attention)
+        except (ValueError, RuntimeError, ImportError) as error:
+            raise FlowModelError(
+                f"attention {options.attention!r} cannot be had here ({error}). Fix: auto, or install what it needs"
+            ) from error
+    if options.compile:
+        network.compile_repeated_blocks()
+
+
+def _quantization(kind: str, device: torch.device, dtype: torch.dtype) -> dict:
+    if kind == "none":
+        return {}
+    from diffusers import BitsAndBytesConfig
+    from diffusers.utils import is_bitsandbytes_available
+
+    if not is_bitsandbytes_available() or device.type == "cpu":
+        raise FlowModelError(
+            f"quantize = {kind} needs the package bitsandbytes and a GPU, here is {device}. Fix: pip install bitsandbytes, "
+            "or quantize = none"
+        )
+    if kind == "8bit":
+        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    chosen = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    return {"quantization_config": chosen}
+
+
+def _index(path: Path) -> dict:
+    return json.loads((path / "model_index.json").read_text(encoding="utf-8"))
+
+
+def _parts(path: Path) -> dict[str, tuple[str, str]]:
+    """(library, class) of the components that the checkpoint has."""
+    return {name: source for name, source in _index(path).items() if isinstance(source, list) and source[0]}
+
+
+def _elements(file: Path) -> int:
+    """Numbers in a safetensors file, by its header."""
+    with safe_open(file, framework="pt") as content:
+        return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
+
+
+def _load_single_file(folder: Path, library: str, name: str, file: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """A transformer from one file, in diffusers' layout or its makers'; the folder gives its configuration."""
     network = getattr(importlib.import_module(library), name)
-    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
+    try:
+        return network.from_single_file(
+            str(file), config=str(folder), subfolder="transformer", torch_dtype=dtype, local_files_only=True
+        )
+    except _LOADING_ERRORS as error:
+        raise FlowModelError(
+            f"{file} holds other weights than {folder / 'transformer'} describes ({error}). Fix: choose the folder of the "
+            "same model"
+        ) from error
+
+
+def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype, **more) -> torch.nn.Module:
+    network = getattr(importlib.import_module(library), name)
+    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **more}
     try:
         name_of_dtype = "dtype" if library == "transformers" else "torch_dtype"
         module, information = network.from_pretrained(folder, **{name_of_dtype: dtype}, **options)

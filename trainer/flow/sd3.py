@@ -41,6 +41,7 @@ class StableDiffusion3(ImageModel):
             list(texts),
             None,
             None,
+            device=self.device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.max_sequence_length,
         )
@@ -53,7 +54,7 @@ class StableDiffusion3(ImageModel):
             x = torch.cat([x, x])
             tokens = torch.cat([condition.tensors[NEGATIVE + "tokens"], tokens])
             pooled = torch.cat([condition.tensors[NEGATIVE + "pooled"], pooled])
-        dtype = self.transformer.dtype
+        dtype = self.dtype
         timesteps = self.pipeline.scheduler.config.num_train_timesteps
         with self.autocast():
             velocity = self.transformer(

@@ -69,7 +69,7 @@ class Wan(FlowModel):
         return self.pipeline.transformer_2 if low_noise else self.pipeline.transformer
 
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
-        network, dtype = self.expert(sigma), self.transformer.dtype
+        network, dtype = self.expert(sigma), self.dtype
 
         def predict(tokens: Tensor) -> Tensor:
             with self.autocast():

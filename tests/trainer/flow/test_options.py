@@ -1,0 +1,198 @@
+"""Full fine-tuning, and the options of loading that save memory: what they change, and that they change no numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.trainer import host, lora, weights
+from comfyui_otca.trainer.credit import uniform
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
+from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.types import Scores
+
+SIZE = {"width": 32, "height": 32, "guidance": 4.5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make("sd3", tmp_path_factory.mktemp("tiny") / "sd3")
+
+
+@pytest.fixture
+def step(sample, small_settings):
+    """step(model): one real update on made-up rewards; returns its metrics."""
+
+    def run(model, **settings):
+        trajectories = sample(model, small_settings(**SIZE))
+        credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
+        values = torch.arange(6.0)[:, None] % 3
+        scores = Scores(values, ("made_up",), (1.0,), trajectories.groups, values[:, :0], (), ())
+        advantages = fuse(scores, credit, "weighted_advantages")
+        return update(model, trajectories, advantages, UpdateSettings(learning_rate=1e-3, **settings))
+
+    return run
+
+
+def of(model):
+    return {name: p.detach().clone() for name, p in model.transformer.named_parameters()}
+
+
+def test_full_fine_tuning_changes_the_base_and_lora_does_not(folder, step):
+    for training in ("full", "lora"):
+        model = load_flow_model(folder, training=training, device="cpu", lora_rank=2)
+        before = of(model)
+        assert step(model)["gradient_norm"] > 0
+        moved = {name for name, value in of(model).items() if not torch.equal(value, before[name])}
+        base = {name for name in moved if "lora_" not in name}
+        assert bool(base) == (training == "full") and moved
+        assert model.is_adapted == (training == "lora")
+
+
+def test_the_reference_of_a_fully_trained_model_is_the_untrained_one(folder, step, small_settings):
+    model = load_flow_model(folder, training="full", device="cpu")
+    settings = small_settings(**SIZE)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    condition = model.condition(["a", "b"], settings)
+
+    def velocity():
+        with torch.no_grad():
+            return model.velocity(x, 0.7, condition, 4.5)
+
+    before = velocity()
+    metrics = step(model, kl_coefficient=0.1)
+    assert metrics["kl/reference"] > 0
+    after = velocity()
+    assert (after - before).abs().max() > 1e-5
+    with model.reference():
+        torch.testing.assert_close(velocity(), before, rtol=0, atol=0)
+    torch.testing.assert_close(velocity(), after, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_saved_loaded_and_exported_it_makes_the_same_pictures(folder, step, small_settings, tmp_path, training):
+    def load(path=folder):
+        return load_flow_model(path, training=training, device="cpu", lora_rank=2, lora_alpha=3.0)
+
+    model, settings = load(), small_settings(**SIZE)
+    step(model)
+    weights.save(model, tmp_path, {})
+    again = load()
+    weights.load(again, tmp_path)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+
+    def velocity(model):
+        with torch.no_grad():
+            return model.velocity(x, 0.7, model.condition(["a red circle", "a blue square"], settings), 4.5)
+
+    torch.testing.assert_close(velocity(again), velocity(model), rtol=0, atol=1e-6)
+    assert (velocity(load()) - velocity(model)).abs().max() > 1e-5
+    weights.export(again, tmp_path / "whole")
+    torch.testing.assert_close(velocity(load(tmp_path / "whole")), velocity(model), rtol=0, atol=1e-5)
+
+
+def test_nothing_saved_yet(folder, tmp_path):
+    model = load_flow_model(folder, device="cpu")
+    with pytest.raises(FileNotFoundError, match="has no lora.safetensors yet. Fix: "):
+        weights.load(model, tmp_path)
+    with pytest.raises(ValueError, match="there is no adapter to save. Fix: "):
+        lora.save_named(load_flow_model(folder, training="full", device="cpu"), tmp_path, "name", {})
+
+
+def test_what_is_trained_as_a_whole_is_float32_and_computed_in_bfloat16(folder, step, small_settings):
+    model = load_flow_model(folder, training="full", device="cpu", dtype="bfloat16")
+    assert {p.dtype for p in model.trainable_parameters()} == {torch.float32} and model.dtype == torch.bfloat16
+    assert step(model)["gradient_norm"] > 0
+    linear = model.transformer.transformer_blocks[0].attn.to_q
+    seen = []
+    linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    settings = small_settings(**SIZE)
+    x = torch.zeros((1, *model.latent_shape(32, 32)))
+    model.velocity(x, 0.5, model.condition(["a"], settings), 4.5)
+    assert seen == [torch.bfloat16]
+
+
+def gradients(model, small_settings):
+    settings = small_settings(**SIZE)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    model.velocity(x, 0.7, model.condition(["a red circle", "b"], settings), 4.5).square().mean().backward()
+    return {name: p.grad for name, p in model.trainable_named().items()}
+
+
+def test_gradient_checkpointing_stores_less_and_computes_the_same(folder, perturb, small_settings):
+    plain, saving = (
+        perturb(load_flow_model(folder, device="cpu", lora_rank=2, gradient_checkpointing=on)) for on in (False, True)
+    )
+    expected, found = gradients(plain, small_settings), gradients(saving, small_settings)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6)
+    settings = small_settings(**SIZE)
+    assert saving.graph_bytes(settings) < 0.7 * plain.graph_bytes(settings)
+
+
+def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_settings):
+    model = load_flow_model(folder, device="cpu", offload_encoders=True)
+    encoder, moves = model.pipeline.text_encoder_3, []
+    assert encoder not in model._networks() and model.transformer in model._networks()
+    monkeypatch.setattr(encoder, "to", lambda device: moves.append(str(device)))
+    expected = load_flow_model(folder, device="cpu").encode(["a red circle"]).tensors
+    found = model.encode(["a red circle"]).tensors
+    assert moves == ["cpu", "cpu"], "to the model's device, which is the CPU here, and back"
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
+    model.encode(["a red circle"])
+    assert len(moves) == 2, "a prompt that is known needs no encoder"
+
+
+def test_tiles(folder):
+    tiled = load_flow_model(folder, device="cpu", vae_tiling=True)
+    assert tiled.pipeline.vae.use_tiling and not load_flow_model(folder, device="cpu").pipeline.vae.use_tiling
+
+
+def test_a_single_file_in_place_of_the_transformer(folder, tmp_path, small_settings):
+    other = tiny.make("sd3", tmp_path / "other", seed=5)
+    file = other / "transformer" / "diffusion_pytorch_model.safetensors"
+    swapped, wanted = load_flow_model(folder, device="cpu", transformer_file=file), load_flow_model(other, device="cpu")
+    for name, value in of(wanted).items():
+        if "lora_" not in name:
+            torch.testing.assert_close(of(swapped)[name], value, rtol=0, atol=0)
+    broken = tmp_path / "broken.safetensors"
+    tensors = load_file(file)
+    save_file({name: tensor[:1].clone() for name, tensor in tensors.items()}, broken)
+    with pytest.raises(FlowModelError, match="broken.safetensors holds other weights than .*Fix: "):
+        load_flow_model(folder, device="cpu", transformer_file=broken)
+
+
+def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch, caplog):
+    def parameters(part):
+        return sum(t.numel() for file in (folder / part).glob("*.safetensors") for t in load_file(file).values())
+
+    frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
+    full = 4 * frozen + 20 * parameters("transformer")  # float32: weight, gradient, two moments and the reference
+    monkeypatch.setattr(host, "free_memory", lambda device: full - 1)
+    with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
+        load_flow_model(folder, device="cpu", training="full")
+    load_flow_model(folder, device="cpu", training="lora")
+    monkeypatch.setattr(host, "free_memory", lambda device: full)
+    load_flow_model(folder, device="cpu", training="full")
+    assert "tight" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantize": "4bit"}, "quantize = 4bit needs the package bitsandbytes and a GPU.*Fix: "),
+        ({"attention": "no_such_backend"}, "attention 'no_such_backend' cannot be had here.*Fix: auto"),
+    ],
+)
+def test_what_cannot_be_had_here(folder, options, message):
+    with pytest.raises(FlowModelError, match=message):
+        load_flow_model(folder, device="cpu", **options)
+
+
+def test_an_unknown_way_to_train(folder):
+    with pytest.raises(ValueError, match="training must be one of"):
+        load_flow_model(folder, training="half")

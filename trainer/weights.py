@@ -1,0 +1,68 @@
+"""What a run trained, in and out: its adapter, or all weights of a fully fine-tuned model; and both merged into a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import lora
+
+if TYPE_CHECKING:
+    from .flow.base import FlowModel
+
+ADAPTER, WEIGHTS = "lora.safetensors", "diffusion_pytorch_model.safetensors"
+
+
+def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None:
+    """Writes the adapter as `lora.safetensors`, or each trained network as a diffusers folder of its name."""
+    if model.is_adapted:
+        lora.save(model, folder / ADAPTER, metadata)
+        return
+    for name, network in model.experts.items():
+        place = folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        network.save_config(place)
+        lora.write_tensors(place / WEIGHTS, _in_own_dtype(model, network), {"format": "pt"})
+
+
+def load(model: FlowModel, folder: Path) -> None:
+    """Puts what `save` wrote into a freshly loaded model.
+
+    Raises:
+        FileNotFoundError: the run has not saved anything yet.
+        ValueError: files of another model.
+    """
+    if missing := [place.name for place in _places(model, folder) if not place.is_file()]:
+        raise FileNotFoundError(f"{folder} has no {missing[0]} yet. Fix: train until the first checkpoint")
+    if model.is_adapted:
+        lora.load(model, folder / ADAPTER)
+        return
+    for name, network in model.experts.items():
+        try:
+            network.load_state_dict(lora.read_tensors(folder / name / WEIGHTS))
+        except RuntimeError as error:
+            raise ValueError(f"{folder / name} holds another model's weights ({error})") from error
+
+
+def export(model: FlowModel, folder: Path) -> None:
+    """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards."""
+    if model.is_adapted:
+        for network in model.experts.values():
+            network.fuse_lora()
+            network.unload_lora()
+    for network in model.experts.values():
+        network.to(model.dtype)
+    model.pipeline.save_pretrained(folder)
+
+
+def _places(model: FlowModel, folder: Path) -> list[Path]:
+    if model.is_adapted:
+        return list(lora.files(model, folder / ADAPTER).values())
+    return [folder / name / WEIGHTS for name in model.experts]
+
+
+def _in_own_dtype(model: FlowModel, network: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu", model.dtype) for name, tensor in network.state_dict().items()}
