@@ -26,7 +26,8 @@ class Resident:
 
     def _move(self, device: torch.device) -> None:
         for network in self._networks():
-            network.to(device)
+            if not getattr(network, "is_loaded_in_8bit", False):  # bitsandbytes lets those stay where they are
+                network.to(device)
 
     def settle(self, device: torch.device) -> None:
         """Moves it to its device, and takes note of it for `release_all`."""

@@ -76,6 +76,11 @@ def load_flow_model(
     """
     if training not in TRAININGS:
         raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
+    if training == "full" and options.get("quantize", "none") != "none":
+        raise ValueError(
+            f"quantize = {options['quantize']} freezes the weights that training = full changes. Fix: quantize = none, or "
+            "training = lora"
+        )
     path = Path(path)
     family = check_model_folder(path)
     module, name = FAMILIES[family].split(".")

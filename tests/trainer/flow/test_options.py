@@ -193,6 +193,11 @@ def test_what_cannot_be_had_here(folder, options, message):
         load_flow_model(folder, device="cpu", **options)
 
 
+def test_quantized_weights_cannot_be_trained(folder):
+    with pytest.raises(ValueError, match="quantize = 8bit freezes the weights that training = full changes. Fix: "):
+        load_flow_model(folder, training="full", quantize="8bit")
+
+
 def test_an_unknown_way_to_train(folder):
     with pytest.raises(ValueError, match="training must be one of"):
         load_flow_model(folder, training="half")
