@@ -17,9 +17,10 @@ from typing import Any
 import psutil
 
 from ..trainer import host
+from ..trainer.layout import CANVAS, LOG, STATUS, STOP, WORKFLOW
 from ..trainer.workflow import Problem, Workflow, WorkflowError
 from .checks import Refused
-from .runs import CANVAS, LOG, RUN_NODE, STATUS, STOP, WORKFLOW, Run, Runs
+from .runs import RUN_NODE, Run, Runs
 
 NEEDED_ONCE = (RUN_NODE, "OTCA_GRPOStep")
 LAST_LINES = 12

@@ -129,7 +129,7 @@ def add_routes(
     async def lora(request: web.Request) -> dict:
         await body(request, NOTHING)
         run = await asked_run(request)
-        return {"lora_name": await in_thread(run.copy_lora, loras_folder())}
+        return {"lora_names": await in_thread(run.copy_lora, loras_folder())}
 
     # --- training ---------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,9 @@ from typing import Any
 
 import psutil
 
+from ..trainer.layout import ADAPTERS, CANVAS, EVALUATIONS, LOG, METRICS, PICTURES, STATUS, WORKFLOW
 from .checks import SEPARATORS, Refused
 
-METRICS, EVALUATIONS, WORKFLOW, CANVAS = "metrics.jsonl", "evaluation.jsonl", "workflow.json", "canvas.json"
-STATUS, LOG, STOP, ADAPTER = "status.json", "train.log", "stop", "lora.safetensors"
-PICTURES = ("samples.png", "rewards.png", "credit.png")
 RUN_NODE = "OTCA_TrainingRun"
 
 MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
@@ -99,7 +97,7 @@ class Run:
             status, error = "interrupted", INTERRUPTED
         if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work():
             status = "idle"
-        times = [path.stat().st_mtime for path in map(self.file, (METRICS, STATUS, ADAPTER, WORKFLOW)) if path]
+        times = [path.stat().st_mtime for path in map(self.file, (METRICS, STATUS, *ADAPTERS, WORKFLOW)) if path]
         return {
             "id": self.id,
             "status": status,
@@ -109,7 +107,7 @@ class Run:
             "started": written.get("started") or min(times, default=0.0),
             "updated": max(times, default=0.0),
             "error": error,
-            "has_lora": self.file(ADAPTER) is not None,
+            "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
         }
 
@@ -211,18 +209,27 @@ class Run:
             raise Refused(404, f"run {self.id} has no readable {WORKFLOW}. Fix: open the workflow it was started from")
         return {"prompt": prompt, "workflow": _read_json(self.file(CANVAS))}
 
-    def copy_lora(self, loras: Path) -> str:
-        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the name it has there."""
-        source = self.file(ADAPTER)
-        if source is None:
-            message = f"run {self.id} has no {ADAPTER} yet. Fix: wait for its first checkpoint, or stop it to save one"
+    def adapters(self) -> list[Path]:
+        """The saved adapter; two files where the model has two experts."""
+        return [path for path in map(self.file, ADAPTERS) if path]
+
+    def copy_lora(self, loras: Path) -> list[str]:
+        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the names that it has there."""
+        sources = self.adapters()
+        if not sources:
+            message = (
+                f"run {self.id} has saved no adapter yet. Fix: wait for its first checkpoint, or stop it to save one"
+            )
             raise Refused(409, message)
-        target = loras / "otca" / f"{self.id}.safetensors"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(source, aside)
-        os.replace(aside, target)  # never half a file, and never through a link that lay at the target
-        return str(target.relative_to(loras))
+        names = []
+        for source in sources:
+            target = loras / "otca" / source.name.replace("lora", self.id, 1)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = target.with_name(f".{target.name}.{os.getpid()}")
+            shutil.copyfile(source, aside)
+            os.replace(aside, target)  # never half a file, and never through a link that lay at the target
+            names.append(str(target.relative_to(loras)))
+        return names
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file of this run, whole or not at all."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host, lora, plots, rollout, weights
+from .layout import CANVAS, EVALUATIONS, METRICS, STATUS, WORKFLOW
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 FRAMES_PER_SECOND = 16  # of Wan
-METRICS, EVALUATIONS, WORKFLOW = "metrics.jsonl", "evaluation.jsonl", "workflow.json"
-CANVAS, STATUS = "canvas.json", "status.json"
 
 
 class RunError(RuntimeError):

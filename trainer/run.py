@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host
-from .record import METRICS, WORKFLOW, RunError, RunSettings, open_run
+from .layout import METRICS, STOP, WORKFLOW
+from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     host.terminal.output = folder
     names = RunSettings.__dataclass_fields__
     run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
-    _forget_old_stop(folder / "stop")
+    _forget_old_stop(folder / STOP)
     with _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
@@ -175,7 +176,7 @@ def _stopped(run: Run, model: FlowModel, stopped: host.Stopped, say: Say) -> int
     run.save(model)
     if run.history:
         run.plot()
-    (run.folder / "stop").unlink(missing_ok=True)
+    (run.folder / STOP).unlink(missing_ok=True)
     say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
     return 128 + host.terminal.stop_signal if host.terminal.stop_signal else 0
 

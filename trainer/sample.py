@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import host, plots, rollout, weights
 from .flow import load_flow_model
-from .record import WORKFLOW
+from .layout import WORKFLOW
 from .types import SamplerSettings
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import lora
+from .layout import ADAPTER, WEIGHTS
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
-
-ADAPTER, WEIGHTS = "lora.safetensors", "diffusion_pytorch_model.safetensors"
 
 
 def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None:

@@ -189,11 +189,11 @@ export function selectedNodes() {
   return Object.values(app.canvas.selected_nodes ?? {});
 }
 
-/** A new node in the middle of what is seen of the canvas. */
-export function addNode(type) {
+/** A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones. */
+export function addNode(type, number = 0) {
   const node = window.LiteGraph.createNode(type);
   const [x, y, width, height] = app.canvas.ds.visible_area;
-  node.pos = [x + (width - node.size[0]) / 2, y + (height - node.size[1]) / 2];
+  node.pos = [x + (width - node.size[0]) / 2, y + (height - node.size[1]) / 2 + number * (node.size[1] + 60)];
   app.canvas.graph.add(node);
   app.canvas.selectItems([node]);
   return node;

@@ -70,7 +70,7 @@ def test_a_training_finishes_and_goes_on(site, tiny, until):
     assert "done after 2 iterations" in log(site)
     assert site.get("/otca/runs/mine/workflow").json["workflow"] == canvas
     assert [row["iteration"] for row in site.get("/otca/runs/mine/metrics").json["rows"]] == [1, 2]
-    assert site.post("/otca/runs/mine/lora").json == {"lora_name": "otca/mine.safetensors"}
+    assert site.post("/otca/runs/mine/lora").json == {"lora_names": ["otca/mine.safetensors"]}
 
     taken = site.post("/otca/train", body)
     assert taken.status == 409 and "there is a run 'mine' already" in taken.error

@@ -263,9 +263,17 @@ def test_workflow(site, made, small_graph):
 def test_lora(site, made):
     folder = made()
     refused = site.post("/otca/runs/first/lora")
-    assert refused.status == 409 and "no lora.safetensors yet" in refused.error
+    assert refused.status == 409 and "saved no adapter yet" in refused.error
     for content in (b"adapter", b"a later adapter"):
         (folder / "lora.safetensors").write_bytes(content)
-        assert site.post("/otca/runs/first/lora").json == {"lora_name": "otca/first.safetensors"}
+        assert site.post("/otca/runs/first/lora").json == {"lora_names": ["otca/first.safetensors"]}
         assert [path.name for path in (site.loras / "otca").iterdir()] == ["first.safetensors"]
         assert (site.loras / "otca" / "first.safetensors").read_bytes() == content
+
+
+def test_the_two_adapters_of_two_experts(site, made):
+    made(files={"lora_high_noise.safetensors": b"high", "lora_low_noise.safetensors": b"low"})
+    assert site.get("/otca/runs/first").json["has_lora"]
+    names = ["otca/first_high_noise.safetensors", "otca/first_low_noise.safetensors"]
+    assert site.post("/otca/runs/first/lora").json == {"lora_names": names}
+    assert [(site.loras / name).read_bytes() for name in names] == [b"high", b"low"]

@@ -335,15 +335,20 @@ async function resume(comfy, run) {
   else await start({});
 }
 
-/** Puts a run's adapter into the selected LoraLoader, or into a new one in the middle of what is seen. */
+/**
+ * Puts a run's adapter into the selected LoraLoader, or into a new one in the middle of what is seen. A model with two
+ * experts has two adapters, and so takes two.
+ */
 async function loadLora(comfy, run) {
-  const { lora_name: name } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/lora`);
+  const { lora_names: names } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/lora`);
   await comfy.refreshCombos();
   const takesLora = (node) => node.widgets?.some((widget) => widget.name === "lora_name");
-  const selected = comfy.selectedNodes().find(takesLora);
-  const node = selected ?? comfy.addNode("LoraLoader");
-  comfy.setWidget(node, "lora_name", name);
-  comfy.toast("success", TEXT.loraLoaded, selected ? TEXT.loraIn(name, node.title) : TEXT.loraAdded(name));
+  const selected = comfy.selectedNodes().filter(takesLora);
+  names.forEach((name, number) => {
+    const node = selected[number] ?? comfy.addNode("LoraLoader", number);
+    comfy.setWidget(node, "lora_name", name);
+    comfy.toast("success", TEXT.loraLoaded, selected[number] ? TEXT.loraIn(name, node.title) : TEXT.loraAdded(name));
+  });
 }
 
 async function openWorkflow(comfy, run) {
