@@ -7,6 +7,7 @@ from . import credit, data, fusion, model, rewards, sampling, training
 
 _NODES = [
     model.LoadFlowModel,
+    model.ModelMemory,
     data.PromptDataset,
     sampling.SDESampler,
     rewards.RewardClipT,

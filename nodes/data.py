@@ -35,7 +35,16 @@ class PromptDataset:
                     },
                 ),
                 "shuffle": ("BOOLEAN", {"default": True, "tooltip": "A new order in every pass over the prompts."}),
-                "seed": ("INT", {"default": 0, "min": 0, "max": 2**63 - 1, "tooltip": "Seed of the shuffling."}),
+                "seed": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**63 - 1,
+                        "control_after_generate": False,  # else the canvas would change every seed after each prompt
+                        "tooltip": "Seed of the shuffling.",
+                    },
+                ),
             },
             "optional": {
                 "file": (

@@ -38,7 +38,13 @@ class LoadFlowModel:
                 ),
                 "seed": (
                     "INT",
-                    {"default": 0, "min": 0, "max": 2**63 - 1, "tooltip": "Seed of the adapter's initial weights."},
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**63 - 1,
+                        "control_after_generate": False,  # else the canvas would change it, and load anew, each time
+                        "tooltip": "Seed of the adapter's initial weights.",
+                    },
                 ),
                 "dtype": (
                     ["auto", "float32", "bfloat16"],
@@ -93,42 +99,16 @@ class LoadFlowModel:
                         "tooltip": "A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
                     },
                 ),
-                "quantize": (
-                    ["none", "8bit", "4bit"],
-                    {"default": "none", "tooltip": "Holds the frozen transformer in so few bits, by bitsandbytes."},
-                ),
-                "offload_encoders": (
-                    "BOOLEAN",
-                    {"default": False, "tooltip": "Text encoders are on the device only while they embed new prompts."},
-                ),
-                "vae_tiling": (
-                    "BOOLEAN",
-                    {"default": False, "tooltip": "Decodes large pictures in tiles: less memory, faint seams."},
-                ),
-                "gradient_checkpointing": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "Computes activations twice instead of storing them: much less memory, a third slower.",
-                    },
-                ),
-                "attention": (
-                    ["auto", "native", "flash", "_flash_3", "sage", "xformers", "flex"],
-                    {"default": "auto", "tooltip": "diffusers' attention backend; auto: its own choice."},
-                ),
-                "compile": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "torch.compile of the transformer's blocks: slow first call, then faster.",
-                    },
-                ),
                 "download": (
                     "BOOLEAN",
                     {
                         "default": False,
                         "tooltip": "A hub id as path (owner/name) may be downloaded; else only the local cache is searched.",
                     },
+                ),
+                "memory": (
+                    "OTCA_MEMORY",
+                    {"tooltip": "From Model Memory: ways to hold a large model in little memory."},
                 ),
             },
         }
@@ -172,7 +152,8 @@ class LoadFlowModel:
         transformer_file="",
         download=False,
         resume_run="",
-        **options,
+        training="lora",
+        memory=None,
     ):
         from ..trainer import checkpoint
         from ..trainer.flow import load_flow_model
@@ -190,9 +171,60 @@ class LoadFlowModel:
             device=host.chosen_device(device),
             max_sequence_length=max_sequence_length,
             transformer_file=host.find_weights(transformer_file) if transformer_file else None,
-            **options,
+            training=training,
+            **(memory or {}),
         )
         if resume_run:
             folder = host.run_folder(resume_run).resolve()
             loaded.resumed_from = folder, checkpoint.restore(loaded, folder / "checkpoints")
         return (loaded,)
+
+
+class ModelMemory:
+    TITLE = "Model Memory"
+    CATEGORY = "OTCA/model"
+    DESCRIPTION = "How a large model is held in little memory and computed fast; for Load Flow Model's memory socket."
+    RETURN_TYPES = ("OTCA_MEMORY",)
+    RETURN_NAMES = ("memory",)
+    OUTPUT_TOOLTIPS = ("Options for Load Flow Model.",)
+    FUNCTION = "choose"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "quantize": (
+                    ["none", "8bit", "4bit"],
+                    {"default": "none", "tooltip": "Holds the frozen transformer in so few bits, by bitsandbytes."},
+                ),
+                "offload_encoders": (
+                    "BOOLEAN",
+                    {"default": False, "tooltip": "Text encoders are on the device only while they embed new prompts."},
+                ),
+                "vae_tiling": (
+                    "BOOLEAN",
+                    {"default": False, "tooltip": "Decodes large pictures in tiles: less memory, faint seams."},
+                ),
+                "gradient_checkpointing": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Computes activations twice instead of storing them: much less memory, a third slower.",
+                    },
+                ),
+                "attention": (
+                    ["auto", "native", "flash", "_flash_3", "sage", "xformers", "flex"],
+                    {"default": "auto", "tooltip": "diffusers' attention backend; auto: its own choice."},
+                ),
+                "compile": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "torch.compile of the transformer's blocks: slow first call, then faster.",
+                    },
+                ),
+            }
+        }
+
+    def choose(self, **options):
+        return (options,)

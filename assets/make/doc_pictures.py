@@ -22,7 +22,8 @@ from PIL import Image
 
 from ...trainer import lora, plots, rollout
 from ...trainer.credit import FLOORS, tcd, uniform
-from ...trainer.flow import load_flow_model
+from ...trainer.flow import LoadOptions, load_flow_model
+from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, moca
 from ...trainer.grpo import clipped_objective
 from ...trainer.prompts import choose
@@ -98,6 +99,49 @@ def finished_run() -> Path:
 def embedded_model():
     images = rollout.generate(model(), list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
     return plots.sample_grid(images, CAPTIONS)
+
+
+def model_memory():
+    """What weights, gradients and optimizer of FLUX.1-dev take: its networks are built without memory, and counted."""
+    from diffusers import AutoencoderKL, FluxTransformer2DModel
+    from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
+
+    t5 = T5Config(d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24, feed_forward_proj="gated-gelu")
+    clip = CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12)
+    with torch.device("meta"):
+        networks = {
+            "transformer": FluxTransformer2DModel(guidance_embeds=True),
+            "text_encoder": CLIPTextModel(clip),
+            "text_encoder_2": T5EncoderModel(t5),
+            "vae": AutoencoderKL(
+                block_out_channels=(128, 256, 512, 512),
+                down_block_types=("DownEncoderBlock2D",) * 4,
+                up_block_types=("UpDecoderBlock2D",) * 4,
+                layers_per_block=2,
+                latent_channels=16,
+            ),
+        }
+    counts = {name: sum(p.numel() for p in network.parameters()) for name, network in networks.items()}
+    cases = {
+        "adapter, encoders offloaded, 4bit": ("lora", LoadOptions(offload_encoders=True, quantize="4bit")),
+        "adapter, encoders offloaded, 8bit": ("lora", LoadOptions(offload_encoders=True, quantize="8bit")),
+        "adapter, encoders offloaded": ("lora", LoadOptions(offload_encoders=True)),
+        "adapter": ("lora", LoadOptions()),
+        "full": ("full", LoadOptions()),
+    }
+    sizes = [
+        bytes_held(counts, ("transformer",), options, training, torch.bfloat16) / 1e9
+        for training, options in cases.values()
+    ]
+    figure = _figure(5.6, 2.6)
+    axis = figure.subplots()
+    bars = axis.barh(list(cases), sizes, color=[COLORS[0]] * 4 + [COLORS[4]])
+    axis.bar_label(bars, [f"{size:.0f} GB" for size in sizes], padding=3, fontsize=9)
+    axis.set_xlim(0, max(sizes) * 1.15)
+    axis.set_xlabel("GB, before activations", fontsize=9)
+    axis.tick_params(labelsize=9)
+    axis.set_title(f"FLUX.1-dev: {counts['transformer'] / 1e9:.1f} billion parameters, in bfloat16", fontsize=10)
+    return _drawn(figure)
 
 
 def prompt_order():
@@ -299,6 +343,7 @@ def icon():
 
 DRAWINGS = {
     "embedded_model": embedded_model,
+    "model_memory": model_memory,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
     "sampler_group": sampler_group,

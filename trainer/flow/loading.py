@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import warnings
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,20 +102,35 @@ def check_memory(
 
 
 def memory_needed(family: type[FlowModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype) -> int:
-    """Bytes for weights and, of what is trained as a whole, gradients, moments and the reference; adapters are small."""
-    bits = {"none": dtype.itemsize * 8, "8bit": 8, "4bit": 4}[options.quantize]
-    total = 0
-    for name in family.COMPONENTS:
-        if name not in _parts(path) or (options.offload_encoders and name.startswith("text_encoder")):
-            continue
+    """Bytes that `bytes_held` counts, by the headers of the weight files."""
+    counts = {}
+    for name in set(family.COMPONENTS) & set(_parts(path)):
         single = name == "transformer" and options.transformer_file is not None
-        count = sum(map(_elements, [options.transformer_file] if single else (path / name).glob("*.safetensors")))
-        if name not in family.EXPERTS:
+        files = [options.transformer_file] if single else (path / name).glob("*.safetensors")
+        counts[name] = sum(map(_elements, files))
+    return bytes_held(counts, family.EXPERTS, options, training, dtype)
+
+
+def bytes_held(
+    counts: Mapping[str, int], trained: Collection[str], options: LoadOptions, training: str, dtype: torch.dtype
+) -> int:
+    """Bytes for weights and, of what is trained as a whole, gradients, moments and the reference; adapters are small.
+
+    Args:
+        counts: parameters of each component.
+        trained: names of the components that are trained.
+    """
+    frozen_bits = {"none": dtype.itemsize * 8, "8bit": 8, "4bit": 4}[options.quantize]
+    total = 0
+    for name, count in counts.items():
+        if options.offload_encoders and name.startswith("text_encoder"):
+            continue
+        if name not in trained:
             total += count * dtype.itemsize
         elif training == "full":  # weight, gradient and two moments in float32, and the untrained weight
             total += count * (4 * 4 + dtype.itemsize)
         else:
-            total += count * bits // 8
+            total += count * frozen_bits // 8
     return total
 
 

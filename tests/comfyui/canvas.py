@@ -1,0 +1,190 @@
+"""Drives ComfyUI's page as a user does, and hears what it complains about."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from pathlib import Path
+
+from .server import PACK, ComfyUI
+
+OF_OURS = re.compile(rf"/extensions/{PACK}|/otca|otca", re.IGNORECASE)
+READY_SECONDS = 60
+RUN_SECONDS = 120
+
+# ComfyUI greets a new user with tutorials, and asks before things that a test means to do.
+SETTINGS = {
+    "Comfy.TutorialCompleted": True,
+    "Comfy.Workflow.ShowMissingNodesWarning": True,
+    "Comfy.Workflow.ConfirmDelete": False,
+    "Comfy.Notification.ShowVersionUpdates": False,
+    "Comfy.Minimap.Visible": False,
+    "Comfy.Graph.CanvasInfo": False,
+}
+
+
+class Canvas:
+    """The page with the graph. `events` are the server's messages about prompts, in order, as [type, data]."""
+
+    def __init__(self, page, comfyui: ComfyUI, renderer: str):
+        self.page = page
+        self.comfyui = comfyui
+        self.renderer = renderer
+        self.complaints: list[str] = []
+        self._listen()
+        comfyui.post("/api/settings", {**SETTINGS, "Comfy.VueNodes.Enabled": renderer == "nodes2"})
+        self.open()
+
+    def _listen(self) -> None:
+        def console(message):
+            place = message.location.get("url", "")
+            if message.type in ("error", "warning") and OF_OURS.search(f"{message.text} {place}"):
+                self.complaints.append(f"console {message.type}: {message.text[:500]} ({place})")
+
+        def page_error(error):
+            if OF_OURS.search(f"{error} {error.stack}"):
+                self.complaints.append(f"uncaught: {error}\n{error.stack}")
+
+        def request_failed(request):
+            if OF_OURS.search(request.url) and request.failure != "net::ERR_ABORTED":
+                self.complaints.append(f"request failed: {request.url} {request.failure}")
+
+        def response(answer):
+            if OF_OURS.search(answer.url) and answer.status >= 400:
+                self.complaints.append(f"request refused: {answer.url} {answer.status}")
+
+        self.page.on("console", console)
+        self.page.on("pageerror", page_error)
+        self.page.on("requestfailed", request_failed)
+        self.page.on("response", response)
+
+    def open(self) -> None:
+        """Loads the page, or loads it again."""
+        self.page.goto(self.comfyui.url)
+        self.page.wait_for_function(
+            "() => window.app?.extensionManager && app.graph?.nodes && document.querySelector('#graph-canvas')"
+            " && Object.keys(LiteGraph.registered_node_types).length > 100",
+            timeout=READY_SECONDS * 1000,
+        )
+        self.page.evaluate(
+            """() => {
+                window.otcaTest = { events: [] };
+                const types = ["execution_start", "execution_cached", "executing", "executed", "execution_success",
+                               "execution_error", "execution_interrupted", "progress"];
+                for (const type of types) {
+                    comfyAPI.api.api.addEventListener(type, ({ detail }) => otcaTest.events.push([type, detail]));
+                }
+            }"""
+        )
+
+    def renderer_is_hidden(self) -> bool:
+        """Whether this front end's Nodes 2.0 is an experiment that its settings dialog does not offer."""
+        return self.page.evaluate("() => app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled'].type === 'hidden'")
+
+    def forget(self) -> None:
+        """Leaves nothing of one test to the next: an empty graph, no messages, no complaints."""
+        self.page.evaluate("() => { app.graph.clear(); otcaTest.events.length = 0; }")
+        self.complaints.clear()
+
+    # The graph
+
+    def load(self, workflow: Path) -> None:
+        """Opens a workflow file of the canvas's own format."""
+        content = json.loads(workflow.read_text(encoding="utf-8"))
+        self.page.evaluate("content => app.loadGraphData(content)", content)
+        self.wait("n => app.graph.nodes.length === n", len(content["nodes"]))
+
+    def set(self, values: dict[str, object]) -> None:
+        """Sets widgets as typing would: {"9.w_min": 0.2, "3.seed control_after_generate": "fixed"}."""
+        self.page.evaluate(
+            """values => {
+                for (const [key, value] of Object.entries(values)) {
+                    const [id, path] = key.split("."), [name, linked] = path.split(" ");
+                    const node = app.graph.getNodeById(id);
+                    let widget = node?.widgets?.find(w => w.name === name);
+                    if (linked) widget = widget?.linkedWidgets?.find(w => w.name === linked);
+                    if (!widget) throw new Error(`no widget ${key}`);
+                    widget.value = value;
+                    widget.callback?.(value, app.canvas, node);
+                }
+                app.graph.setDirtyCanvas(true, true);
+            }""",
+            values,
+        )
+
+    def show(self, node: int) -> None:
+        """Moves the canvas to a node, unmagnified."""
+        self.page.evaluate(
+            "id => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.graph.getNodeById(id)); }", node
+        )
+
+    def widget(self, key: str):
+        node, name = key.split(".")
+        return self.page.evaluate(
+            "([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).value", [node, name]
+        )
+
+    def prompt(self) -> dict:
+        """What the page would queue: the graph in API format."""
+        return self.page.evaluate("async () => (await app.graphToPrompt()).output")
+
+    # Running it
+
+    def run(self, times: int = 1) -> None:
+        """Queues the graph as the Run button does, without waiting."""
+        refused = self.page.evaluate(
+            "async times => { await app.queuePrompt(0, times); return app.lastNodeErrors; }", times
+        )
+        assert not refused, f"the server refused the prompt: {refused}"
+
+    def run_and_wait(self, times: int = 1) -> list[Execution]:
+        """Queues the graph, waits for its end, and says what ran."""
+        with self.executions(times) as ran:
+            self.run(times)
+        return ran
+
+    @contextmanager
+    def executions(self, times: int):
+        """The prompts that end while the block runs and after; waits for `times` of them."""
+        first = self.page.evaluate("() => otcaTest.events.length")
+        ran: list[Execution] = []
+        yield ran
+        self.wait(
+            """([first, times]) => otcaTest.events.slice(first).filter(
+                ([type]) => /execution_(success|error|interrupted)/.test(type)).length >= times""",
+            [first, times],
+            seconds=RUN_SECONDS,
+        )
+        ran += _executions(self.page.evaluate("first => otcaTest.events.slice(first)", first))
+
+    def events(self) -> list:
+        return self.page.evaluate("() => otcaTest.events")
+
+    def wait(self, condition: str, argument=None, seconds: float = 20):
+        """Waits until a JavaScript function returns something true."""
+        return self.page.wait_for_function(condition, arg=argument, timeout=seconds * 1000).json_value()
+
+
+class Execution:
+    """One prompt's way through the server: its end, the nodes that ran, and the nodes whose outputs were there already."""
+
+    def __init__(self, end: str, detail: dict, ran: set[str], cached: set[str]):
+        self.end = end
+        self.detail = detail
+        self.ran = ran
+        self.cached = cached
+
+
+def _executions(events: list) -> list[Execution]:
+    found, ran, cached = [], set(), set()
+    for type_, detail in events:
+        if type_ == "execution_start":
+            ran, cached = set(), set()
+        elif type_ == "executing" and detail:
+            ran.add(detail if isinstance(detail, str) else detail["node"])
+        elif type_ == "execution_cached":
+            cached |= set(detail["nodes"])
+        elif type_ in ("execution_success", "execution_error", "execution_interrupted"):
+            found.append(Execution(type_, detail, ran - cached, cached))
+    return found

@@ -1,0 +1,104 @@
+"""A real ComfyUI, a real Chromium, and the page between them. Skipped, saying what is missing, where they are not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+
+import pytest
+
+from comfyui_otca.tests.comfyui.server import WORKFLOWS, ComfyUI, installations
+
+BROWSER_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
+FOUND = installations()
+RENDERERS = ["classic", "nodes2"]
+
+# Eight samples to an iteration instead of forty-eight.
+SMALL = {
+    "2.prompts_per_iteration": 2,
+    "3.group_size": 4,
+    "3.steps": 4,
+    "12.evaluation_prompts": "a red circle on a blue background\na green square on a black background",
+    "12.evaluation_seeds": 1,
+}
+
+
+@pytest.fixture(
+    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.version}" if found else "no-comfyui"
+)
+def comfyui(request, tmp_path_factory):
+    """A running ComfyUI, one after the other for every version that is there."""
+    if request.param is None:
+        pytest.skip("no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)")
+    server = ComfyUI(request.param, tmp_path_factory.mktemp("comfyui"))
+    try:
+        server.wait_until_up()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")  # not longer: while it lives, no other test could run an asyncio loop
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
+    chromium = os.environ.get("CHROMIUM_PATH") or next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
+    if chromium is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on the PATH; name one by CHROMIUM_PATH")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=BROWSER_OPTIONS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module", params=RENDERERS)
+def open_canvas(request, comfyui, browser):
+    """ComfyUI's page in one renderer, opened once, since opening it takes longer than most tests."""
+    from comfyui_otca.tests.comfyui.canvas import Canvas
+
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    canvas = Canvas(page, comfyui, request.param)
+    if request.param == "nodes2" and canvas.renderer_is_hidden():
+        page.close()
+        version = comfyui.installation.version
+        pytest.skip(f"ComfyUI {version} hides its experiment of Nodes 2.0, which shows no DOM widget")
+    yield canvas
+    page.close()
+
+
+@pytest.fixture
+def canvas(open_canvas):
+    """The page with an empty graph; the test fails at its end if page or server complained about something of ours."""
+    comfyui = open_canvas.comfyui
+    log_start = comfyui.log_file.stat().st_size
+    open_canvas.forget()
+    yield open_canvas
+    assert not open_canvas.complaints, "the page complained:\n" + "\n".join(open_canvas.complaints)
+    complaints = comfyui.complaints(log_start)
+    assert not complaints, "the server's log complains:\n" + "\n".join(complaints)
+
+
+@pytest.fixture
+def run_name(request):
+    """A name of its own for each test's training run."""
+    return re.sub(r"\W+", "-", request.node.name).strip("-")
+
+
+@pytest.fixture
+def small(canvas, run_name):
+    """The quickstart on the canvas, small, with a run and an adapter of its own."""
+    canvas.load(WORKFLOWS / "quickstart.json")
+    # Another seed is another model on the edge: ComfyUI's cache may still hold the last test's, trained.
+    seed = time.monotonic_ns() % 10**6
+    canvas.set({**SMALL, "1.seed": seed, "12.run_name": run_name, "13.filename": run_name})
+    return canvas

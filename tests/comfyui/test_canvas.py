@@ -1,0 +1,121 @@
+"""What a user does on the canvas, in every ComfyUI that is there and in both of its renderers."""
+
+import json
+import time
+
+import pytest
+
+from comfyui_otca.tests.comfyui.server import PACK, WORKFLOWS
+
+EXAMPLES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
+ALL_NODES = {str(number) for number in range(1, 15)}  # 15 is the note
+CREDIT_AND_BELOW = {"9", "10", "11", "12", "13"}
+
+HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generate": "fixed"}
+
+
+def test_quickstart_opens_from_the_templates_browser(canvas):
+    page = canvas.page
+    page.locator(".templates-tab-button").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text(PACK, exact=True).click()
+    card = dialog.locator("h3", has_text="quickstart").first
+    card.wait_for()
+    canvas.wait(
+        """names => names.every(name => [...document.querySelectorAll("[role=dialog] img")].some(
+            img => img.naturalWidth > 100 && (img.alt === name || true)))""",
+        EXAMPLES,
+    )
+    card.click()
+    canvas.wait("() => app.graph.nodes.some(node => node.type === 'OTCA_TrainingRun')")
+    nodes = {node["id"]: node["type"] for node in json.loads((WORKFLOWS / "quickstart.json").read_text())["nodes"]}
+    opened = page.evaluate("() => app.graph.nodes.map(node => [Number(node.id), node.type, !!node.has_errors])")
+    assert {id_: type_ for id_, type_, _ in opened} == nodes
+    assert [type_ for _, type_, errors in opened if errors] == []
+    unknown = page.evaluate(
+        "() => app.graph.nodes.filter(n => !LiteGraph.registered_node_types[n.type]).map(n => n.type)"
+    )
+    assert unknown == []
+    assert page.get_by_role("dialog").count() == 0, page.get_by_role("dialog").first.inner_text()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
+    canvas.load(WORKFLOWS / f"{name}.json")
+    exported = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    queued = canvas.prompt()
+    assert queued.pop("14")["class_type"] == "PreviewImage"
+    assert queued.keys() == exported.keys()
+    defaults = canvas.comfyui.get("/object_info")
+    for node, content in exported.items():
+        assert queued[node]["class_type"] == content["class_type"]
+        assert queued[node]["_meta"] == content["_meta"]
+        declared = defaults[content["class_type"]]["input"].get("optional", {})
+        for key, value in queued[node]["inputs"].items():
+            expected = content["inputs"][key] if key in content["inputs"] else default_of(declared, key)
+            assert value == expected, f"{node}.{key}"
+    advancing = canvas.page.evaluate(
+        """() => app.graph.nodes.flatMap(node => (node.widgets ?? []).flatMap(widget => (widget.linkedWidgets ?? [])
+            .filter(linked => linked.value === "increment").map(() => `${node.id}.${widget.name}`)))"""
+    )
+    assert set(advancing) == {"2.index", "3.seed"} | ({"9.seed"} if name == "quickstart_uniform" else set())
+
+
+def default_of(declared: dict, name: str):
+    type_, *options = declared[name]
+    return options[0]["default"]
+
+
+def test_changing_the_credit_runs_only_the_credit_and_below(small, run_name):
+    small.set(HOLD)
+    (first,) = small.run_and_wait()
+    assert first.end == "execution_success", first.detail
+    assert first.ran >= {"1", "3", "8", *CREDIT_AND_BELOW}
+
+    small.set({"9.w_min": 0.2})
+    (second,) = small.run_and_wait()
+    assert second.end == "execution_success", second.detail
+    assert second.ran == CREDIT_AND_BELOW
+    assert second.cached == ALL_NODES - CREDIT_AND_BELOW
+
+    small.set({"10.recenter": "group"})
+    (third,) = small.run_and_wait()
+    assert third.ran == CREDIT_AND_BELOW - {"9"}
+    assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2, 3]
+
+
+def test_five_queued_prompts_are_five_iterations(small, run_name):
+    ran = small.run_and_wait(times=5)
+    assert [execution.end for execution in ran] == ["execution_success"] * 5
+    rows = small.comfyui.metrics(run_name)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert len({row["loss"] for row in rows}) == 5
+    assert small.widget("2.index") == 5 and small.widget("3.seed") == 5
+
+
+def test_stop_ends_within_a_micro_step_and_an_ordinary_prompt_runs_afterwards(small):
+    small.set({"3.group_size": 64, "3.steps": 100, "3.batch_size": 8, "2.prompts_per_iteration": 4})
+    with small.executions(1) as ran:
+        small.run()
+        small.wait(
+            "() => otcaTest.events.some(([type, data]) => type === 'progress' && data.node === '3' && data.value > 2)"
+        )
+        pressed = time.monotonic()
+        small.page.evaluate("() => comfyAPI.api.api.interrupt()")
+    assert ran[0].end == "execution_interrupted"
+    assert time.monotonic() - pressed < 5
+    queue = small.comfyui.get("/queue")
+    assert queue["queue_running"] == queue["queue_pending"] == []
+
+    small.page.evaluate(
+        """() => {
+            app.graph.clear();
+            const image = LiteGraph.createNode("EmptyImage"), preview = LiteGraph.createNode("PreviewImage");
+            app.graph.add(image);
+            app.graph.add(preview);
+            image.connect(0, preview, 0);
+        }"""
+    )
+    (ordinary,) = small.run_and_wait()
+    assert ordinary.end == "execution_success"
+    assert len(ordinary.ran) == 2

@@ -1,0 +1,106 @@
+"""What leaves the canvas: the exported graph trains headlessly to the same numbers, and the adapter loads elsewhere."""
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("lora_in_comfyui.py")
+TRANSFORMER = Path(__file__).resolve().parents[2] / "assets" / "shapes-flux" / "transformer" / "config.json"
+
+
+def otca(*arguments) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "comfyui_otca", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def read_metrics(file: Path) -> list[dict]:
+    rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [
+        {k: v for k, v in row.items() if not k.startswith("seconds/") and k != "samples_per_second"} for row in rows
+    ]
+
+
+def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path):
+    # Headlessly, auto keeps the autograd graph of the rollout where memory allows; on the canvas it never does.
+    small.set({"3.keep_graph": "off", "12.iterations": 2})
+    with small.page.expect_download() as download:
+        small.page.evaluate("() => app.extensionManager.command.execute('OTCA.ExportHeadless')")
+    exported = tmp_path / download.value.suggested_filename
+    download.value.save_as(exported)
+    commands = small.page.locator("dialog.otca-dialog").inner_text()
+    assert f"train {exported.name}" in commands
+    small.page.keyboard.press("Escape")
+
+    checked = otca("validate", exported)
+    assert checked.returncode == 0, checked.stderr
+    assert "error" not in checked.stderr
+    trained = otca("train", exported, "--iterations", 2, "--output", tmp_path / "run")
+    assert trained.returncode == 0, trained.stderr
+
+    executions = small.run_and_wait(times=2)
+    assert [execution.end for execution in executions] == ["execution_success"] * 2
+    headless = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    canvas = read_metrics(small.comfyui.base / "output" / "otca" / run_name / "metrics.jsonl")
+    assert len(headless) == len(canvas) == 2
+    for ours, theirs in zip(canvas, headless, strict=True):
+        assert ours.keys() == theirs.keys()
+        different = {
+            key: (ours[key], theirs[key]) for key in ours if ours[key] != pytest.approx(theirs[key], rel=1e-4, abs=1e-9)
+        }
+        assert not different
+
+
+def test_the_canvas_own_format_is_refused_with_the_way_to_export(tmp_path):
+    from comfyui_otca.tests.comfyui.server import WORKFLOWS
+
+    refused = otca("validate", WORKFLOWS / "quickstart.json")
+    assert refused.returncode == 2
+    assert "Export (API)" in refused.stderr
+
+
+@pytest.fixture
+def saved_lora(small, run_name):
+    (execution,) = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    return small.comfyui.base / "models" / "loras" / f"{run_name}.safetensors"
+
+
+def test_every_key_of_the_saved_lora_is_matched_by_the_stock_loader(saved_lora, comfyui):
+    assert saved_lora.name in comfyui.get("/object_info/LoraLoader")["LoraLoader"]["input"]["required"]["lora_name"][0]
+    installation = comfyui.installation
+    loaded = subprocess.run(
+        [installation.python, SCRIPT, saved_lora, TRANSFORMER],
+        cwd=installation.folder,
+        env=comfyui.environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    found = json.loads(loaded.stdout.splitlines()[-1])
+    assert found["log"] == [], "ComfyUI warns of keys that it does not know"
+    assert found["patches"] == found["modules"] == 45
+    assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"
+
+
+def test_a_saved_lora_dropped_on_the_canvas_opens_its_workflow(saved_lora, canvas):
+    queued = canvas.prompt()
+    canvas.page.evaluate("() => app.graph.clear()")
+    canvas.page.evaluate(
+        """([name, content]) => {
+            const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], name));
+            const at = { bubbles: true, cancelable: true, clientX: 800, clientY: 450, dataTransfer };
+            document.querySelector("#graph-canvas").dispatchEvent(new DragEvent("drop", at));
+        }""",
+        [saved_lora.name, base64.b64encode(saved_lora.read_bytes()).decode()],
+    )
+    canvas.wait("() => app.graph.nodes.some(node => node.type === 'OTCA_SaveLoRA')")
+    opened = canvas.prompt()
+    assert {key: node["class_type"] for key, node in opened.items()} == {k: n["class_type"] for k, n in queued.items()}
+    assert opened["13"]["inputs"] == queued["13"]["inputs"] and opened["3"]["inputs"]["group_size"] == 4
