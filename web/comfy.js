@@ -21,6 +21,18 @@ export function* allNodes(graph = app.rootGraph ?? app.graph, prefix = "") {
   }
 }
 
+/** ComfyUI lets new seeds jump at random; an iteration is the one before plus one, here as in the headless trainer. */
+export function advanceByOne(node) {
+  for (const control of controlsOf(node)) control.value = "increment";
+}
+
+/** The widgets that say how a value moves on after each prompt. */
+export function controlsOf(node) {
+  return (node.widgets ?? [])
+    .flatMap((widget) => widget.linkedWidgets ?? [])
+    .filter((linked) => linked.name === "control_after_generate");
+}
+
 /** Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows. */
 export function isOfOpenWorkflow({ workflow_id: id }) {
   const open = (app.rootGraph ?? app.graph).id;

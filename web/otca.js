@@ -64,7 +64,9 @@ comfy.app.registerExtension({
   nodeCreated(node) {
     const definition = comfy.nodeDefinition(node);
     if (!definition?.name?.startsWith("OTCA_")) return;
-    node.color ??= stageColor(definition.category); // a colour that the workflow saved comes later and stays
+    // What a saved workflow says of colours and controls comes later and stays.
+    node.color ??= stageColor(definition.category);
+    comfy.advanceByOne(node);
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
     if (widgets.length) widgetsOf.set(node, widgets);
   },

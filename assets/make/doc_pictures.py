@@ -137,7 +137,7 @@ def model_memory():
     axis = figure.subplots()
     bars = axis.barh(list(cases), sizes, color=[COLORS[0]] * 4 + [COLORS[4]])
     axis.bar_label(bars, [f"{size:.0f} GB" for size in sizes], padding=3, fontsize=9)
-    axis.set_xlim(0, max(sizes) * 1.15)
+    axis.set_xlim(0, max(sizes) * 1.25)
     axis.set_xlabel("GB, before activations", fontsize=9)
     axis.tick_params(labelsize=9)
     axis.set_title(f"FLUX.1-dev: {counts['transformer'] / 1e9:.1f} billion parameters, in bfloat16", fontsize=10)
