@@ -1,4 +1,4 @@
-"""Run by ComfyUI's own interpreter, in its folder: puts a LoRA file on a Flux model by the stock LoraLoader.
+"""Run by ComfyUI's own interpreter, in its folder: puts a LoRA file on a model of its family by the stock LoraLoader.
 
 python lora_in_comfyui.py LORA TRANSFORMER_CONFIG  ->  JSON {"patched": [...], "log": [...], "wrong": [...]}
 """
@@ -49,6 +49,72 @@ def flux(config: dict):
     return model.get_model({}, "", device="cpu")
 
 
+def stable_diffusion_3(config: dict):
+    """ComfyUI's MMDiT, whose width is 64 · depth, as it detects it from a checkpoint."""
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    unet = {
+        "in_channels": config["in_channels"],
+        "out_channels": config["out_channels"],
+        "patch_size": config["patch_size"],
+        "depth": config["num_layers"],
+        "input_size": None,
+        "adm_in_channels": config["pooled_projection_dim"],
+        "context_size": config["joint_attention_dim"],
+        "context_embedder_config": {
+            "target": "torch.nn.Linear",
+            "params": {"in_features": config["joint_attention_dim"], "out_features": width},
+        },
+        "num_patches": config["pos_embed_max_size"] ** 2,
+        "pos_embed_max_size": config["pos_embed_max_size"],
+        "pos_embed_scaling_factor": None,
+        "qk_norm": "rms",
+        "x_block_self_attn_layers": list(config["dual_attention_layers"]),
+    }
+    model = comfy.supported_models.SD3(unet)
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
+def wan(config: dict):
+    unet = {
+        "image_model": "wan2.1",
+        "model_type": "t2v",
+        "patch_size": tuple(config["patch_size"]),
+        "in_dim": config["in_channels"],
+        "out_dim": config["out_channels"],
+        "dim": config["num_attention_heads"] * config["attention_head_dim"],
+        "ffn_dim": config["ffn_dim"],
+        "freq_dim": config["freq_dim"],
+        "text_dim": config["text_dim"],
+        "num_heads": config["num_attention_heads"],
+        "num_layers": config["num_layers"],
+    }
+    model = comfy.supported_models.WAN21_T2V(unet)
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
+# By diffusers' name: the model in ComfyUI, and a module whose place in it needs no table, with that place's weight. The
+# first rows of that weight must be B·A and nothing else.
+FAMILIES = {
+    "FluxTransformer2DModel": (
+        flux,
+        "transformer.single_transformer_blocks.0.attn.to_q",
+        "single_blocks.0.linear1.weight",
+    ),
+    "SD3Transformer2DModel": (
+        stable_diffusion_3,
+        "transformer.transformer_blocks.0.attn.to_q",
+        "joint_blocks.0.x_block.attn.qkv.weight",
+    ),
+    "WanTransformer3DModel": (
+        wan,
+        "diffusion_model.blocks.0.self_attn.q",
+        "blocks.0.self_attn.q.weight",
+    ),
+}
+
+
 class Log(logging.Handler):
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -61,7 +127,9 @@ class Log(logging.Handler):
 def main(lora_file: str, config_file: str) -> None:
     log = Log()
     logging.getLogger().addHandler(log)
-    model = flux(json.loads(Path(config_file).read_text()))
+    config = json.loads(Path(config_file).read_text())
+    build, module, place = FAMILIES[config["_class_name"]]
+    model = build(config)
     for parameter in model.parameters():
         torch.nn.init.zeros_(parameter)
     cpu = torch.device("cpu")
@@ -70,11 +138,9 @@ def main(lora_file: str, config_file: str) -> None:
     patched, _ = comfy.sd.load_lora_for_models(patcher, None, lora, 1.0, 0.0)
     patched.patch_model()
     weights = patched.model.state_dict()
-    # A diffusers module whose place in ComfyUI's Flux needs no table: its weight must be B·A and nothing else.
-    module = "transformer.single_transformer_blocks.0.attn.to_q"
     expected = lora[f"{module}.lora_B.weight"] @ lora[f"{module}.lora_A.weight"]
     rows = expected.shape[0]
-    found = weights["diffusion_model.single_blocks.0.linear1.weight"][:rows]
+    found = weights[f"diffusion_model.{place}"][:rows]
     print(
         json.dumps(
             {

@@ -28,6 +28,10 @@ class StableDiffusion3(ImageModel):
         "attn.add_k_proj",
         "attn.add_v_proj",
         "attn.to_add_out",
+        "attn2.to_q",  # the second attention of SD3.5-medium's first blocks
+        "attn2.to_k",
+        "attn2.to_v",
+        "attn2.to_out.0",
         "ff.net.0.proj",
         "ff.net.2",
         "ff_context.net.0.proj",

@@ -1,0 +1,72 @@
+"""A tiny checkpoint of every family in a real ComfyUI: trained there by its API, and its adapter on ComfyUI's own model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.assets.make import tiny
+
+SCRIPT = Path(__file__).with_name("lora_in_comfyui.py")
+API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "quickstart.json"
+DEADLINE = 180
+
+VIDEO = {"width": 32, "height": 16, "frames": 5}
+SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": VIDEO, "wan22": VIDEO}
+# The adapter's files by the network that they belong to, and how many modules each has.
+ADAPTERS = {
+    "sd3": {"transformer": ""},
+    "wan21": {"transformer": ""},
+    "wan22": {"transformer": "_high_noise", "transformer_2": "_low_noise"},
+}
+MODULES = {"sd3": 25, "wan21": 20, "wan22": 20}
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_trains_and_its_adapter_fits(comfyui, family, tmp_path):
+    model, name = tiny.make(family, tmp_path / family), f"family-{family}"
+    graph = json.loads(API.read_text(encoding="utf-8"))
+    graph["1"]["inputs"] |= {"path": str(model), "lora_rank": 2}
+    graph["2"]["inputs"] |= {"prompts_per_iteration": 2}
+    graph["3"]["inputs"] |= {**SIZES[family], "group_size": 3, "steps": 4, "guidance": 4.5}
+    graph["11"]["inputs"] |= {"learning_rate": 1e-2}
+    prompts = "a red circle on a blue background"
+    graph["12"]["inputs"] |= {"run_name": name, "evaluation_prompts": prompts, "evaluation_seeds": 1}
+    graph["13"]["inputs"] |= {"filename": name}
+    for iteration in range(3):
+        graph["2"]["inputs"]["index"] = graph["3"]["inputs"]["seed"] = iteration
+        finish(comfyui, graph)
+    rows = comfyui.metrics(name)
+    assert [row["iteration"] for row in rows] == [1, 2, 3] and all(row["gradient_norm"] > 0 for row in rows)
+
+    for network, suffix in ADAPTERS[family].items():
+        config = model / network / "config.json"
+        adapter = comfyui.base / "models" / "loras" / f"{name}{suffix}.safetensors"
+        loaded = subprocess.run(
+            [comfyui.installation.python, SCRIPT, adapter, config],
+            cwd=comfyui.installation.folder,
+            env=comfyui.environment(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+        assert loaded.returncode == 0, loaded.stderr
+        found = json.loads(loaded.stdout.splitlines()[-1])
+        assert found["log"] == [], "ComfyUI warns of keys that it does not know"
+        assert found["patches"] == found["modules"] == MODULES[family]
+        assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"
+
+
+def finish(comfyui, graph) -> None:
+    """Queues one prompt and waits until it has succeeded."""
+    prompt_id = json.loads(comfyui.post("/prompt", {"prompt": graph}))["prompt_id"]
+    deadline = time.monotonic() + DEADLINE
+    while not (history := comfyui.get(f"/history/{prompt_id}")):
+        assert time.monotonic() < deadline, comfyui.log()[-2000:]
+        time.sleep(0.2)
+    status = history[prompt_id]["status"]
+    assert status["status_str"] == "success", status["messages"]
