@@ -79,7 +79,7 @@ def main() -> None:
 def _floor(model, trajectories) -> float:
     """T bare forwards and T' bare forward + backward passes of the whole batch, in seconds."""
     settings = trajectories.settings
-    condition = model.encode(trajectories.prompts).rows(trajectories.groups)
+    condition = model.condition(trajectories.prompts, settings).rows(trajectories.groups)
     x = trajectories.latents[:, 1].to(model.device)
     gc.collect()
     _wait(model)

@@ -88,8 +88,8 @@ def test_saved_loaded_and_exported_it_makes_the_same_pictures(folder, step, smal
         with torch.no_grad():
             return model.velocity(x, 0.7, model.condition(["a red circle", "a blue square"], settings), 4.5)
 
-    torch.testing.assert_close(velocity(again), velocity(model), rtol=0, atol=1e-6)
-    assert (velocity(load()) - velocity(model)).abs().max() > 1e-5
+    torch.testing.assert_close(velocity(again), velocity(model), rtol=0, atol=1e-5)
+    assert (velocity(load()) - velocity(model)).abs().max() > 1e-4
     weights.export(again, tmp_path / "whole")
     torch.testing.assert_close(velocity(load(tmp_path / "whole")), velocity(model), rtol=0, atol=1e-5)
 

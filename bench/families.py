@@ -1,0 +1,43 @@
+"""Seconds of one training iteration against its floor, for a tiny checkpoint of every family.
+
+    python bench/families.py [--rounds N] [--threads N]
+
+Each family runs `bench/iteration.py` in a process of its own, on the quickstart with that checkpoint in place of
+shapes-flux. The checkpoints are so small that what surrounds the model calls weighs far more than it does on real ones:
+the ratio is an upper bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from comfyui_otca.assets.make import tiny
+
+IMAGE = ["3.width=32", "3.height=32", "3.guidance=4.5"]
+VIDEO = ["3.width=32", "3.height=32", "3.frames=5", "3.guidance=4.5"]
+SETTINGS = {"sd3": IMAGE, "wan21": VIDEO, "wan22": VIDEO}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args()
+    common = ["--rounds", str(options.rounds)] + (["--threads", str(options.threads)] if options.threads else [])
+    with tempfile.TemporaryDirectory() as folder:
+        for family in ("shapes-flux", *SETTINGS):
+            changes = SETTINGS.get(family, [])
+            if family in SETTINGS:
+                changes = [*changes, f"1.path={tiny.make(family, Path(folder) / family)}"]
+            print(f"\n## {family}\n", flush=True)
+            command = [sys.executable, Path(__file__).with_name("iteration.py"), *common]
+            command += [argument for change in changes for argument in ("--set", change)]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
