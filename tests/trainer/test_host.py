@@ -1,6 +1,7 @@
 """Where models, weights and prompt files are found; nothing of it reaches for a network."""
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from comfyui_otca.trainer import host
