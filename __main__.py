@@ -165,7 +165,7 @@ def _export(options: argparse.Namespace) -> int:
     host.quiet_libraries()
     if options.output.exists() and any(options.output.iterdir()):
         raise ValueError(f"--output {options.output} is not empty. Fix: choose another folder")
-    model, _ = load_run(Path(options.run), NODE_CLASS_MAPPINGS)
+    model, _ = load_run(Path(options.run), NODE_CLASS_MAPPINGS, whole=True)
     export(model, options.output)
     print(options.output)
     return 0

@@ -7,7 +7,6 @@ borrowed from ComfyUI's cache, by weak references: looking at them keeps nothing
 from __future__ import annotations
 
 import io
-import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ EVENT = "otca.result"
 
 _results: dict[str, dict[str, dict]] = {}
 _trajectories: dict[str, weakref.ref[Trajectories]] = {}
-_decoding = threading.Lock()
 
 
 class Busy(RuntimeError):
@@ -70,8 +68,7 @@ def preview_png(node: str, sample: int, step: int) -> bytes:
     samples, steps = trajectories.predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
-    with _decoding:
-        image = plots.stills(trajectories.decode(trajectories.predictions[sample, step][None]))[0]
+    image = plots.stills(trajectories.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()
@@ -84,7 +81,7 @@ def release() -> int:
         Busy: a prompt with our nodes is running.
     """
     # Asked under the lock: a prompt that starts after this question waits until all have left, then takes them back.
-    with _decoding, resident.moving:
+    with resident.moving:
         if host.our_prompt_running():
             raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
         return resident.release_all()

@@ -1,6 +1,7 @@
 """Stage 1: the model that is trained."""
 
 from ..trainer import host
+from ..trainer.layout import CHECKPOINTS, owner, plain_name
 
 
 class LoadFlowModel:
@@ -119,9 +120,15 @@ class LoadFlowModel:
 
         if resume_run and not host.in_comfyui():
             return "resume_run: goes on with a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
-        if resume_run and not (host.run_folder(resume_run) / "checkpoints").is_dir():
-            folder = host.run_folder(resume_run)
-            return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
+        if resume_run:
+            try:
+                folder = host.run_folder(plain_name(resume_run))
+            except ValueError as error:
+                return f"resume_run = {resume_run!r} {error}"
+            if not (folder / CHECKPOINTS).is_dir():
+                return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
+            if process := owner(folder):
+                return f"resume_run: process {process} is training in {folder}. Fix: stop it first"
         known = host.list_models("model_index.json")
         if path is None or (model is None and not path):
             return True  # linked: what comes is known only when the graph runs
@@ -159,6 +166,7 @@ class LoadFlowModel:
         from ..trainer.flow import load_flow_model
 
         host.make_room()
+        host.empty_cache()
         if download and host.is_hub_id(path):
             host.download_model(path)
         loaded = load_flow_model(
@@ -176,7 +184,7 @@ class LoadFlowModel:
         )
         if resume_run:
             folder = host.run_folder(resume_run).resolve()
-            loaded.resumed_from = folder, checkpoint.restore(loaded, folder / "checkpoints")
+            loaded.resumed_from = folder, checkpoint.restore(loaded, folder / CHECKPOINTS)
         return (loaded,)
 
 

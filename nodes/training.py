@@ -3,6 +3,7 @@
 import weakref
 
 from ..trainer import host
+from ..trainer.layout import plain_name
 from . import live
 
 
@@ -217,10 +218,14 @@ class SaveLoRA:
         """On the canvas a model overwrites its own file at every iteration, and nobody else's."""
         if not host.in_comfyui():
             return filename
+        from ..trainer import lora
+
         names = _saved_names.setdefault(model, {})
         if filename not in names:
             name, number = filename, 1
-            while (host.lora_folder() / f"{name}.safetensors").exists():
+            while any(
+                place.exists() for place in lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
+            ):
                 number += 1
                 name = f"{filename}-{number}"
             names[filename] = name
@@ -232,6 +237,7 @@ _saved_names = weakref.WeakKeyDictionary()  # model: {the name asked for: the na
 
 def _plain_name(name, value):
     """True for a name that stays in its folder (and for a linked input, which is None here), else what is wrong."""
-    if value is None or (value.strip() and not value.startswith(".") and not set(value) & set('/\\:*?"<>|')):
-        return True
-    return f"{name} must be a plain name without folders, not {value!r}. Fix: for example my_run"
+    try:
+        return True if value is None else bool(plain_name(value))
+    except ValueError as error:
+        return f"{name} = {value!r} {error}"

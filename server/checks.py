@@ -15,9 +15,6 @@ from aiohttp import web
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 1024**2  # a large graph with its canvas is a few hundred kB
-LONGEST_NAME = 100
-SEPARATORS = frozenset('/\\:*?"<>|')
-WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
 
 Check = Callable[[Any], Any]
 
@@ -145,24 +142,6 @@ def shortened(value: Any) -> str:
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
-
-
-def plain_name(value: Any) -> str:
-    """A new name, which becomes a folder or file on any system. Raises ValueError with the fix."""
-    wrong = None
-    if not isinstance(value, str) or not value.strip():
-        wrong = "must be text"
-    elif len(value) > LONGEST_NAME:
-        wrong = f"must not be longer than {LONGEST_NAME} characters"
-    elif set(value) & SEPARATORS or not value.isprintable():
-        wrong = f"must be a plain name, without any of {' '.join(sorted(SEPARATORS))}"
-    elif value[0] in ".-" or value != value.strip() or value.endswith("."):
-        wrong = "must not begin with a dot, a dash or a space, nor end with a dot or a space"
-    elif value.split(".")[0].upper() in WINDOWS_DEVICES:
-        wrong = "is a device's name on Windows"
-    if wrong:
-        raise ValueError(f"{wrong}. Fix: for example my_run")
-    return value
 
 
 def whole_number(low: int, high: int) -> Check:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from ..trainer.layout import plain_name
 from ..trainer.workflow import Workflow
 from .checks import (
     Field,
@@ -17,7 +18,6 @@ from .checks import (
     body,
     json_object,
     object_or_null,
-    plain_name,
     query_number,
     whole_number,
 )

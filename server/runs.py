@@ -14,10 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from ..trainer.layout import ADAPTERS, CANVAS, EVALUATIONS, LOG, METRICS, PICTURES, STATUS, WORKFLOW
-from .checks import SEPARATORS, Refused
+from ..trainer.layout import (
+    ADAPTERS,
+    CANVAS,
+    CHECKPOINTS,
+    EVALUATIONS,
+    LOG,
+    METRICS,
+    PICTURES,
+    SAMPLES,
+    SEPARATORS,
+    STATUS,
+    WORKFLOW,
+    alive,
+)
+from .checks import Refused
 
 RUN_NODE = "OTCA_TrainingRun"
 
@@ -155,13 +166,13 @@ class Run:
         }
 
     def samples(self) -> list[str]:
-        names = (path.name for path in (self.folder / "samples").glob("*.png") if path.stem.isdecimal())
+        names = (path.name for path in (self.folder / SAMPLES).glob("*.png") if path.stem.isdecimal())
         return sorted(
-            (name for name in names if self.file(f"samples/{name}")), key=lambda name: int(name[: -len(".png")])
+            (name for name in names if self.file(f"{SAMPLES}/{name}")), key=lambda name: int(name[: -len(".png")])
         )
 
     def has_checkpoint(self) -> bool:
-        states = (self.folder / "checkpoints").glob("[0-9]*/state.json")
+        states = (self.folder / CHECKPOINTS).glob("[0-9]*/state.json")
         return any(self.file(str(state.relative_to(self.folder))) for state in states)
 
     def metrics(self, after: int) -> tuple[list[dict], bool]:
@@ -184,7 +195,7 @@ class Run:
         if name not in PICTURES and not sample:
             known = f"{', '.join(PICTURES)} or samples-000000.png"
             raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {known}")
-        path = self.file(f"samples/{sample[1]}" if sample else name)
+        path = self.file(f"{SAMPLES}/{sample[1]}" if sample else name)
         if path is None:
             raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")
         return path
@@ -301,17 +312,6 @@ def inside(folder: Path, path: Path) -> bool:
     """Whether `path`, with all links followed, lies in `folder`."""
     root, real = os.path.realpath(folder), os.path.realpath(path)
     return os.path.splitdrive(root)[0] == os.path.splitdrive(real)[0] and os.path.commonpath([root, real]) == root
-
-
-def alive(pid: Any, started: Any) -> bool:
-    """Whether the process of that number, born at that time, still runs: numbers are given out again."""
-    if not isinstance(pid, int) or not isinstance(started, int | float):
-        return False
-    try:
-        process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
-    except (psutil.Error, ValueError):
-        return False
 
 
 def _names(row: dict, kind: str) -> list[str]:

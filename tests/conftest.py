@@ -46,7 +46,6 @@ def _clean_process():
     yield
     host.terminal.stop_signal = host.terminal.output = host.terminal.device = None
     record._open.clear()
-    host._when_stopped.clear()
 
 
 @pytest.fixture(scope="session")

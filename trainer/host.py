@@ -48,25 +48,12 @@ def in_comfyui() -> bool:
     return "comfy.model_management" in sys.modules
 
 
-_when_stopped: list[Callable[[], None]] = []
-
-
-def when_stopped(save: Callable[[], None]) -> None:
-    """On the canvas, `save` is called once more whenever the user stops a prompt, before the prompt ends."""
-    _when_stopped.append(save)
-
-
 def check_stop() -> None:
     """Raises if the user asked to stop; called at every micro-step."""
     if in_comfyui():
         import comfy.model_management
 
-        try:
-            comfy.model_management.throw_exception_if_processing_interrupted()
-        except BaseException:  # an Exception in ComfyUI of 2025, no more since; raised again in any case
-            for save in _when_stopped:
-                save()
-            raise
+        comfy.model_management.throw_exception_if_processing_interrupted()
     if terminal.stop_signal is not None:
         raise Stopped(f"signal {terminal.stop_signal}")
     if terminal.output is not None and (terminal.output / "stop").exists():
@@ -121,6 +108,9 @@ def make_room() -> None:
 
 def empty_cache() -> None:
     """Gives unused accelerator memory back, so that others can take it."""
+    import gc
+
+    gc.collect()  # a model that nobody holds any more may still hold itself
     if in_comfyui():
         import comfy.model_management
 

@@ -1,4 +1,13 @@
-"""What a run's folder holds, by name: for the trainer, which writes it, and for those who only look. Imports nothing."""
+"""What a run's folder holds, by name, and whose it is: for the trainer, which writes it, and for those who only look.
+
+Imports neither torch nor anything of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
 
 METRICS = "metrics.jsonl"  # one object an iteration
 EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
@@ -16,3 +25,48 @@ ADAPTERS = (
     "lora_low_noise.safetensors",
 )  # the last two of a model with two experts
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
+
+LONGEST_NAME = 100
+SEPARATORS = frozenset('/\\:*?"<>|')
+_WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
+
+
+def plain_name(value: object) -> str:
+    """A new name, which becomes a folder or file on any system. Raises ValueError with the fix."""
+    wrong = None
+    if not isinstance(value, str) or not value.strip():
+        wrong = "must be text"
+    elif len(value) > LONGEST_NAME:
+        wrong = f"must not be longer than {LONGEST_NAME} characters"
+    elif set(value) & SEPARATORS or not value.isprintable():
+        wrong = f"must be a plain name, without any of {' '.join(sorted(SEPARATORS))}"
+    elif value[0] in ".-" or value != value.strip() or value.endswith("."):
+        wrong = "must not begin with a dot, a dash or a space, nor end with a dot or a space"
+    elif value.split(".")[0].upper() in _WINDOWS_DEVICES:
+        wrong = "is a device's name on Windows"
+    if wrong:
+        raise ValueError(f"{wrong}. Fix: for example my_run")
+    return value
+
+
+def owner(folder: Path) -> int | None:
+    """The id of another living process that is training in that folder, if there is one."""
+    try:
+        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    running = isinstance(status, dict) and status.get("status") == "running" and status.get("pid") != os.getpid()
+    return status["pid"] if running and alive(status.get("pid"), status.get("process_started")) else None
+
+
+def alive(pid: object, started: object) -> bool:
+    """Whether the process of that number, born at that time, still runs: numbers are given out again."""
+    import psutil
+
+    if not isinstance(pid, int) or not isinstance(started, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .layout import plain_name
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -40,11 +42,15 @@ def save(model: FlowModel, path: Path, metadata: Mapping[str, object]) -> list[P
     Returns the files, one for each network that is trained.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    header = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
     places = files(model, path)
     for expert, place in places.items():
-        write_tensors(place, adapter_state(model, expert), {"format": "pt", **header})
+        write_tensors(place, adapter_state(model, expert), {"format": "pt", **header(metadata)})
     return list(places.values())
+
+
+def header(metadata: Mapping[str, object]) -> dict[str, str]:
+    """Metadata as a safetensors file takes it: what is no text becomes JSON."""
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
 
 
 def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object]) -> list[Path]:
@@ -54,8 +60,10 @@ def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[
             "this model is trained as a whole, so there is no adapter to save. Fix: training = lora on Load Flow Model, or "
             "otca export RUN for the whole model"
         )
-    if not filename or Path(filename).name != filename or filename.startswith("."):
-        raise ValueError(f"filename {filename!r} must be a plain name without folders. Fix: for example otca_lora")
+    try:
+        plain_name(filename)
+    except ValueError as error:
+        raise ValueError(f"filename {filename!r} {error}") from error
     with model.averaged():
         return save(model, folder / f"{filename}.safetensors", metadata)
 

@@ -8,12 +8,12 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host, lora, plots, rollout, weights
-from .layout import CANVAS, EVALUATIONS, METRICS, STATUS, WORKFLOW
+from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -121,41 +121,54 @@ class Run:
     def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
         """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so.
 
-        A report that comes again, since only this node's own settings were changed on the canvas, is no new iteration.
+        A report that comes again is no new iteration: on the canvas only this node's own settings were changed, or a stop or
+        an error kept it from ending.
 
         Args:
             on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
         """
-        if report.metrics is self._metrics:
-            return
-        self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
-        row = {"iteration": self.iteration + 1, **report.metrics}
-        # Before anything that may be stopped: the update has happened, and must be on record.
-        self.history.append(row)
-        self._last = report.advantages
-        with open(self.folder / METRICS, "a", encoding="utf-8") as file:
-            file.write(json_line(row))
-        self._trained = weakref.ref(model), model.version
-        self._to_tensorboard(row["iteration"], report.metrics)
-        if not self.evaluations:
+        if report.metrics is not self._metrics:
+            # First of all: the update has happened, and must be on record whatever stops or fails from here on.
+            self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
+            row = {"iteration": self.iteration + 1, **report.metrics}
+            self.history.append(row)
+            with open(self.folder / METRICS, "a", encoding="utf-8") as file:
+                file.write(json_line(row))
+            self._trained = weakref.ref(model), model.version
+            scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
+            self._last = replace(report.advantages, scores=scores)
+            self._to_tensorboard(row["iteration"], report.metrics)
+        # What an earlier call was kept from doing is made up for.
+        final = self.iteration == last
+        on_canvas = host.in_comfyui()
+        save_due = final or self.iteration % self.settings.checkpoint_every == 0
+        if on_canvas and (save_due or model.is_adapted):
+            # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
+            self._save_once(model)
+        if not self._evaluated(0):
             with model.reference():
                 self.evaluate(model, report, 0, on_step)
-        final = row["iteration"] == last
-        if final or row["iteration"] % self.settings.evaluate_every == 0:
+        if (final or self.iteration % self.settings.evaluate_every == 0) and not self._evaluated(self.iteration):
             with model.averaged():
-                self.evaluate(model, report, row["iteration"], on_step)
+                self.evaluate(model, report, self.iteration, on_step)
             self.plot()
-        if final or row["iteration"] % self.settings.checkpoint_every == 0:
-            self.save(model)
+        if not on_canvas and save_due:  # after the evaluation: else a run killed amid it would resume without
+            self._save_once(model)
 
     def belongs_to(self, model: FlowModel | None) -> bool:
-        """Whether `model` is the one whose training is on record here, or nothing is yet."""
-        return self._trained is None or self._trained[0]() is model
+        """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
+        process = read_object(self.folder / STATUS, {}).get("pid", os.getpid())
+        return process == os.getpid() and (self._trained is None or self._trained[0]() is model)
 
-    def save_if_behind(self) -> None:
-        """Saves the model as of the last line on record, if that is newer than the last save and the model still stands there."""
-        model, version = self._trained or (lambda: None, None)
-        if self.iteration > self._saved and (model := model()) is not None and model.version == version:
+    def stands_at(self, model: FlowModel) -> bool:
+        """Whether the model is as the last line on record left it."""
+        return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.version
+
+    def _evaluated(self, iteration: int) -> bool:
+        return any(row["iteration"] == iteration for row in self.evaluations)
+
+    def _save_once(self, model: FlowModel) -> None:
+        if self._saved != self.iteration:
             self.save(model)
 
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
@@ -188,7 +201,7 @@ class Run:
             file.write(json_line(row))
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
-        place = self.folder / "samples" / f"{iteration:06d}"
+        place = self.folder / SAMPLES / f"{iteration:06d}"
         plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
         if images.ndim == 5:
             plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"), FRAMES_PER_SECOND)
@@ -204,7 +217,7 @@ class Run:
 
     def save(self, model: FlowModel) -> None:
         """A checkpoint to resume from, and the adapter to use."""
-        checkpoint.save(model, self.folder / "checkpoints", self.iteration)
+        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration)
         with model.averaged():
             metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
             weights.save(model, self.folder, metadata)
@@ -217,7 +230,7 @@ class Run:
     def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
         from safetensors.torch import load_file
 
-        first = self.folder / "samples" / "before.safetensors"
+        first = self.folder / SAMPLES / "before.safetensors"
         if iteration == 0:
             first.parent.mkdir(exist_ok=True)
             lora.write_tensors(first, {"images": (images * 255).round().byte()})
@@ -250,17 +263,23 @@ def open_run(
     asked = folder.resolve()
     if asked not in _open or not _open[asked].belongs_to(model):
         restored = model.resumed_from if model is not None else None
-        if not resume and (restored is None or restored[0] != asked):
+        if not resume and (restored is None or restored[0] != asked or owner(asked)):
             number = 1
-            while (folder / METRICS).is_file() and (folder / METRICS).stat().st_size:
+            while taken(folder):
                 number += 1
                 folder = asked.with_name(f"{asked.name}-{number}")
+        if asked in _open:
+            _open[asked].close()
         _open[asked] = Run(folder, settings, workflow)
         if not resume:
-            _open[asked].begin(restored[1] if restored and restored[0] == asked else 0)
-        host.when_stopped(_open[asked].save_if_behind)
+            _open[asked].begin(restored[1] if restored and restored[0] == folder.resolve() else 0)
     _open[asked].settings = settings
     return _open[asked]
+
+
+def taken(folder: Path) -> bool:
+    """Whether a run is on record there, or another process is about to begin one."""
+    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or owner(folder) is not None
 
 
 def read_lines(path: Path) -> list[dict]:

@@ -25,21 +25,25 @@ class Resident:
         return []
 
     def _move(self, device: torch.device) -> None:
-        for network in self._networks():
-            if not getattr(network, "is_loaded_in_8bit", False):  # bitsandbytes lets those stay where they are
-                network.to(device)
+        for network in self._movable():
+            network.to(device)
+
+    def _movable(self) -> list[torch.nn.Module]:
+        # bitsandbytes refuses to move 8-bit networks in some of its versions: they stay
+        return [network for network in self._networks() if not getattr(network, "is_loaded_in_8bit", False)]
 
     def settle(self, device: torch.device) -> None:
         """Moves it to its device, and takes note of it for `release_all`."""
-        self._move(device)
-        _residents.add(self)
+        with moving:
+            self._move(device)
+            _residents.add(self)
 
     def leave(self) -> bool:
         """Moves it to main memory. False if it was there already."""
-        devices = {network.device for network in self._networks()}
-        if all(device.type == "cpu" for device in devices):
+        away = [network.device for network in self._movable() if network.device.type != "cpu"]
+        if not away:
             return False
-        (self._home,) = devices
+        self._home = away[0]
         self._move(_main_memory())
         return True
 
@@ -47,8 +51,8 @@ class Resident:
         """Back to the device that `leave` took it from, if it did; whoever uses it calls this first."""
         with moving:
             if self._home is not None:
-                home, self._home = self._home, None
-                self._move(home)
+                self._move(self._home)
+                self._home = None  # only now: where memory ran out it tries again
 
 
 def release_all() -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host
-from .layout import METRICS, STOP, WORKFLOW
+from .layout import CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
@@ -51,25 +51,26 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     _check_folder(folder, resume, workflow, say)
     host.terminal.output = folder
     names = RunSettings.__dataclass_fields__
+    if process := owner(folder):
+        raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
     run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
     _forget_old_stop(folder / STOP)
-    with _marked(run, total):
+    with _signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
 
 def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
     folder = run.folder
     model = trained_model(workflow)
-    start = checkpoint.restore(model, folder / "checkpoints") if resume else 0
+    start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if resume:
         say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
     run.begin(start)
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
-    with _signals(), _Progress(start, total, say) as progress:
+    with _Progress(start, total, say) as progress:
         try:
             for iteration in range(start, total):
-                version = model.version
                 overrides = {(node, name): value + iteration for node, name, value in advancing}
                 workflow.run(overrides=overrides, targets=every)
                 progress(run.history[-1])
@@ -79,8 +80,8 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             run.mark("stopped", total)
             return _stopped(run, model, stopped, say)
         except NodeError:
-            # Before the update the model stands where the last recorded line says, after it nowhere that could be resumed.
-            if model.version == version and run.history:
+            # Between the update and its line on record the model stands nowhere that could be resumed.
+            if run.stands_at(model):
                 run.save(model)
             raise
         finally:

@@ -49,8 +49,10 @@ def sample_to_file(
     else:
         path = host.find_model(source, "model_index.json")
         model = load_flow_model(path, device=host.chosen_device("auto"))
-        side = model.pipeline.vae.config.sample_size
-        settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side, side, shift=0.0, guidance=3.5)
+        side = model.pipeline.vae.config.get("sample_size")
+        if side is None and not size:
+            raise ValueError(f"{path} does not say what size it is for. Fix: add --size, for example --size 832x480")
+        settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
     settings = replace(settings, steps=steps or settings.steps, batch_size=batch_size)
     if size:
         width, height = _size(size)
@@ -69,8 +71,12 @@ def sample_to_file(
     return path
 
 
-def load_run(folder: Path, node_classes: Mapping[str, type]) -> tuple[FlowModel, SamplerSettings]:
+def load_run(
+    folder: Path, node_classes: Mapping[str, type], *, whole: bool = False
+) -> tuple[FlowModel, SamplerSettings]:
     """A run's model with what was trained in it, and how the run samples, deterministically.
+
+    `whole` loads the weights unquantized, as they have to be to merge something into them.
 
     Raises:
         FileNotFoundError: no run, or nothing saved in it yet.
@@ -81,6 +87,8 @@ def load_run(folder: Path, node_classes: Mapping[str, type]) -> tuple[FlowModel,
     if not (folder / WORKFLOW).is_file():
         raise FileNotFoundError(f"{folder} holds no run (no {WORKFLOW}). Fix: give the folder of a run")
     workflow = Workflow.load(folder / WORKFLOW, node_classes)
+    for node in workflow.find("ModelMemory") if whole else ():
+        workflow.set(f"{node}.quantize", "none")
     model = trained_model(workflow)
     weights.load(model, folder)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from . import lora
 from .layout import ADAPTER, WEIGHTS
 
@@ -24,7 +22,13 @@ def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None
         place = folder / name
         place.mkdir(parents=True, exist_ok=True)
         network.save_config(place)
-        lora.write_tensors(place / WEIGHTS, _in_own_dtype(model, network), {"format": "pt"})
+        dtypes = dict(zip(model.trainable_named().values(), model.original_dtypes(), strict=True))
+        parameters = dict(network.named_parameters())
+        tensors = {
+            key: tensor.detach().to("cpu", dtypes.get(parameters.get(key), tensor.dtype))
+            for key, tensor in network.state_dict().items()
+        }
+        lora.write_tensors(place / WEIGHTS, tensors, {"format": "pt", **lora.header(metadata)})
 
 
 def load(model: FlowModel, folder: Path) -> None:
@@ -52,8 +56,9 @@ def export(model: FlowModel, folder: Path) -> None:
         for network in model.experts.values():
             network.fuse_lora()
             network.unload_lora()
-    for network in model.experts.values():
-        network.to(model.dtype)
+    else:
+        for parameter, dtype in zip(model.trainable_parameters(), model.original_dtypes(), strict=True):
+            parameter.data = parameter.data.to(dtype)
     model.pipeline.save_pretrained(folder)
 
 
@@ -61,7 +66,3 @@ def _places(model: FlowModel, folder: Path) -> list[Path]:
     if model.is_adapted:
         return list(lora.files(model, folder / ADAPTER).values())
     return [folder / name / WEIGHTS for name in model.experts]
-
-
-def _in_own_dtype(model: FlowModel, network: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to("cpu", model.dtype) for name, tensor in network.state_dict().items()}

@@ -1,22 +1,30 @@
 """A run on the canvas: what is on record, what Stop saves, and going on after ComfyUI was started anew."""
 
+import gc
 import json
+import os
+import weakref
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import host, lora, record
 from comfyui_otca.trainer.record import read_lines, read_object
+from comfyui_otca.trainer.workflow import NodeError
 
 
 @pytest.fixture
-def queue(comfyui):
+def queue(comfyui, monkeypatch):
     """queue(workflow, iteration): one prompt, with the seeds advanced as ComfyUI's queue does it."""
+    monkeypatch.setattr(host, "picture", lambda draw: None)  # drawn by matplotlib, which takes longer than all else here
 
-    def run(workflow, iteration=0):
+    def run(workflow, iteration=0, targets=None):
         overrides = {(node, name): value + iteration for node, name, value in workflow.advancing()}
         with torch.inference_mode():
-            return workflow.run(overrides=overrides)
+            return workflow.run(overrides=overrides, targets=targets)
 
     return run
 
@@ -24,7 +32,6 @@ def queue(comfyui):
 def restart():
     """What is gone when ComfyUI ends: all but the files."""
     record._open.clear()
-    host._when_stopped.clear()
 
 
 @pytest.fixture
@@ -37,51 +44,79 @@ def test_status(small_workflow, queue, runs):
     queue(workflow)
     status = read_object(runs / "quickstart" / "status.json")
     assert (status["status"], status["place"], status["total"], status["error"]) == ("running", "canvas", 2, None)
-    import psutil
-
     assert psutil.Process(status["pid"]).create_time() == status["process_started"]
     queue(workflow, 1)
     later = read_object(runs / "quickstart" / "status.json")
     assert later["status"] == "finished" and later["started"] == status["started"]
 
 
-def test_an_evaluation_that_is_stopped_loses_no_iteration(small_workflow, queue, runs, comfyui):
-    workflow = small_workflow()
-    queue_until_run = workflow.find("GRPOStep")
+def same_weights(folder, model):
+    """Whether the last checkpoint is the model as it stands."""
+    saved = load_file(sorted((folder / "checkpoints").iterdir())[-1] / "adapter.safetensors")
+    return all(torch.equal(saved[name], value) for name, value in model.trainable_named().items())
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+@pytest.mark.parametrize("evaluated", ["before training", "after an iteration"])
+def test_an_evaluation_that_is_stopped_loses_nothing(small_workflow, queue, runs, comfyui, training, evaluated):
+    """It runs on other weights than the trained ones, on the untrained or the averaged: neither may be saved or kept."""
+    run = {"evaluate_every": 1, "checkpoint_every": 1}
+    workflow = small_workflow({"OTCA_TrainingRun": run, "OTCA_LoadFlowModel": {"training": training}})
     with torch.inference_mode():
-        workflow.run(targets=queue_until_run)
-    comfyui.interrupt_after = comfyui.checks + 3
+        model = workflow.run(targets=workflow.find("GRPOStep"))["11"][0]
+    trained = {name: value.detach().clone() for name, value in model.trainable_named().items()}
+    calls = 4  # of the model in one evaluation of this size
+    comfyui.interrupt_after = comfyui.checks + (2 if evaluated == "before training" else calls + 2)
     with pytest.raises(comfyui.Interrupt):
-        queue(workflow)
+        queue(workflow, targets=["12"])
     comfyui.interrupt_after = None
     folder = runs / "quickstart"
     assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1]
-    assert read_lines(folder / "evaluation.jsonl") == []
-    queue(workflow, 1)
-    assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1, 2]
-    assert [row["iteration"] for row in read_lines(folder / "evaluation.jsonl")] == [0], "the first one is made up for"
+    done = [] if evaluated == "before training" else [0]
+    assert [row["iteration"] for row in read_lines(folder / "evaluation.jsonl")] == done
+    assert all(torch.equal(trained[name], value) for name, value in model.trainable_named().items())
+    assert same_weights(folder, model)
+    queue(workflow, targets=["12"])
+    assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1], "no new iteration"
+    assert [row["iteration"] for row in read_lines(folder / "evaluation.jsonl")] == [0, 1], "they are made up for"
 
 
-def test_stop_saves_and_a_new_start_goes_on(small_workflow, queue, runs, comfyui):
+def test_a_save_that_failed_is_tried_again(small_workflow, queue, runs, comfyui, monkeypatch):
+    from comfyui_otca.trainer import checkpoint
+
+    workflow, save = small_workflow(), checkpoint.save
+
+    def disk_full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", disk_full)
+    with pytest.raises(NodeError, match="No space left"):
+        queue(workflow)
+    monkeypatch.setattr(checkpoint, "save", save)
+    queue(workflow)
+    assert [row["iteration"] for row in read_lines(runs / "quickstart" / "metrics.jsonl")] == [1]
+    assert (runs / "quickstart" / "lora.safetensors").is_file()
+
+
+def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, queue, runs, comfyui):
     """Three iterations in one go, and the same with Stop amid the third and ComfyUI started anew: equal to the bit."""
-    settings = {"OTCA_TrainingRun": {"checkpoint_every": 100, "evaluate_every": 100}}
-    whole = small_workflow({**settings, "OTCA_TrainingRun": {**settings["OTCA_TrainingRun"], "run_name": "whole"}})
+    settings = {"checkpoint_every": 100, "evaluate_every": 100}
+    whole = small_workflow({"OTCA_TrainingRun": {**settings, "run_name": "whole"}})
     for iteration in range(3):
         queue(whole, iteration)
 
-    workflow = small_workflow(settings)
+    workflow = small_workflow({"OTCA_TrainingRun": settings})
     queue(workflow)
     queue(workflow, 1)
-    assert not (runs / "quickstart" / "checkpoints").exists()
     comfyui.interrupt_after = comfyui.checks + 2
     with pytest.raises(comfyui.Interrupt):
         queue(workflow, 2)
     comfyui.interrupt_after = None
     state = json.loads((runs / "quickstart" / "checkpoints" / "000002" / "state.json").read_text())
-    assert state["iteration"] == 2
+    assert state["iteration"] == 2 and (runs / "quickstart" / "lora.safetensors").is_file()
 
     restart()
-    again = small_workflow({**settings, "OTCA_LoadFlowModel": {"resume_run": "quickstart"}})
+    again = small_workflow({"OTCA_TrainingRun": settings, "OTCA_LoadFlowModel": {"resume_run": "quickstart"}})
     assert again.validate() == []
     queue(again, 2)
     rows = {name: read_lines(runs / name / "metrics.jsonl") for name in ("whole", "quickstart")}
@@ -91,18 +126,46 @@ def test_stop_saves_and_a_new_start_goes_on(small_workflow, queue, runs, comfyui
     assert not (runs / "quickstart-2").exists()
 
 
-def test_stop_amid_several_epochs_saves_no_half_update(small_workflow, queue, runs, comfyui):
-    """Between the update and its line on record the model stands nowhere that could be resumed."""
-    workflow = small_workflow({"OTCA_TrainingRun": {"checkpoint_every": 100, "evaluate_every": 100}})
+@pytest.fixture
+def somebody(runs):
+    """somebody(name): another living process says that it is training in the run of that name."""
+    other = psutil.Process(os.getppid())
+
+    def claim(name):
+        (runs / name / "checkpoints").mkdir(parents=True, exist_ok=True)
+        status = {"status": "running", "pid": other.pid, "process_started": other.create_time(), "place": "headless"}
+        (runs / name / "status.json").write_text(json.dumps(status))
+
+    return claim
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(small_workflow, queue, runs, somebody):
+    somebody("quickstart")
+    claimed = (runs / "quickstart" / "status.json").read_text()
+    queue(small_workflow())
+    assert (runs / "quickstart" / "status.json").read_text() == claimed
+    assert len(read_lines(runs / "quickstart-2" / "metrics.jsonl")) == 1
+    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
+    assert f"process {os.getppid()} is training in" in str(problem)
+
+
+def test_a_run_that_another_process_went_on_with_is_another_process_run(small_workflow, queue, runs, somebody):
+    workflow = small_workflow()
     queue(workflow)
-    run = record._open[(runs / "quickstart").resolve()]
-    model = run._trained[0]()
-    model.version += 1
-    run.save_if_behind()
-    assert not (runs / "quickstart" / "checkpoints").exists()
-    model.version -= 1
-    run.save_if_behind()
-    assert (runs / "quickstart" / "checkpoints" / "000001").is_dir()
+    somebody("quickstart")
+    queue(workflow, 1)
+    assert [len(read_lines(runs / name / "metrics.jsonl")) for name in ("quickstart", "quickstart-2")] == [1, 1]
+
+
+def test_what_comfyui_lets_go_is_free(small_workflow, queue):
+    """Runs stay open for a session; models and reward models must not stay with them."""
+    workflow = small_workflow()
+    outputs = queue(workflow)
+    held = [weakref.ref(outputs["1"][0]), *(weakref.ref(reward) for reward in outputs["8"][0].rewards)]
+    del outputs
+    workflow._cache.clear()
+    gc.collect()
+    assert [reference() for reference in held] == [None] * 5
 
 
 def test_another_model_starts_another_run(small_workflow, queue, runs):
@@ -140,3 +203,21 @@ def test_resuming_what_is_not_there(small_workflow, comfyui, tmp_path):
 def test_headlessly_a_run_is_resumed_by_the_command_line(small_workflow):
     (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
     assert "--resume" in str(problem)
+
+
+@pytest.mark.parametrize("name", ["/etc", "../other", ".hidden"])
+def test_a_run_is_resumed_by_name_and_never_by_path(small_workflow, comfyui, name):
+    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": name}}).validate()
+    assert "resume_run" in str(problem) and "Fix: for example my_run" in str(problem)
+
+
+def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyui):
+    changes = {
+        "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},
+        "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
+    }
+    queue(small_workflow(changes))
+    restart()
+    queue(small_workflow(changes))
+    names = [f"quickstart_lora{number}_{expert}_noise" for number in ("", "-2") for expert in ("high", "low")]
+    assert sorted(path.stem for path in (tmp_path / "loras").iterdir()) == sorted(names)

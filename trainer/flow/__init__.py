@@ -81,6 +81,10 @@ def load_flow_model(
             f"quantize = {options['quantize']} freezes the weights that training = full changes. Fix: quantize = none, or "
             "training = lora"
         )
+    if options.get("transformer_file") and options.get("quantize", "none") != "none":
+        raise ValueError(
+            "quantize does not go with transformer_file. Fix: quantize = none, or the folder's own transformer"
+        )
     path = Path(path)
     family = check_model_folder(path)
     module, name = FAMILIES[family].split(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .. import host
 from ..resident import Resident
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ class Condition:
 
 
 NEGATIVE = "negative_"
+EMBEDDINGS_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
 
 class FlowModel(Resident, ABC):
@@ -65,7 +68,8 @@ class FlowModel(Resident, ABC):
         self._optimizer: torch.optim.Optimizer | None = None
         self.graph_decisions: dict[tuple[SamplerSettings, int], bool] = {}
         self._graph_bytes: dict[tuple[int, ...], int] = {}
-        self._embedded: dict[str, dict[str, Tensor]] = {}
+        self._embedded: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
+        self._decoding = threading.RLock()
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         for name in self.COMPONENTS:
@@ -79,8 +83,8 @@ class FlowModel(Resident, ABC):
         """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
 
     @abstractmethod
-    def embed(self, texts: Sequence[str]) -> Condition:
-        """Runs the text encoders."""
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
+        """Runs the text encoders, which are on that device."""
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
@@ -142,19 +146,30 @@ class FlowModel(Resident, ABC):
         return [network for network in found if network is not None]
 
     @contextlib.contextmanager
-    def _encoders_present(self) -> Iterator[None]:
+    def _encoders_on(self, device: torch.device) -> Iterator[None]:
+        """Offloaded encoders visit the device; where there is no room for them beside the others, those step aside."""
+        if not self.offloads_encoders:
+            yield
+            return
         encoders = [getattr(self.pipeline, name) for name in self.COMPONENTS if name.startswith("text_encoder")]
-        encoders = [encoder for encoder in encoders if encoder is not None] if self.offloads_encoders else []
+        encoders = [encoder for encoder in encoders if encoder is not None]
+        need = sum(parameter.nbytes for encoder in encoders for parameter in encoder.parameters())
+        aside = [] if need < 0.9 * host.free_memory(device) else self._movable()
+        for network in aside:
+            network.to("cpu")
         for encoder in encoders:
-            encoder.to(self.device)
+            encoder.to(device)
         try:
             yield
         finally:
             for encoder in encoders:
                 encoder.to("cpu")
+            for network in aside:
+                network.to(device)
 
     def _move(self, device: torch.device) -> None:
-        super()._move(device)
+        with self._decoding:
+            super()._move(device)
         self._originals = [original.to(device) for original in self._originals]
         if self.ema is not None:
             self.ema.to(device)
@@ -166,11 +181,17 @@ class FlowModel(Resident, ABC):
         """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._embedded]
         if missing:
-            with torch.no_grad(), self._encoders_present():
-                tensors = self.embed(missing).tensors
+            device = self.device
+            with torch.no_grad(), self._encoders_on(device):
+                tensors = self.embed(missing, device).tensors
             for row, text in enumerate(missing):
                 self._embedded[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
+        for text in dict.fromkeys(texts):
+            self._embedded[text] = self._embedded.pop(text)
         names = self._embedded[texts[0]]
+        size = sum(tensor.nbytes for tensor in names.values())
+        for text in list(self._embedded)[: max(0, len(self._embedded) - max(len(texts), EMBEDDINGS_BYTES // size))]:
+            del self._embedded[text]
         return Condition(
             {name: torch.stack([self._embedded[text][name] for text in texts]).to(self.device) for name in names}
         )
@@ -193,7 +214,10 @@ class FlowModel(Resident, ABC):
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
         """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
         parts = latents.split(batch_size or len(latents))
-        return torch.cat([self.decode_latents(part.to(self.device)).float().clamp(0, 1).cpu() for part in parts])
+        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
+        with self._decoding:
+            device = self.pipeline.vae.device
+            return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
 
     def add_adapter(self, rank: int, alpha: float, targets: str, seed: int) -> None:
         """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference."""
@@ -221,6 +245,10 @@ class FlowModel(Resident, ABC):
         for parameter in self.trainable_parameters():
             self._originals.append(parameter.detach().clone())
             parameter.data = parameter.data.float()
+
+    def original_dtypes(self) -> list[torch.dtype]:
+        """Of the weights as they were loaded, in the order of `trainable_parameters`: some networks keep parts in float32."""
+        return [original.dtype for original in self._originals]
 
     @property
     def is_adapted(self) -> bool:
@@ -318,7 +346,8 @@ class FlowModel(Resident, ABC):
         """What autograd saves for the backward pass of one sample's velocity, measured once per latent shape."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         if shape not in self._graph_bytes:
-            weights = {parameter.untyped_storage().data_ptr() for parameter in self.transformer.parameters()}
+            networks = self.experts.values()
+            weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}
             saved: dict[int, int] = {}
 
             def count(tensor: Tensor) -> Tensor:

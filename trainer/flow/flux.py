@@ -38,9 +38,9 @@ class Flux(ImageModel):
 
     TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
 
-    def embed(self, texts: Sequence[str]) -> Condition:
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, pooled, _ = self.pipeline.encode_prompt(
-            list(texts), None, device=self.device, max_sequence_length=self.max_sequence_length
+            list(texts), None, device=device, max_sequence_length=self.max_sequence_length
         )
         return Condition({"tokens": tokens, "pooled": pooled})
 

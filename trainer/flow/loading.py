@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, KeyError, NotImplementedError)
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 # No float16: without loss scaling most gradients of a large model would be zero.
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -123,15 +123,17 @@ def bytes_held(
     frozen_bits = {"none": dtype.itemsize * 8, "8bit": 8, "4bit": 4}[options.quantize]
     total = 0
     for name, count in counts.items():
-        if options.offload_encoders and name.startswith("text_encoder"):
-            continue
         if name not in trained:
-            total += count * dtype.itemsize
-        elif training == "full":  # weight, gradient and two moments in float32, and the untrained weight
-            total += count * (4 * 4 + dtype.itemsize)
+            visits = options.offload_encoders and name.startswith("text_encoder")
+            total += 0 if visits else count * dtype.itemsize
+        elif (
+            training == "full"
+        ):  # weight, gradient, two moments and, while it is the reference, a copy; the untrained weight
+            total += count * (5 * 4 + dtype.itemsize)
         else:
             total += count * frozen_bits // 8
-    return total
+    encoders = sum(count for name, count in counts.items() if name.startswith("text_encoder")) * dtype.itemsize
+    return max(total, encoders)  # offloaded encoders come alone, if need be
 
 
 def speed_up(network: torch.nn.Module, options: LoadOptions) -> None:

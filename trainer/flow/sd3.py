@@ -40,12 +40,12 @@ class StableDiffusion3(ImageModel):
     TOKENIZER, MOST_TOKENS = "tokenizer_3", 256
     CLASSIFIER_FREE = True
 
-    def embed(self, texts: Sequence[str]) -> Condition:
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
             list(texts),
             None,
             None,
-            device=self.device,
+            device=device,
             do_classifier_free_guidance=False,
             max_sequence_length=self.max_sequence_length,
         )

@@ -53,12 +53,12 @@ class Wan(FlowModel):
             )
         return self.pipeline.vae.config.z_dim, (frames - 1) // time + 1, height // space, width // space
 
-    def embed(self, texts: Sequence[str]) -> Condition:
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(
             list(texts),
             do_classifier_free_guidance=False,
             max_sequence_length=self.max_sequence_length,
-            device=self.device,
+            device=device,
         )
         return Condition({"tokens": tokens})
 

@@ -137,14 +137,19 @@ def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_setti
     model = load_flow_model(folder, device="cpu", offload_encoders=True)
     encoder, moves = model.pipeline.text_encoder_3, []
     assert encoder not in model._networks() and model.transformer in model._networks()
-    monkeypatch.setattr(encoder, "to", lambda device: moves.append(str(device)))
+    monkeypatch.setattr(encoder, "to", lambda device: moves.append(("encoder", str(device))))
+    monkeypatch.setattr(model.transformer, "to", lambda device: moves.append(("transformer", str(device))))
     expected = load_flow_model(folder, device="cpu").encode(["a red circle"]).tensors
     found = model.encode(["a red circle"]).tensors
-    assert moves == ["cpu", "cpu"], "to the model's device, which is the CPU here, and back"
+    assert moves == [("encoder", "cpu")] * 2, "to the model's device, which is the CPU here, and back"
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
     model.encode(["a red circle"])
     assert len(moves) == 2, "a prompt that is known needs no encoder"
+    monkeypatch.setattr(host, "free_memory", lambda device: 1)
+    model.encode(["another prompt"])
+    order = ["transformer", "encoder", "encoder", "transformer"]
+    assert [name for name, _ in moves[2:]] == order, "without room for both, the transformer steps aside"
 
 
 def test_tiles(folder):
@@ -171,7 +176,9 @@ def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch
         return sum(t.numel() for file in (folder / part).glob("*.safetensors") for t in load_file(file).values())
 
     frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
-    full = 4 * frozen + 20 * parameters("transformer")  # float32: weight, gradient, two moments and the reference
+    full = 4 * frozen + 24 * parameters(
+        "transformer"
+    )  # float32: weight, gradient, two moments, the reference and a copy
     monkeypatch.setattr(host, "free_memory", lambda device: full - 1)
     with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
         load_flow_model(folder, device="cpu", training="full")
