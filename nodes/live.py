@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 EVENT = "otca.result"
 
-_results: dict[str, dict[str, dict]] = {}
-_trajectories: dict[str, weakref.ref[Trajectories]] = {}
+# By workflow and node: ids of nodes are the same in many workflows.
+Place = tuple[str | None, str]
+_results: dict[Place, dict[str, dict]] = {}
+_trajectories: dict[Place, weakref.ref[Trajectories]] = {}
 
 
 class Busy(RuntimeError):
@@ -37,24 +39,31 @@ def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], traj
     """
     if not host.in_comfyui():
         return result
-    data = payload() | {"workflow_id": host.running_workflow_id()}
+    workflow = host.running_workflow_id()
+    data = payload() | {"workflow_id": workflow}
     if kind == "credit":  # advantages are about a credit that is no more
-        for results in _results.values():
-            if results.get("advantages", {}).get("credit_node") == node:
+        for (of, _), results in _results.items():
+            if of == workflow and results.get("advantages", {}).get("credit_node") == node:
                 del results["advantages"]
-    _results.setdefault(node, {})[kind] = data
+    _results.setdefault((workflow, node), {})[kind] = data
     if trajectories is not None:
-        _trajectories[node] = weakref.ref(trajectories)
+        _trajectories[workflow, node] = weakref.ref(trajectories)
     host.tell(EVENT, {"node": node, "kind": kind, "data": data})
     return {"ui": {f"otca_{kind}": [data]}, "result": result}
 
 
-def last_results(node: str) -> dict[str, dict]:
-    """What that node last showed, by kind."""
-    return _results.get(node, {})
+def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
+    """What that node last showed, by kind; also where it was queued by a script, whose graph has no workflow id."""
+    return _results.get((workflow, node)) or _results.get((None, node), {})
 
 
-def preview_png(node: str, sample: int, step: int) -> bytes:
+def current_run() -> str | None:
+    """The run that a canvas went on with last."""
+    runs = [results["run"] for results in _results.values() if "run" in results]
+    return max(runs, key=lambda data: data["at"])["run"] if runs else None
+
+
+def preview_png(node: str, sample: int, step: int, workflow: str | None = None) -> bytes:
     """x̂0 of one sample as the model saw it at one denoising step, decoded.
 
     Raises:
@@ -62,7 +71,8 @@ def preview_png(node: str, sample: int, step: int) -> bytes:
     """
     from ..trainer import plots
 
-    trajectories = _trajectories.get(node, lambda: None)()
+    held = _trajectories.get((workflow, node)) or _trajectories.get((None, node))
+    trajectories = held() if held else None
     if trajectories is None or trajectories.predictions is None:
         raise LookupError(f"the trajectories of node {node} are no longer in memory. Fix: run the graph again")
     samples, steps = trajectories.predictions.shape[:2]
@@ -85,3 +95,12 @@ def release() -> int:
         if host.our_prompt_running():
             raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
         return resident.release_all()
+
+
+def make_room_for_others() -> None:
+    """Before another process trains here: our models leave, and ComfyUI's, unless a prompt of ours needs them."""
+    try:
+        release()
+    except Busy:
+        return
+    host.make_room()

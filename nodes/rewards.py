@@ -189,6 +189,7 @@ class RewardStack:
 
         def payload():
             sheet = payloads.thumbnail_sheet(stills)
-            return payloads.scores(node_id, scores, host.save_temporary(sheet, f"otca_samples_{node_id}.png"))
+            name = f"otca_samples_{host.running_workflow_id() or 'script'}_{node_id}.png"
+            return payloads.scores(node_id, scores, host.save_temporary(sheet, name))
 
         return live.shown(node_id, "scores", (scores, table), payload)

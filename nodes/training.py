@@ -1,5 +1,6 @@
 """Stage 6: the update, its record, and what comes out."""
 
+import time
 import weakref
 
 from ..trainer import host
@@ -179,7 +180,7 @@ class TrainingRun:
         run.record(model, report, last=iterations, on_step=host.check_stop)
         if run.iteration >= iterations:
             run.mark("finished", iterations)
-        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration}
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "at": time.time()}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 
 

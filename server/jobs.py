@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,10 +36,14 @@ class Jobs:
         titles: Mapping[str, str],
         parser: Callable[[], argparse.ArgumentParser],
         input_folder: Callable[[], Path],
+        make_room: Callable[[], None],
     ):
-        """`pack` is the folder that Python is given to run; `parser` is the command line's own."""
+        """`pack` is the folder that Python is given to run; `parser` is the command line's own.
+
+        `make_room` asks this process's models to leave the accelerator, on which the training is about to start.
+        """
         self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
-        self.parser, self.input_folder = parser, input_folder
+        self.parser, self.input_folder, self.make_room = parser, input_folder, make_room
         self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
 
     def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
@@ -66,10 +71,14 @@ class Jobs:
         workflow = self._ready(prompt, iterations)
         with self._starting:
             run = self.runs.create(name)
-            run.write(WORKFLOW, workflow.graph)
-            if canvas is not None:
-                run.write(CANVAS, canvas)
-            self._launch(run, iterations, gpus, resume=False)
+            try:
+                run.write(WORKFLOW, workflow.graph)
+                if canvas is not None:
+                    run.write(CANVAS, canvas)
+                self._launch(run, iterations, gpus, resume=False)
+            except BaseException:
+                shutil.rmtree(run.folder)  # else the name would be taken by a run that never began
+                raise
         return run
 
     def resume(self, run: Run, iterations: int | None, gpus: int) -> Run:
@@ -115,6 +124,7 @@ class Jobs:
         command += ["--iterations", str(iterations)]
         command += ["--gpus", str(gpus)] if gpus > 1 else []
         command += ["--resume"] if resume else []
+        self.make_room()
         with open(run.folder / LOG, "ab") as log:
             process = subprocess.Popen(
                 command,

@@ -44,8 +44,8 @@ class Live(Protocol):
 
     Busy: type[Exception]
 
-    def last_results(self, node: str) -> dict[str, dict]: ...
-    def preview_png(self, node: str, sample: int, step: int) -> bytes: ...
+    def last_results(self, node: str, workflow: str | None) -> dict[str, dict]: ...
+    def preview_png(self, node: str, sample: int, step: int, workflow: str | None) -> bytes: ...
     def release(self) -> int: ...
 
 
@@ -68,7 +68,7 @@ def add_routes(
 
     @get("/otca/nodes/{node_id}")
     async def last_results(request: web.Request) -> dict:
-        return live.last_results(request.match_info["node_id"])
+        return live.last_results(request.match_info["node_id"], request.query.get("workflow"))
 
     @get("/otca/preview")
     async def preview(request: web.Request) -> web.Response:
@@ -77,7 +77,7 @@ def add_routes(
             raise Refused(400, "node is missing. Fix: ?node=9&sample=0&step=0")
         sample, step = query_number(request, "sample"), query_number(request, "step")
         try:
-            content = await in_thread(live.preview_png, node, sample, step)
+            content = await in_thread(live.preview_png, node, sample, step, request.query.get("workflow"))
         except LookupError as error:
             raise Refused(404, str(error)) from error
         except ValueError as error:

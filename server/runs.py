@@ -40,8 +40,8 @@ INTERRUPTED = "the process ended without a word. Fix: resume goes on from the la
 class Runs:
     """The runs folder, which may move while ComfyUI runs, and so is asked for each time."""
 
-    def __init__(self, folder: Callable[[], Path], canvas_at_work: Callable[[], bool]):
-        """`canvas_at_work`: is ComfyUI executing a prompt of ours? A run on its canvas idles in between."""
+    def __init__(self, folder: Callable[[], Path], canvas_at_work: Callable[[str], bool]):
+        """`canvas_at_work`: is ComfyUI executing a prompt of that run? Between prompts a run on its canvas idles."""
         self.folder, self.canvas_at_work = folder, canvas_at_work
         self._metrics: dict[Path, LineIndex] = {}
 
@@ -86,7 +86,7 @@ class Run:
 
     folder: Path
     metrics_index: LineIndex
-    canvas_at_work: Callable[[], bool]
+    canvas_at_work: Callable[[str], bool]
 
     @property
     def id(self) -> str:
@@ -106,7 +106,7 @@ class Run:
         status, error = written["status"], written.get("error")
         if status == "running" and not alive(written.get("pid"), written.get("process_started")):
             status, error = "interrupted", INTERRUPTED
-        if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work():
+        if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work(self.id):
             status = "idle"
         times = [path.stat().st_mtime for path in map(self.file, (METRICS, STATUS, *ADAPTERS, WORKFLOW)) if path]
         return {

@@ -19,7 +19,9 @@ from comfyui_otca.trainer.workflow import NodeError
 @pytest.fixture
 def queue(comfyui, monkeypatch):
     """queue(workflow, iteration): one prompt, with the seeds advanced as ComfyUI's queue does it."""
-    monkeypatch.setattr(host, "picture", lambda draw: None)  # drawn by matplotlib, which takes longer than all else here
+    monkeypatch.setattr(
+        host, "picture", lambda draw: None
+    )  # drawn by matplotlib, which takes longer than all else here
 
     def run(workflow, iteration=0, targets=None):
         overrides = {(node, name): value + iteration for node, name, value in workflow.advancing()}

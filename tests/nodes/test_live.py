@@ -32,7 +32,9 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
         (data,) = workflow.ui[node][f"otca_{kind}"]
         assert data["node"] == node and live.last_results(node) == {kind: data}
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
-    assert workflow.ui["12"]["otca_run"] == [{"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}]
+    run = dict(workflow.ui["12"]["otca_run"][0])
+    assert run.pop("at") > 0 and run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
+    assert live.current_run() == "quickstart"
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted(("otca.result", node, kind) for node, kind in kinds.items())
     assert live.last_results("99") == {}
@@ -98,7 +100,11 @@ def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
     workflow = small_workflow()
     with torch.inference_mode():
         workflow.run(targets=["9"])
-    assert live.last_results("9")["credit"]["workflow_id"] == "the canvas"
+    assert live.last_results("9", "the canvas")["credit"]["workflow_id"] == "the canvas"
+    assert live.last_results("9", "another") == {} and live.last_results("9") == {}
+    assert live.preview_png("9", 0, 0, "the canvas")
+    with pytest.raises(LookupError):
+        live.preview_png("9", 0, 0, "another")
     comfyui.running[0] = (1, "id", {}, {}, [])  # queued by a script
     workflow.set("TCDWeights.w_min", 0.9)
     with torch.inference_mode():

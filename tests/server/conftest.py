@@ -34,10 +34,10 @@ class FakeLive:
     def __init__(self):
         self.busy = False
 
-    def last_results(self, node):
+    def last_results(self, node, workflow):
         return {"credit": {"node": "1:9", "steps": 8}} if node == "1:9" else {}
 
-    def preview_png(self, node, sample, step):
+    def preview_png(self, node, sample, step, workflow):
         if node != "9":
             raise LookupError(f"the trajectories of node {node} are gone. Fix: run the graph again")
         if step > 7:
@@ -74,8 +74,17 @@ def site(tmp_path):
     for folder in folders.values():
         folder.mkdir()
     canvas = SimpleNamespace(at_work=True)
-    runs, live = Runs(lambda: folders["output"] / "otca", lambda: canvas.at_work), FakeLive()
-    jobs = Jobs(runs, PACK, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, parser, lambda: folders["input"])
+    runs, live = Runs(lambda: folders["output"] / "otca", lambda run: canvas.at_work), FakeLive()
+    rooms = []
+    jobs = Jobs(
+        runs,
+        PACK,
+        NODE_CLASS_MAPPINGS,
+        NODE_DISPLAY_NAME_MAPPINGS,
+        parser,
+        input_folder=lambda: folders["input"],
+        make_room=lambda: rooms.append("made"),
+    )
     routes = web.RouteTableDef()
     add_routes(routes, runs=runs, jobs=jobs, live=live, loras_folder=lambda: folders["loras"])
 
@@ -110,6 +119,7 @@ def site(tmp_path):
 
     return SimpleNamespace(
         canvas=canvas,
+        rooms=rooms,
         get=lambda path, **headers: ask("GET", path, headers=headers),
         post=post,
         ask=ask,

@@ -209,10 +209,17 @@ def test_many_gpus_are_refused_until_the_command_line_takes_them(site, tiny, mon
         assert answer.status == 400 and "this version trains on one GPU" in answer.error
 
     started = []
-    monkeypatch.setattr("subprocess.Popen", lambda command, **_: started.append(command) or 1 / 0)
+
+    def refuse(command, **_):
+        started.append(command)
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
     site.jobs.parser = lambda: parser_with_gpus()
-    site.post("/otca/train", {"name": "mine", "iterations": 2, "gpus": 8, "prompt": tiny()})
-    assert started[0][-2:] == ["--gpus", "8"]
+    answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "gpus": 8, "prompt": tiny()})
+    assert started[0][-2:] == ["--gpus", "8"] and site.rooms == ["made"]
+    assert answer.status == 500 and "no more processes" in answer.error
+    assert not (site.folder / "mine").exists(), "the name is free again"
 
 
 def parser_with_gpus():

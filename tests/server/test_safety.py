@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from comfyui_otca.server.checks import LARGEST_BODY, plain_name
+from comfyui_otca.server.checks import LARGEST_BODY
+from comfyui_otca.trainer.layout import plain_name
 
 POSTS = [
     "/otca/train",
@@ -292,7 +293,7 @@ def test_a_link_at_the_target_of_a_lora_is_replaced_and_not_followed(site, made,
 
 
 def test_an_unexpected_error_stays_in_the_log(site, caplog):
-    site.live.last_results = lambda node: 1 / 0
+    site.live.last_results = lambda node, workflow: 1 / 0
     answer = site.get("/otca/nodes/9")
     assert answer.status == 500 and answer.error.startswith("internal error: ZeroDivisionError")
     assert "Traceback" in caplog.text
