@@ -4,6 +4,7 @@
  */
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
 
 export { app, api };
 
@@ -12,8 +13,12 @@ export function nodeDefinition(node) {
   return node.constructor.nodeData;
 }
 
+function rootGraph() {
+  return app.rootGraph ?? app.graph;
+}
+
 /** Every node of the workflow with its id as the server sees it: "7", or a path such as "3:7" inside a subgraph. */
-export function* allNodes(graph = app.rootGraph ?? app.graph, prefix = "") {
+export function* allNodes(graph = rootGraph(), prefix = "") {
   for (const node of graph.nodes) {
     const id = prefix + node.id;
     yield { node, id };
@@ -23,19 +28,54 @@ export function* allNodes(graph = app.rootGraph ?? app.graph, prefix = "") {
 
 /** ComfyUI lets new seeds jump at random; an iteration is the one before plus one, here as in the headless trainer. */
 export function advanceByOne(node) {
-  for (const control of controlsOf(node)) control.value = "increment";
+  for (const { control } of controlsOf(node)) control.value = "increment";
 }
 
-/** The widgets that say how a value moves on after each prompt. */
-export function controlsOf(node) {
-  return (node.widgets ?? [])
-    .flatMap((widget) => widget.linkedWidgets ?? [])
-    .filter((linked) => linked.name === "control_after_generate");
+/** The widgets whose values move on after each prompt, each with the one that says how. */
+function controlsOf(node) {
+  return (node.widgets ?? []).flatMap((widget) =>
+    (widget.linkedWidgets ?? [])
+      .filter((linked) => linked.name === "control_after_generate")
+      .map((control) => ({ widget, control })),
+  );
+}
+
+function ourControls() {
+  const ours = [...allNodes()].filter(({ node }) => nodeDefinition(node)?.name?.startsWith("OTCA_"));
+  return ours.flatMap(({ node }) => controlsOf(node));
+}
+
+/** Whether the next prompt samples what the last one did. */
+export function samplesAreHeld() {
+  return areHeld(ourControls().map(({ control }) => control.value));
+}
+
+/** Keeps prompts and noise of the last prompt, or lets them move on again. */
+export function holdSamples(hold) {
+  for (const { widget, control } of ourControls()) {
+    const queued = queuedValues.get(widget);
+    const value = hold ? heldValue(control.value, queued, widget.value) : releasedValue(queued, widget.value);
+    control.value = hold ? "fixed" : "increment";
+    if (value === widget.value) continue;
+    widget.value = value;
+    widget.callback?.(value);
+  }
+  rootGraph().setDirtyCanvas(true, true);
+}
+
+const queuedValues = new WeakMap(); // widget → its value in the prompt that was queued last
+
+/** Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one. */
+export function noticeQueuedValues(ours) {
+  const remember = () => ourControls().forEach(({ widget }) => queuedValues.set(widget, widget.value));
+  const movesOnBefore = () => app.extensionManager.setting.get("Comfy.WidgetControlMode") === "before";
+  ours.beforeQueued = () => movesOnBefore() || remember();
+  ours.afterQueued = () => movesOnBefore() && remember();
 }
 
 /** Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows. */
 export function isOfOpenWorkflow({ workflow_id: id }) {
-  const open = (app.rootGraph ?? app.graph).id;
+  const open = rootGraph().id;
   return !id || !open || id === open;
 }
 
@@ -50,6 +90,12 @@ export function findNode(id) {
  */
 export function onNodeResult(callback) {
   api.addEventListener("otca.result", ({ detail: { kind, data, node } }) => callback(kind, data, node));
+}
+
+/** What a node of the open workflow last showed: {kind: data}. */
+export function lastResults(id) {
+  const open = (app.rootGraph ?? app.graph).id;
+  return getJson(`/otca/nodes/${encodeURIComponent(id)}${open ? `?${new URLSearchParams({ workflow: open })}` : ""}`);
 }
 
 /** JSON from one of our routes; an Error with the server's own message where it refuses. */
@@ -190,7 +236,7 @@ export async function openWorkflow({ workflow, prompt }, name) {
 
 /** Selects a node and moves the canvas to it; of a node inside a subgraph, the subgraph's node. */
 export function showNode(id) {
-  const node = (app.rootGraph ?? app.graph).getNodeById(Number(id.split(":")[0]));
+  const node = rootGraph().getNodeById(Number(id.split(":")[0]));
   if (!node) return;
   app.canvas.setGraph?.(node.graph);
   app.canvas.selectItems([node]);
@@ -199,6 +245,17 @@ export function showNode(id) {
 
 export function selectedNodes() {
   return Object.values(app.canvas.selected_nodes ?? {});
+}
+
+/** All of a run's rows after an iteration: the server hands them out some thousands at a time. {rows, evaluations} */
+export async function getMetrics(run, after) {
+  const rows = [];
+  for (;;) {
+    const from = rows.at(-1)?.iteration ?? after;
+    const answer = await getJson(`/otca/runs/${encodeURIComponent(run)}/metrics?after=${from}`);
+    rows.push(...answer.rows);
+    if (!answer.more || !answer.rows.length) return { rows, evaluations: answer.evaluations };
+  }
 }
 
 /** A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones. */

@@ -29,13 +29,17 @@ function deliver(kind, data, id) {
   }
 }
 
+function deliverToAll(kind) {
+  for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
+}
+
 /** A reload of the page forgets what it was sent; the server does not. */
 async function replay() {
   const nodes = [...comfy.allNodes()].filter(
     ({ node }) => widgetsOf.has(node) || comfy.nodeDefinition(node)?.output?.includes(REPLAYED),
   );
   const results = await Promise.all(
-    nodes.map(async ({ id }) => [id, await comfy.getJson(`/otca/nodes/${encodeURIComponent(id)}`).catch(() => ({}))]),
+    nodes.map(async ({ id }) => [id, await comfy.lastResults(id).catch(() => ({}))]),
   );
   const credits = results.map(([id, { credit }]) => [id, { credit }]);
   // Credit comes first: advantages are about a credit that is already shown.
@@ -55,7 +59,7 @@ comfy.app.registerExtension({
     document.head.append(style);
     comfy.onNodeResult(deliver);
     comfy.onExecution({
-      started: () => [...comfy.allNodes()].forEach(({ id }) => deliver("started", {}, id)),
+      started: () => deliverToAll("started"),
       failed: (message, id) => deliver("error", { message }, id),
     });
     setupSidebar(comfy);
@@ -72,6 +76,7 @@ comfy.app.registerExtension({
   },
 
   afterConfigureGraph() {
+    deliverToAll("opened");
     replay(); // not awaited: the workflow opens meanwhile
   },
 });

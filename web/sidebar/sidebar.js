@@ -218,7 +218,7 @@ function sidebarPanel(comfy) {
       const after = shown.rows.at(-1)?.iteration ?? 0;
       const [run, metrics] = await Promise.all([
         comfy.getJson(route),
-        comfy.getJson(`${route}/metrics?after=${after}`),
+        comfy.getMetrics(summary.id, after),
       ]);
       if (shown?.id !== run.id || disposed) return;
       shown.run = run;

@@ -53,7 +53,7 @@ class Curves {
     }
     const after = this.rows.at(-1)?.iteration ?? 0;
     try {
-      const read = await this.comfy.getJson(`/otca/runs/${encodeURIComponent(data.run)}/metrics?after=${after}`);
+      const read = await this.comfy.getMetrics(data.run, after);
       if (data.run !== this.run) return;
       this.rows = mergeRows(this.rows, read.rows);
       this.draw();

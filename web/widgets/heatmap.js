@@ -20,6 +20,10 @@ export const heatmapWidget = {
   create: (node, comfy) => new Heatmap(node, comfy),
 };
 
+const HOLD =
+  "Keep prompts and noise: then a change of w_min or of the fusion re-runs only credit and what follows. " +
+  "Each Run still updates the model, unless GRPO Step and the nodes after it are muted.";
+
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
 const CHOICES = { "heatmap color": "advantage", "heatmap order": "advantage" };
 
@@ -41,6 +45,7 @@ class Heatmap {
     };
     const widget = node.addDOMWidget("otca_heatmap", "OTCA_HEATMAP", this.root, options);
     widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    comfy.noticeQueuedValues(widget);
     const leave = node.onRemoved;
     node.onRemoved = (...args) => {
       leave?.apply(node, args);
@@ -82,7 +87,9 @@ class Heatmap {
     this.live = h("div.otca-hidden", { "aria-live": "polite" });
     this.table = h("div.otca-hidden");
     this.tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
-    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root));
+    this.hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, "hold samples");
+    this.holdSwitch = h("div.otca-switch", {}, this.hold);
+    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.holdSwitch);
     this.root = h(
       "div",
       { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
@@ -105,6 +112,17 @@ class Heatmap {
     return { name, buttons, root };
   }
 
+  toggleHold() {
+    this.comfy.holdSamples(!this.comfy.samplesAreHeld());
+    this.showHold();
+  }
+
+  /** Read from the graph, where the user may have set the controls one by one. */
+  showHold() {
+    this.hold.setAttribute("aria-pressed", this.comfy.samplesAreHeld());
+    this.holdSwitch.hidden = this.state.credit === null;
+  }
+
   choice(name) {
     return this.node.properties?.[name] ?? CHOICES[name];
   }
@@ -115,6 +133,7 @@ class Heatmap {
 
   /** A result of this node, or of a fuse node that used its credit. */
   show(kind, data) {
+    this.showHold(); // on any occasion: the graph does not tell when a control changes
     if (kind !== "credit" && kind !== "advantages") return;
     const state = heatmap.received(this.state, kind, data);
     if (state === this.state) return;
@@ -140,6 +159,7 @@ class Heatmap {
         button.disabled = value === "advantage" && !advantages;
       }
     }
+    this.showHold();
     this.legend.replaceChildren(...this.legendItems());
     if (credit) {
       this.groups = heatmap.groupedRows(this.state, this.choice("heatmap order"));
@@ -310,7 +330,8 @@ class Heatmap {
     const { credit } = this.state;
     const sample = this.samples[this.selected.row];
     const step = credit.trained[this.selected.column];
-    const route = `/otca/preview?node=${encodeURIComponent(credit.node)}&sample=${sample}&step=${step}`;
+    const cell = { node: credit.node, sample, step, ...(credit.workflow_id && { workflow: credit.workflow_id }) };
+    const route = `/otca/preview?${new URLSearchParams(cell)}`;
     const facts = heatmap.cellFacts(this.state, sample, this.selected.column);
     const frame = h("div.otca-heatmap-picture");
     const show = (...children) => frame.replaceChildren(...children);
@@ -324,8 +345,11 @@ class Heatmap {
     show(h("p", { role: "status" }, "Decoding…"));
     try {
       const url = this.previews.get(route) ?? (await this.comfy.getPicture(route, signal));
+      if (signal.aborted) {
+        if (!this.previews.has(route)) URL.revokeObjectURL(url); // of a credit that is no more
+        return;
+      }
       this.previews.set(route, url);
-      if (signal.aborted) return;
       show(h("img", { src: url, alt: `x̂0, where ${facts.place} is heading`, title: "x̂0: the picture that the model aims at from here" }));
     } catch (error) {
       if (!signal.aborted) show(h("p", { role: "alert" }, `⚠ ${error.message}`));
