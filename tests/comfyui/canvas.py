@@ -23,6 +23,21 @@ SETTINGS = {
     "Comfy.Graph.CanvasInfo": False,
 }
 
+# The colours that fill at least 50 pixels where a heatmap's <canvas> has its cells, and how many of them are orange
+# (reinforced): legend, labels and bars lie outside.
+CELLS = """canvas => {
+    const part = (from, to, length) => [Math.round(from * length), Math.round((to - from) * length)];
+    const [left, width] = part(0.32, 0.85, canvas.width), [top, height] = part(0.2, 0.65, canvas.height);
+    const { data } = canvas.getContext("2d").getImageData(left, top, width, height);
+    const counts = new Map();
+    for (let at = 0; at < data.length; at += 4) {
+        const colour = data.slice(at, at + 4).join(" ");
+        counts.set(colour, (counts.get(colour) ?? 0) + 1);
+    }
+    const cells = [...counts].filter(([, count]) => count >= 50).map(([colour]) => colour.split(" ").map(Number));
+    return { colours: cells.length, orange: cells.filter(([r, g, b, a]) => a && r > g + 30 && g > b + 30).length };
+}"""
+
 
 class Canvas:
     """The page with the graph. `events` are the server's messages about prompts, in order, as [type, data]."""
@@ -32,6 +47,7 @@ class Canvas:
         self.comfyui = comfyui
         self.renderer = renderer
         self.complaints: list[str] = []
+        self.expected: list[str] = []  # parts of complaints that a test means to provoke
         self._listen()
         comfyui.post("/api/settings", {**SETTINGS, "Comfy.VueNodes.Enabled": renderer == "nodes2"})
         self.open()
@@ -86,6 +102,10 @@ class Canvas:
         """Leaves nothing of one test to the next: an empty graph, no messages, no complaints."""
         self.page.evaluate("() => { app.graph.clear(); otcaTest.events.length = 0; }")
         self.complaints.clear()
+        self.expected.clear()
+
+    def unexpected(self, complaints: list[str]) -> list[str]:
+        return [complaint for complaint in complaints if not any(part in complaint for part in self.expected)]
 
     # The graph
 
@@ -129,7 +149,33 @@ class Canvas:
         """What the page would queue: the graph in API format."""
         return self.page.evaluate("async () => (await app.graphToPrompt()).output")
 
+    def press(self, node: int, name: str) -> None:
+        """Presses a node's button widget, which only Nodes 2.0 has in the page's own elements."""
+        self.show(node)
+        if self.renderer == "nodes2":
+            self.page.locator(f'[data-node-id="{node}"]').get_by_role("button", name=name).click()
+            return
+        self.wait(
+            """([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).last_y > 0""", [node, name]
+        )
+        place = self.page.evaluate(
+            """([id, name]) => {
+                const node = app.graph.getNodeById(id), widget = node.widgets.find(w => w.name === name);
+                const { ds, canvas } = app.canvas, box = canvas.getBoundingClientRect();
+                const at = [node.pos[0] + node.size[0] / 2, node.pos[1] + widget.last_y + 10];
+                return [box.left + (at[0] + ds.offset[0]) * ds.scale, box.top + (at[1] + ds.offset[1]) * ds.scale];
+            }""",
+            [node, name],
+        )
+        self.page.mouse.click(*place)
+
     # Running it
+
+    def press_run(self) -> None:
+        self.page.get_by_role("button", name="Run", exact=True).first.click()  # ComfyUI 0.33 calls its menu Run, too
+
+    def press_stop(self) -> None:
+        self.page.get_by_role("button", name="Cancel current run").click()
 
     def run(self, times: int = 1) -> None:
         """Queues the graph as the Run button does, without waiting."""

@@ -83,8 +83,9 @@ def canvas(open_canvas):
     log_start = comfyui.log_file.stat().st_size
     open_canvas.forget()
     yield open_canvas
-    assert not open_canvas.complaints, "the page complained:\n" + "\n".join(open_canvas.complaints)
-    complaints = comfyui.complaints(log_start)
+    complaints = open_canvas.unexpected(open_canvas.complaints)
+    assert not complaints, "the page complained:\n" + "\n".join(complaints)
+    complaints = open_canvas.unexpected(comfyui.complaints(log_start))
     assert not complaints, "the server's log complains:\n" + "\n".join(complaints)
 
 

@@ -1,10 +1,12 @@
 """What a user does on the canvas, in every ComfyUI that is there and in both of its renderers."""
 
 import json
+import re
 import time
 
 import pytest
 
+from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.server import PACK, WORKFLOWS
 
 EXAMPLES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
@@ -84,6 +86,33 @@ def test_changing_the_credit_runs_only_the_credit_and_below(small, run_name):
     assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2, 3]
 
 
+def test_held_samples_are_not_sampled_again(small):
+    executions = small.run_and_wait(times=2)
+    assert [execution.end for execution in executions] == ["execution_success"] * 2
+    small.show(9)
+    hold = small.page.get_by_role("button", name="hold samples")
+    assert hold.get_attribute("aria-pressed") == "false"
+    hold.click()
+    assert hold.get_attribute("aria-pressed") == "true"
+    assert small.widget("2.index") == small.widget("3.seed") == 1, "stepped back to what was sampled last"
+    (same,) = small.run_and_wait()
+    assert same.ran == set()
+    small.set({"9.w_min": 0.2})
+    (held,) = small.run_and_wait()
+    assert held.ran == CREDIT_AND_BELOW
+
+    held_workflow = small.page.evaluate("() => app.graph.serialize()")
+    hold.click()
+    assert hold.get_attribute("aria-pressed") == "false"
+    (released,) = small.run_and_wait()
+    assert released.ran >= {"2", "3", "8", *CREDIT_AND_BELOW}
+    assert small.widget("2.index") == small.widget("3.seed") == 3
+
+    small.page.evaluate("workflow => app.loadGraphData(workflow)", held_workflow)
+    small.show(9)
+    small.wait("() => document.querySelector('.otca-heatmap [aria-pressed=true][title^=Keep]')")
+
+
 def test_five_queued_prompts_are_five_iterations(small, run_name):
     ran = small.run_and_wait(times=5)
     assert [execution.end for execution in ran] == ["execution_success"] * 5
@@ -91,6 +120,33 @@ def test_five_queued_prompts_are_five_iterations(small, run_name):
     assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
     assert len({row["loss"] for row in rows}) == 5
     assert small.widget("2.index") == 5 and small.widget("3.seed") == 5
+
+
+def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name):
+    with small.executions(1) as first:
+        small.press_run()
+    assert first[0].end == "execution_success"
+
+    small.set({"3.group_size": 32, "3.steps": 10, "11.batch_size": 1})
+    seen = len(small.events())
+    with small.executions(1) as stopped:
+        small.press_run()
+        small.wait(
+            """seen => otcaTest.events.slice(seen).some(
+                ([type, data]) => type === "progress" && data.node === "11" && data.value > 2)""",
+            seen,
+        )
+        small.press_stop()
+    assert stopped[0].end == "execution_interrupted" and stopped[0].detail["node_id"] == "11"
+    steps = [data for type_, data in small.events()[seen:] if type_ == "progress" and data["node"] == "11"]
+    assert steps[-1]["value"] < steps[-1]["max"] / 2, "the update went on after Stop"
+    assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1]
+
+    small.set({"3.group_size": 4, "3.steps": 4, "11.batch_size": 0})
+    with small.executions(1) as again:
+        small.press_run()
+    assert again[0].end == "execution_success", again[0].detail
+    assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1, 2]
 
 
 def test_stop_ends_within_a_micro_step_and_an_ordinary_prompt_runs_afterwards(small):
@@ -119,3 +175,39 @@ def test_stop_ends_within_a_micro_step_and_an_ordinary_prompt_runs_afterwards(sm
     (ordinary,) = small.run_and_wait()
     assert ordinary.end == "execution_success"
     assert len(ordinary.ran) == 2
+
+
+def test_released_memory_is_taken_again(small):
+    small.run_and_wait()
+    small.press(1, "Release memory")
+    small.page.get_by_text(re.compile("Memory released|Nothing to release")).first.wait_for()
+    small.comfyui.post("/free", {"unload_models": True, "free_memory": True})
+    (execution,) = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+
+
+def test_the_heatmap_inside_a_subgraph(small):
+    inner, fuse = small.page.evaluate(
+        """() => {
+            const { subgraph } = app.canvas.graph.convertToSubgraph(new Set([9, 10].map(id => app.graph.getNodeById(id))));
+            const nodeOf = type => subgraph.nodes.find(node => node.type === type);
+            const outer = app.graph.nodes.find(node => node.isSubgraphNode?.());
+            return ["OTCA_TCDWeights", "OTCA_MOCAFuse"].map(type => `${outer.id}:${nodeOf(type).id}`);
+        }"""
+    )
+    (execution,) = small.run_and_wait()
+    assert execution.end == "execution_success", execution.detail
+    assert {inner, fuse, "11", "12"} <= execution.ran
+    small.page.evaluate(
+        """id => {
+            const [outer, inner] = id.split(":");
+            app.canvas.setGraph(app.graph.getNodeById(outer).subgraph);
+            app.canvas.ds.scale = 1;
+            app.canvas.centerOnNode(app.canvas.graph.getNodeById(inner));
+        }""",
+        inner,
+    )
+    heatmap = small.page.locator(".otca-heatmap canvas")
+    heatmap.wait_for()
+    assert heatmap.evaluate(CELLS)["orange"] > 2
+    small.page.evaluate("() => app.canvas.setGraph(app.rootGraph ?? app.graph)")

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Which renderer draws the nodes does not matter here.
+in_one_renderer = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
+
 SCRIPT = Path(__file__).with_name("lora_in_comfyui.py")
 TRANSFORMER = Path(__file__).resolve().parents[2] / "assets" / "shapes-flux" / "transformer" / "config.json"
 
@@ -24,6 +27,7 @@ def read_metrics(file: Path) -> list[dict]:
     ]
 
 
+@in_one_renderer
 def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path):
     # Headlessly, auto keeps the autograd graph of the rollout where memory allows; on the canvas it never does.
     small.set({"3.keep_graph": "off", "12.iterations": 2})
@@ -69,6 +73,7 @@ def saved_lora(small, run_name):
     return small.comfyui.base / "models" / "loras" / f"{run_name}.safetensors"
 
 
+@in_one_renderer
 def test_every_key_of_the_saved_lora_is_matched_by_the_stock_loader(saved_lora, comfyui):
     assert saved_lora.name in comfyui.get("/object_info/LoraLoader")["LoraLoader"]["input"]["required"]["lora_name"][0]
     installation = comfyui.installation
@@ -87,6 +92,7 @@ def test_every_key_of_the_saved_lora_is_matched_by_the_stock_loader(saved_lora, 
     assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"
 
 
+@in_one_renderer
 def test_a_saved_lora_dropped_on_the_canvas_opens_its_workflow(saved_lora, canvas):
     queued = canvas.prompt()
     canvas.page.evaluate("() => app.graph.clear()")

@@ -4,20 +4,7 @@ import re
 
 import pytest
 
-# The colours that fill at least 50 pixels where a heatmap's <canvas> has its cells, and how many of them are orange
-# (reinforced): legend, labels and bars lie outside.
-CELLS = """canvas => {
-    const part = (from, to, length) => [Math.round(from * length), Math.round((to - from) * length)];
-    const [left, width] = part(0.32, 0.85, canvas.width), [top, height] = part(0.2, 0.65, canvas.height);
-    const { data } = canvas.getContext("2d").getImageData(left, top, width, height);
-    const counts = new Map();
-    for (let at = 0; at < data.length; at += 4) {
-        const colour = data.slice(at, at + 4).join(" ");
-        counts.set(colour, (counts.get(colour) ?? 0) + 1);
-    }
-    const cells = [...counts].filter(([, count]) => count >= 50).map(([colour]) => colour.split(" ").map(Number));
-    return { colours: cells.length, orange: cells.filter(([r, g, b, a]) => a && r > g + 30 && g > b + 30).length };
-}"""
+from comfyui_otca.tests.comfyui.canvas import CELLS
 
 
 @pytest.fixture
@@ -62,6 +49,88 @@ def test_heatmap_follows_the_credit(ran):
     ran.set({"9.w_min": 1.0})
     ran.run_and_wait()
     ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
+
+
+def test_heatmap_by_keyboard(ran):
+    ran.show(9)
+    keyboard = ran.page.keyboard
+    heatmap, spoken = ran.page.locator(".otca-heatmap canvas"), ran.page.locator(".otca-heatmap [aria-live]")
+    ran.page.get_by_role("button", name="hold samples").focus()
+    keyboard.press("Tab")
+    assert heatmap.evaluate("canvas => document.activeElement === canvas")
+    keyboard.press("ArrowDown")
+    first = spoken.inner_text()
+    keyboard.press("ArrowDown")
+    second = spoken.inner_text()
+    assert first and second and first != second
+
+    keyboard.press("Enter")
+    ran.wait("() => document.querySelector('.otca-heatmap-preview img')?.naturalWidth === 40")
+    source = ran.page.locator(".otca-heatmap-preview img").get_attribute("src")
+    keyboard.press("ArrowRight")
+    ran.wait(
+        """before => { const img = document.querySelector('.otca-heatmap-preview img');
+            return img?.naturalWidth === 40 && img.src !== before; }""",
+        source,
+    )
+    keyboard.press("Escape")
+    assert ran.page.locator(".otca-heatmap-preview").is_hidden()
+    assert heatmap.evaluate("canvas => document.activeElement === canvas")
+
+
+# Contrast (WCAG 2) between a heatmap's background and the labels that it draws left of its cells.
+LABEL_CONTRAST = """canvas => {
+    const luminance = rgb => rgb
+        .map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+    const contrast = (a, b) => (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const { backgroundColor } = getComputedStyle(canvas.closest(".otca-heatmap"));
+    const background = backgroundColor.match(/[0-9.]+/g).map(Number).slice(0, 3);
+    const { data } = canvas.getContext("2d").getImageData(0, 0, Math.round(canvas.width * 0.15), canvas.height);
+    let most = 1;
+    for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] < 250) continue;
+        most = Math.max(most, contrast(luminance([...data.slice(at, at + 3)]), luminance(background)));
+    }
+    return { background, contrast: most };
+}"""
+
+
+@pytest.fixture
+def light(canvas):
+    """The light palette, and the dark one again afterwards."""
+    choose = "palette => app.extensionManager.setting.set('Comfy.ColorPalette', palette)"
+    canvas.page.evaluate(choose, "light")
+    yield
+    canvas.page.evaluate(choose, "dark")
+
+
+def test_heatmap_is_legible_in_the_light_theme(light, ran):
+    ran.show(9)
+    heatmap = ran.page.locator(".otca-heatmap canvas")
+    heatmap.wait_for()
+    found = heatmap.evaluate(LABEL_CONTRAST)
+    assert min(found["background"]) > 200, found
+    assert found["contrast"] > 7, found
+    assert heatmap.evaluate(CELLS)["orange"] > 2
+
+
+def test_a_reward_that_fails_is_named_on_the_canvas(small):
+    same = "two rewards of the stack share a name"
+    small.expected.append(same)
+    small.set({"5.name": "twin", "6.name": "twin"})
+    (failed,) = small.run_and_wait()
+    assert failed.end == "execution_error" and failed.detail["node_id"] == "8"
+    small.page.keyboard.press("Escape")  # ComfyUI's own dialog
+    small.show(8)
+    message = small.page.locator(".otca-scores [role=alert]")
+    message.wait_for()
+    assert same in message.inner_text() and "twin" in message.inner_text()
+
+    small.set({"6.name": "sharpness"})
+    (mended,) = small.run_and_wait()
+    assert mended.end == "execution_success", mended.detail
+    assert message.is_hidden()
 
 
 def test_reward_table(ran):

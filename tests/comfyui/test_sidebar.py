@@ -1,0 +1,115 @@
+"""Training in a process of its own, started and followed from the sidebar. Which renderer draws the nodes does not matter."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
+
+TRAINER_SECONDS = 90  # it starts a Python with torch, which takes most of them on a busy machine
+
+
+@pytest.fixture
+def sidebar(small):
+    """OTCA's tab, open."""
+    tab = small.page.locator(".otca-tab-button")
+    tab.click()
+    panel = small.page.locator(".otca-sidebar")
+    panel.wait_for()
+    yield panel
+    small.page.keyboard.press("Escape")
+    tab.click()
+
+
+def train(small, sidebar, name: str, iterations: int) -> None:
+    sidebar.get_by_role("button", name="Train headless…").click()
+    dialog = small.page.locator("dialog.otca-dialog")
+    dialog.get_by_label("Name").fill(name)
+    dialog.get_by_label("Iterations").fill(str(iterations))
+    dialog.get_by_role("button", name="Start training").click()
+    dialog.wait_for(state="detached")
+
+
+def train_on(small, sidebar, iterations: int) -> None:
+    """Again while the run's process, with all saved, has not gone yet: the dialog says so and stays."""
+    small.expected += ["/resume 409", "status of 409"]
+    sidebar.get_by_role("button", name="Train on…").click()
+    dialog = small.page.locator("dialog.otca-dialog")
+    dialog.get_by_label("Iterations in all").fill(str(iterations))
+    start = dialog.get_by_role("button", name="Train on", exact=True)
+    for _ in range(10):
+        start.click()
+        small.wait("() => !/Starting/.test(document.querySelector('dialog.otca-dialog')?.textContent)")
+        if dialog.count() == 0:
+            return
+        assert "about to end" in dialog.inner_text()
+        small.page.wait_for_timeout(1000)
+    raise AssertionError(dialog.inner_text())
+
+
+def wait_for(sidebar, text: str):
+    """Until the chosen run's head says so."""
+    head = sidebar.locator(".otca-run-head").filter(has_text=re.compile(text, re.IGNORECASE | re.DOTALL))
+    head.wait_for(timeout=TRAINER_SECONDS * 1000)
+
+
+def wait_for_iteration(small, least: int) -> None:
+    small.wait(
+        """least => {
+            const head = document.querySelector(".otca-run-head").textContent;
+            return Number(/iteration ([0-9]+)/.exec(head)?.[1]) >= least;
+        }""",
+        least,
+        seconds=TRAINER_SECONDS,
+    )
+
+
+def test_a_headless_run_is_trained_trained_on_and_its_adapter_loaded(small, sidebar, run_name):
+    name = f"headless-{run_name}"
+    train(small, sidebar, name, 2)
+    entry = sidebar.locator(f'[data-run="{name}"]')
+    entry.wait_for()
+    wait_for(sidebar, "finished.*iteration 2 of 2")
+    assert "headless" in entry.inner_text()
+    assert sidebar.locator("figure.otca-chart", has_text="colorfulness").count() >= 1
+
+    sidebar.locator("summary", has_text="Log of the trainer").click()
+    small.wait("() => /iteration/i.test(document.querySelector('.otca-log').textContent)")
+
+    train_on(small, sidebar, 3)
+    wait_for(sidebar, "finished.*iteration 3 of 3")
+    rows = small.comfyui.metrics(name)
+    assert [row["iteration"] for row in rows] == [1, 2, 3]
+
+    sidebar.get_by_role("button", name="Load the LoRA").click()
+    small.wait("() => app.graph.nodes.some(node => node.type === 'LoraLoader')")
+    chosen = small.page.evaluate(
+        "() => app.graph.nodes.find(node => node.type === 'LoraLoader').widgets.find(w => w.name === 'lora_name').value"
+    )
+    assert chosen == f"otca/{name}.safetensors"
+    offered = small.comfyui.get("/object_info/LoraLoader")["LoraLoader"]["input"]["required"]["lora_name"][0]
+    assert chosen in offered
+
+
+def test_a_headless_run_is_stopped_and_resumed(small, sidebar, run_name):
+    name = f"long-{run_name}"
+    train(small, sidebar, name, 500)
+    wait_for_iteration(small, 1)
+    sidebar.get_by_role("button", name="Stop", exact=True).click()
+    wait_for(sidebar, "stopped")
+    stopped = len(small.comfyui.metrics(name))
+    assert 1 <= stopped < 500
+
+    small.expected += ["/resume 409", "status of 409", "about to end"]
+    while sidebar.get_by_role("button", name="Resume", exact=True).is_visible():  # until the stopped process has gone
+        sidebar.get_by_role("button", name="Resume", exact=True).click()
+        small.page.wait_for_timeout(1000)
+    small.wait(
+        "rows => Number(/iteration (\\d+)/.exec(document.querySelector('.otca-run-head').textContent)?.[1]) > rows",
+        stopped,
+        seconds=TRAINER_SECONDS,
+    )
+    sidebar.get_by_role("button", name="Stop", exact=True).click()
+    wait_for(sidebar, "stopped")
+    rows = [row["iteration"] for row in small.comfyui.metrics(name)]
+    assert rows == list(range(1, len(rows) + 1)), "it goes on where it was stopped"
