@@ -25,6 +25,7 @@ from .runs import RUN_NODE, Run, Runs
 
 NEEDED_ONCE = (RUN_NODE, "OTCA_GRPOStep")
 LAST_LINES = 12
+ENDING_SECONDS = 20
 
 
 class Jobs:
@@ -89,6 +90,9 @@ class Jobs:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
         self._ready(run.workflow()["prompt"], total)
         with self._starting:
+            deadline = time.monotonic() + ENDING_SECONDS
+            while run.busy() and run.status()["status"] != "running" and time.monotonic() < deadline:
+                time.sleep(0.1)  # it has said that it ended, and its process is about to
             if run.busy():
                 raise Refused(409, f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment")
             if total <= run.iteration():

@@ -53,7 +53,7 @@ def owner(folder: Path) -> int | None:
     """The id of another living process that is training in that folder, if there is one."""
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):  # no folder, no file, or none that can be read: nobody says that it is theirs
         return None
     running = isinstance(status, dict) and status.get("status") == "running" and status.get("pid") != os.getpid()
     return status["pid"] if running and alive(status.get("pid"), status.get("process_started")) else None

@@ -77,8 +77,9 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             if start < total and at_end:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
-            run.mark("stopped", total)
-            return _stopped(run, model, stopped, say)
+            code = _stopped(run, model, stopped, say)
+            run.mark("stopped", total)  # once all is saved: who reads it may go on
+            return code
         except NodeError:
             # Between the update and its line on record the model stands nowhere that could be resumed.
             if run.stands_at(model):

@@ -244,7 +244,8 @@ def test_a_running_training_is_asked_by_a_file(site, made, this_process):
     assert site.post("/otca/runs/first/stop").json == {} and (folder / "stop").is_file()
 
 
-def test_a_run_that_still_saves_is_not_resumed(site, made, this_process):
+def test_a_run_whose_process_does_not_end_is_not_resumed(site, made, this_process, monkeypatch):
+    monkeypatch.setattr("comfyui_otca.server.jobs.ENDING_SECONDS", 0.3)
     made(status={**this_process, "status": "stopped", "total": 9})
     answer = site.post("/otca/runs/first/resume")
     assert answer.status == 409 and "wait a moment" in answer.error
