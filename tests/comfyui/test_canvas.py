@@ -113,15 +113,6 @@ def test_held_samples_are_not_sampled_again(small):
     small.wait("() => document.querySelector('.otca-heatmap [aria-pressed=true][title^=Keep]')")
 
 
-def test_five_queued_prompts_are_five_iterations(small, run_name):
-    ran = small.run_and_wait(times=5)
-    assert [execution.end for execution in ran] == ["execution_success"] * 5
-    rows = small.comfyui.metrics(run_name)
-    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
-    assert len({row["loss"] for row in rows}) == 5
-    assert small.widget("2.index") == 5 and small.widget("3.seed") == 5
-
-
 def test_the_run_button_trains_and_the_stop_button_loses_nothing(small, run_name):
     with small.executions(1) as first:
         small.press_run()

@@ -148,6 +148,10 @@ def test_reward_table(ran):
 def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(small, run_name):
     executions = small.run_and_wait(times=5)
     assert [execution.end for execution in executions] == ["execution_success"] * 5
+    rows = small.comfyui.metrics(run_name)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5]
+    assert len({row["loss"] for row in rows}) == 5
+    assert small.widget("2.index") == small.widget("3.seed") == 5
     page = small.page
     small.show(12)
     small.wait("() => document.querySelector('.otca-curves-heading')?.textContent.includes('5 iterations')")
