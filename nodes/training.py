@@ -81,7 +81,12 @@ class GRPOStep:
                 ),
                 "epochs": (
                     "INT",
-                    {"default": 1, "min": 1, "max": 64, "tooltip": "Optimizer steps on the same samples; Stop waits for all."},
+                    {
+                        "default": 1,
+                        "min": 1,
+                        "max": 64,
+                        "tooltip": "Optimizer steps on the same samples; Stop waits for all.",
+                    },
                 ),
                 "batch_size": (
                     "INT",
