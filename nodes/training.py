@@ -175,9 +175,8 @@ class TrainingRun:
         from ..trainer.record import RunSettings, open_run
 
         run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {}, model)
-        if (
-            not host.in_comfyui()
-        ):  # a stopped evaluation would be missing from the resumed run: headlessly it ends first
+        if not host.in_comfyui():
+            # No stop amid an evaluation: it would be missing from the resumed run.
             run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
         run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")

@@ -18,12 +18,13 @@ from typing import Any
 import psutil
 
 from ..trainer import host
+from ..trainer.graph import RUN_NODE, STEP_NODE
 from ..trainer.layout import CANVAS, LOG, STATUS, STOP, WORKFLOW
 from ..trainer.workflow import Problem, Workflow, WorkflowError
 from .checks import Refused
-from .runs import RUN_NODE, Run, Runs
+from .runs import Run, Runs
 
-NEEDED_ONCE = (RUN_NODE, "OTCA_GRPOStep")
+NEEDED_ONCE = (RUN_NODE, STEP_NODE)
 LAST_LINES = 12
 ENDING_SECONDS = 20
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from ..trainer.graph import RUN_NODE
 from ..trainer.layout import plain_name
 from ..trainer.workflow import Workflow
 from .checks import (
@@ -23,7 +24,7 @@ from .checks import (
 )
 from .export import commands
 from .jobs import Jobs, as_json
-from .runs import RUN_NODE, Run, Runs
+from .runs import Run, Runs
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
 

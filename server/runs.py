@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..trainer.graph import RUN_NODE
 from ..trainer.layout import (
     ADAPTERS,
     CANVAS,
@@ -27,10 +28,9 @@ from ..trainer.layout import (
     STATUS,
     WORKFLOW,
     alive,
+    write_text,
 )
 from .checks import Refused
-
-RUN_NODE = "OTCA_TrainingRun"
 
 MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
 MOST_LOG = 64 * 1024
@@ -244,9 +244,7 @@ class Run:
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file of this run, whole or not at all."""
-        aside = self.folder / f".{name}.{os.getpid()}"
-        aside.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        os.replace(aside, self.folder / name)
+        write_text(self.folder / name, json.dumps(content, indent=1))
 
     def _nodes(self) -> list[dict]:
         graph = _read_json(self.file(WORKFLOW))

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
+# The nodes that a training has once each.
+RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
+
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 

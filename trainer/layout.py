@@ -19,11 +19,8 @@ STOP = "stop"  # whoever makes this file asks the run to stop
 PICTURES = ("samples.png", "rewards.png", "credit.png")
 SAMPLES, CHECKPOINTS = "samples", "checkpoints"
 ADAPTER = "lora.safetensors"
-ADAPTERS = (
-    ADAPTER,
-    "lora_high_noise.safetensors",
-    "lora_low_noise.safetensors",
-)  # the last two of a model with two experts
+# The last two are those of a model with two experts.
+ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
 
 LONGEST_NAME = 100
@@ -70,3 +67,10 @@ def alive(pid: object, started: object) -> bool:
         return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
     except (psutil.Error, ValueError):
         return False
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes aside, then renames: a reader finds the old text or the new one, never part of one."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host, lora, plots, rollout, weights
-from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner
+from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner, write_text
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -313,10 +313,3 @@ def _without_nan(value):
 def read_object(path: Path, default=None):
     """The content of a JSON file, or `default` where there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes aside, then renames."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)

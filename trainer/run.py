@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, host
+from .graph import RUN_NODE, STEP_NODE
 from .layout import CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from .flow.base import FlowModel
     from .record import Run
 
-RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
 Say = Callable[[str], None]
 
 

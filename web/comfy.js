@@ -197,11 +197,6 @@ export function openSidebar(id) {
   if (sidebar.activeSidebarTabId !== id) sidebar.toggleSidebarTab(id);
 }
 
-/** Calls back for every result that the server broadcasts, whoever queued it: {node, kind, data}. */
-export function onBroadcast(callback) {
-  api.addEventListener("otca.result", ({ detail }) => callback(detail));
-}
-
 /** Calls back when a prompt starts: started(); and when one of its nodes fails: failed(message, id). */
 export function onExecution({ started, failed }) {
   api.addEventListener("execution_start", started);

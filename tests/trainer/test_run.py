@@ -476,3 +476,18 @@ def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path
     assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
     first, second = (row["prompts"] for row in rows(tmp_path / "run", "evaluation.jsonl"))
     assert first == second and len(first) == 2
+
+
+def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path):
+    """One that was asked while this process loaded is meant for it."""
+    for age, trained in ((10**6, 6), (0, 0)):
+        folder = tmp_path / f"asked {age} s ago"
+        folder.mkdir()
+        (folder / "stop").touch()
+        asked = time.time() - age
+        os.utime(folder / "stop", (asked, asked))
+        host.terminal.output = folder
+        record._open.clear()
+        assert train(small_workflow(), say=lambda line: None) == 0
+        recorded = folder / "metrics.jsonl"
+        assert len(recorded.read_text().splitlines()) == trained

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .base import Condition
-from .image import ImageModel
+from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,22 +19,7 @@ class Flux(ImageModel):
 
     PIPELINE = "FluxPipeline"
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
-    LORA_TARGETS = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-        "ff.net.0.proj",
-        "ff.net.2",
-        "ff_context.net.0.proj",
-        "ff_context.net.2",
-        "proj_mlp",
-        "proj_out",
-    )
+    LORA_TARGETS = (*DOUBLE_BLOCK, "proj_mlp", "proj_out")
 
     TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
 

@@ -13,6 +13,23 @@ if TYPE_CHECKING:
     from ..types import SamplerSettings
 
 
+# What an adapter trains in a block of two streams, picture and text.
+DOUBLE_BLOCK = (
+    "attn.to_q",
+    "attn.to_k",
+    "attn.to_v",
+    "attn.to_out.0",
+    "attn.add_q_proj",
+    "attn.add_k_proj",
+    "attn.add_v_proj",
+    "attn.to_add_out",
+    "ff.net.0.proj",
+    "ff.net.2",
+    "ff_context.net.0.proj",
+    "ff_context.net.2",
+)
+
+
 class ImageModel(FlowModel):
     """Latents [C, h, w], one token for every PATCH x PATCH of them."""
 

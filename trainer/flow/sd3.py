@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .base import NEGATIVE, Condition
-from .image import ImageModel
+from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,24 +19,8 @@ class StableDiffusion3(ImageModel):
 
     PIPELINE = "StableDiffusion3Pipeline"
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
-    LORA_TARGETS = (
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-        "attn2.to_q",  # the second attention of SD3.5-medium's first blocks
-        "attn2.to_k",
-        "attn2.to_v",
-        "attn2.to_out.0",
-        "ff.net.0.proj",
-        "ff.net.2",
-        "ff_context.net.0.proj",
-        "ff_context.net.2",
-    )
+    # The second attention is that of SD3.5-medium's first blocks.
+    LORA_TARGETS = (*DOUBLE_BLOCK, "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
     TOKENIZER, MOST_TOKENS = "tokenizer_3", 256
     CLASSIFIER_FREE = True
 

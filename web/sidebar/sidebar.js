@@ -91,7 +91,7 @@ export function setupSidebar(comfy) {
       panel = null;
     },
   });
-  comfy.onBroadcast(({ kind }) => kind === "run" && panel?.refresh());
+  comfy.onNodeResult((kind) => kind === "run" && panel?.refresh());
 }
 
 /** Runs an action; what goes wrong is shown with the server's message. */
