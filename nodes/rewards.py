@@ -6,7 +6,7 @@ from . import live, payloads
 MAX_REWARDS = 8
 
 
-class _Reward:
+class RewardNode:
     """A reward node: its KIND is a row of `trainer.rewards.REWARDS`."""
 
     CATEGORY = "OTCA/rewards"
@@ -43,8 +43,37 @@ class _Reward:
                     },
                 ),
                 "name": ("STRING", {"default": "", "tooltip": "Name in metrics; empty: the reward's own."}),
+                **cls.network_inputs(),
+                "rescale": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 1e-6,
+                        "max": 1e6,
+                        "step": 0.01,
+                        "tooltip": "Multiplies the score: of weight in a weighted_sum, without effect on advantages.",
+                    },
+                ),
+                "clip": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. "
+                        "Empty: none.",
+                    },
+                ),
             },
         }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, clip=""):
+        from ..trainer.rewards import parse_bounds
+
+        try:
+            parse_bounds(clip or "")
+        except ValueError as error:
+            return f"clip: {error}"
+        return True
 
     @classmethod
     def own_inputs(cls):
@@ -54,16 +83,44 @@ class _Reward:
     def own_optional_inputs(cls):
         return {}
 
+    @classmethod
+    def network_inputs(cls):
+        return {}
+
     @host.outside_inference
-    def build(self, coefficient, held_out=None, name="", **own):
-        from ..trainer.rewards import reward_class
+    def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **own):
+        from ..trainer.rewards import parse_bounds, reward_class
 
         held_out = self.HELD_OUT if held_out is None else held_out
         names = {"name": name} if name else {}
-        return (reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **own),)
+        reward = reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **own)
+        reward.rescale, reward.bounds = rescale, parse_bounds(clip)
+        return (reward,)
 
 
-class RewardClipT(_Reward):
+class NetworkReward(RewardNode):
+    """A reward that asks a network: where that lives, and how many pictures it takes at once."""
+
+    @classmethod
+    def network_inputs(cls):
+        return {
+            "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
+            "dtype": (
+                ["auto", "float32", "bfloat16", "float16"],
+                {"default": "auto", "tooltip": "Of the network. auto: what its published scores were made with."},
+            ),
+            "batch_size": (
+                "INT",
+                {"default": 0, "min": 0, "max": 4096, "tooltip": "Pictures to one forward pass; 0: all at once."},
+            ),
+            "offload": (
+                "BOOLEAN",
+                {"default": False, "tooltip": "Between two uses the network waits in main memory."},
+            ),
+        }
+
+
+class RewardClipT(RewardNode):
     TITLE = "Reward: CLIP-T"
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
     KIND = "clip_t"
@@ -106,31 +163,31 @@ class RewardClipT(_Reward):
         return super().build(coefficient, held_out, name, model=path or model)
 
 
-class RewardColorfulness(_Reward):
+class RewardColorfulness(RewardNode):
     TITLE = "Reward: Colorfulness"
     DESCRIPTION = "Hasler and Süsstrunk's measure of colourfulness."
     KIND = "colorfulness"
 
 
-class RewardSharpness(_Reward):
+class RewardSharpness(RewardNode):
     TITLE = "Reward: Sharpness"
     DESCRIPTION = "Variance of the Laplacian of the luma."
     KIND = "sharpness"
 
 
-class RewardJpegCompressibility(_Reward):
+class RewardJpegCompressibility(RewardNode):
     TITLE = "Reward: JPEG Compressibility"
     DESCRIPTION = "Minus the size of the picture as a JPEG: prefers plain pictures."
     KIND = "jpeg_compressibility"
 
 
-class RewardJpegIncompressibility(_Reward):
+class RewardJpegIncompressibility(RewardNode):
     TITLE = "Reward: JPEG Incompressibility"
     DESCRIPTION = "The size of the picture as a JPEG: prefers detail."
     KIND = "jpeg_incompressibility"
 
 
-class RewardShapesAccuracy(_Reward):
+class RewardShapesAccuracy(RewardNode):
     TITLE = "Reward: Shapes Accuracy"
     DESCRIPTION = (
         "Reads colour and shape off the pixels of the shapes world and says whether they are as asked. An exact judge."

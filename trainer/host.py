@@ -276,6 +276,36 @@ def find_weights(name: str) -> Path:
     )
 
 
+def find_reward_file(name: str, size: str, source: str) -> Path:
+    """One file of a reward model, by its path or by its published name: in `model_folders`, in a folder of one of them, or,
+    where its source is a hub id, in the local hub cache. Nothing is downloaded.
+
+    Args:
+        name: a path, or the published file name.
+        size: of the published file, for the message.
+        source: the hub id that publishes it, or another address.
+
+    Raises:
+        FileNotFoundError: says what is missing, how large it is, where it comes from and where to put it.
+    """
+    places = [Path(name).expanduser()]
+    for folder in model_folders():
+        places += [folder / name, *sorted(folder.glob(f"*/{Path(name).name}"))]
+    if is_hub_id(source):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source, Path(name).name)
+        places += [Path(cached)] if isinstance(cached, str) else []
+    for place in places:
+        if place.is_file():
+            return place
+    address = f"https://huggingface.co/{source}" if is_hub_id(source) else source
+    raise FileNotFoundError(
+        f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, model_folders()))}. Fix: get it from "
+        f"{address} and put it into ComfyUI's models/otca_rewards or a folder named by $OTCA_MODELS"
+    )
+
+
 def find_file(name: str) -> Path:
     """A small input file: a path as it is, else a name in ComfyUI's input folder, $OTCA_INPUT or assets/prompts."""
     folders = [*_folders_of("OTCA_INPUT"), ASSETS / "prompts"]

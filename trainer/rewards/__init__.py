@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 
-from .base import Reward, RewardError
+from .base import Reward, RewardError, parse_bounds
 
 REWARDS = {
     "clip_t": "clip.ClipT",
@@ -25,4 +25,4 @@ def reward_class(kind: str) -> type[Reward]:
     return getattr(importlib.import_module(f".{module}", __name__), name)
 
 
-__all__ = ["REWARDS", "Reward", "RewardError", "reward_class"]
+__all__ = ["REWARDS", "Reward", "RewardError", "parse_bounds", "reward_class"]

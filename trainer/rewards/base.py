@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..resident import Resident
 from ..types import Scores
@@ -32,7 +34,12 @@ class Reward(Resident, ABC):
         name: as it appears in metrics, unique within a stack.
         coefficient: the weight of its advantage in the fusion.
         held_out: scored and logged, never trained on.
+        rescale: multiplies the score.
+        bounds: (lowest, highest) of the rescaled score, or None.
     """
+
+    rescale: float = 1.0
+    bounds: tuple[float, float] | None = None
 
     def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):
         self.name = name
@@ -45,11 +52,39 @@ class Reward(Resident, ABC):
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
-        count, frames = videos.shape[:2]
+        stills = _stills(videos)
+        texts = [prompt for prompt in prompts for _ in range(len(stills) // len(videos))]
+        return torch.as_tensor(self.score(stills, texts)).float().reshape(len(videos), -1).mean(1)
+
+    def rest(self) -> None:
+        """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
+
+
+_stills_of = WeakTensorKeyDictionary()
+
+
+def _stills(videos: Tensor) -> Tensor:
+    """[B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share what they compute of it."""
+    if videos not in _stills_of:
+        frames = videos.shape[1]
         chosen = torch.linspace(0, frames - 1, min(VIDEO_FRAMES, frames)).round().long()
-        stills = videos[:, chosen].flatten(0, 1)
-        texts = [prompt for prompt in prompts for _ in chosen]
-        return torch.as_tensor(self.score(stills, texts)).float().reshape(count, len(chosen)).mean(1)
+        _stills_of[videos] = videos[:, chosen].flatten(0, 1)
+    return _stills_of[videos]
+
+
+def parse_bounds(text: str) -> tuple[float, float] | None:
+    """`"0.1, 0.4"` to (0.1, 0.4); empty to None. Raises ValueError for anything else."""
+    if not text.strip():
+        return None
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not low < high:
+        raise ValueError(
+            f"{text!r} is no pair of bounds. Fix: two numbers, the lower first, as in 0.1, 0.4, or leave it empty"
+        )
+    return low, high
 
 
 def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
@@ -58,25 +93,35 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
     """
-    columns = []
-    for reward in rewards:
-        try:
-            reward.come_back()
-            with torch.no_grad():
-                scored = reward.score_videos if images.ndim == 5 else reward.score
-                column = torch.as_tensor(scored(images, prompts)).float().cpu()
-        except Exception as error:
-            raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
-        if column.shape != (len(images),):
-            raise RewardError(
-                f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
-            )
-        for sample in (~column.isfinite()).nonzero()[:, 0].tolist() if not reward.held_out else ():
-            logger.warning(
-                "reward %r gave %s for sample %d: that sample is left out", reward.name, column[sample].item(), sample
-            )
-        columns.append(column)
+    try:
+        columns = [_column(reward, images, prompts) for reward in rewards]
+    finally:
+        for reward in rewards:
+            reward.rest()
     return torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
+
+
+def _column(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """[B] float32 on the CPU, by one reward."""
+    try:
+        reward.come_back()
+        with torch.no_grad():
+            scored = reward.score_videos if images.ndim == 5 else reward.score
+            column = torch.as_tensor(scored(images, prompts)).float().cpu()
+    except Exception as error:
+        raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
+    if column.shape != (len(images),):
+        raise RewardError(
+            f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
+        )
+    column = column * reward.rescale
+    if reward.bounds is not None:
+        column = torch.where(column.isfinite(), column.clamp(*reward.bounds), column)
+    for sample in (~column.isfinite()).nonzero()[:, 0].tolist() if not reward.held_out else ():
+        logger.warning(
+            "reward %r gave %s for sample %d: that sample is left out", reward.name, column[sample].item(), sample
+        )
+    return column
 
 
 def score_stack(
@@ -95,12 +140,16 @@ def score_stack(
     if len(set(names)) < len(names):
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
     columns, seconds = {}, {}
-    for reward in (*trained, *held_out):
-        on_step()
-        started = time.perf_counter()
-        column = score([reward], images, prompts)[:, 0]
-        columns[reward.name] = torch.where(column.isfinite(), column, torch.nan)
-        seconds[reward.name] = time.perf_counter() - started
+    try:
+        for reward in (*trained, *held_out):
+            on_step()
+            started = time.perf_counter()
+            column = _column(reward, images, prompts)
+            columns[reward.name] = torch.where(column.isfinite(), column, torch.nan)
+            seconds[reward.name] = time.perf_counter() - started
+    finally:
+        for reward in rewards:
+            reward.rest()
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
