@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
     train.add_argument("--seed", type=int, help="sets every node's seed")
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
+    train.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
     train.set_defaults(command=_train)
 
     validate = commands.add_parser("validate", help="check a workflow", description=_validate.__doc__)
@@ -115,7 +116,7 @@ def _train(options: argparse.Namespace) -> int:
     if options.output is None and options.workflow.is_dir():
         options.output = options.workflow
     host.terminal.output = options.output
-    host.terminal.device = options.device
+    host.terminal.device, host.terminal.download = options.device, options.download
     problems = [problem for problem in workflow.validate() if _show(problem) == "error"]
     if problems:
         return EXIT_BAD_INPUT

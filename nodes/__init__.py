@@ -8,6 +8,7 @@ from . import credit, data, fusion, model, rewards, sampling, training
 _NODES = [
     model.LoadFlowModel,
     model.ModelMemory,
+    model.ModelFiles,
     data.PromptDataset,
     sampling.SDESampler,
     rewards.RewardClipT,

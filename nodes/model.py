@@ -111,11 +111,15 @@ class LoadFlowModel:
                     "OTCA_MEMORY",
                     {"tooltip": "From Model Memory: ways to hold a large model in little memory."},
                 ),
+                "files": (
+                    "OTCA_FILES",
+                    {"tooltip": "From Model Files: single files in place of the folder's own weights."},
+                ),
             },
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, path="", resume_run="", transformer_file="", download=False):
+    def VALIDATE_INPUTS(cls, model, path="", resume_run="", transformer_file="", download=False, files=""):
         from ..trainer.flow import FlowModelError, check_model_folder
 
         if resume_run and not host.in_comfyui():
@@ -135,12 +139,15 @@ class LoadFlowModel:
         if not path and model not in known:
             return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
         try:
-            if transformer_file:
-                host.find_weights(transformer_file)
-            if download and host.is_hub_id(path):
+            given = {"transformer": host.find_weights(transformer_file, "diffusion_models")} if transformer_file else {}
+            if (download or host.terminal.download) and host.is_hub_id(path):
                 return True  # it may not be here yet
-            check_model_folder(host.find_model(path or model, "model_index.json"))
-        except (FileNotFoundError, FlowModelError) as error:
+            # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
+            check_model_folder(host.find_model(path or model, "model_index.json"), None if files is None else given)
+        except FileNotFoundError as error:
+            more = ", or switch download on" if host.is_hub_id(path) else ""
+            return f"{'path' if path else 'model'}: {error}{more}"
+        except FlowModelError as error:
             return f"{'path' if path else 'model'}: {error}"
         return True
 
@@ -161,14 +168,17 @@ class LoadFlowModel:
         resume_run="",
         training="lora",
         memory=None,
+        files=None,
     ):
         from ..trainer import checkpoint
-        from ..trainer.flow import load_flow_model
+        from ..trainer.flow import SINGLE_FILES, load_flow_model
 
+        names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
+        found = {component: host.find_weights(name, SINGLE_FILES[component]) for component, name in names.items()}
         host.make_room()
         host.empty_cache()
-        if download and host.is_hub_id(path):
-            host.download_model(path)
+        if (download or host.terminal.download) and host.is_hub_id(path):
+            host.download_model(path, without=found)
         loaded = load_flow_model(
             host.find_model(path or model, "model_index.json"),
             lora_rank=lora_rank,
@@ -178,7 +188,7 @@ class LoadFlowModel:
             dtype=dtype,
             device=host.chosen_device(device),
             max_sequence_length=max_sequence_length,
-            transformer_file=host.find_weights(transformer_file) if transformer_file else None,
+            files=found,
             training=training,
             **(memory or {}),
         )
@@ -236,3 +246,53 @@ class ModelMemory:
 
     def choose(self, **options):
         return (options,)
+
+
+class ModelFiles:
+    TITLE = "Model Files"
+    CATEGORY = "OTCA/model"
+    DESCRIPTION = "Single files as ComfyUI users have them, in place of a model folder's weights."
+    RETURN_TYPES = ("OTCA_FILES",)
+    RETURN_NAMES = ("files",)
+    OUTPUT_TOOLTIPS = ("The chosen files, for Load Flow Model.",)
+    FUNCTION = "choose"
+
+    FOLDERS_OWN = "the folder's own"
+    WHAT = {
+        "transformer": "The flow model; of Wan 2.2 the high-noise expert.",
+        "transformer_2": "Wan 2.2's low-noise expert.",
+        "text_encoder": "CLIP-L of FLUX and SD3; UMT5 of Wan.",
+        "text_encoder_2": "T5 of FLUX; CLIP-G of SD3.",
+        "text_encoder_3": "T5 of SD3.",
+        "vae": "The autoencoder.",
+    }
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        from ..trainer.flow import SINGLE_FILES
+
+        return {
+            "required": {
+                component: (
+                    [cls.FOLDERS_OWN, *host.list_weights(kind)],
+                    {"default": cls.FOLDERS_OWN, "tooltip": f"{cls.WHAT[component]} From ComfyUI's models/{kind}."},
+                )
+                for component, kind in SINGLE_FILES.items()
+            }
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae):
+        from ..trainer.flow import SINGLE_FILES
+
+        given = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
+        for (component, kind), name in zip(SINGLE_FILES.items(), given, strict=True):
+            try:
+                if name not in (None, cls.FOLDERS_OWN):
+                    host.find_weights(name, kind)
+            except FileNotFoundError as error:
+                return f"{component}: {error}"
+        return True
+
+    def choose(self, **names):
+        return ({component: name for component, name in names.items() if name != self.FOLDERS_OWN},)

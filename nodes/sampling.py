@@ -141,6 +141,16 @@ class SDESampler:
                         "tooltip": "What guidance leads away from, for models with classifier-free guidance (SD3, Wan).",
                     },
                 ),
+                "guidance_2": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 100.0,
+                        "step": 0.1,
+                        "tooltip": "Guidance of Wan 2.2's second, low-noise expert; 0: the same as guidance.",
+                    },
+                ),
             },
         }
 
@@ -167,6 +177,7 @@ class SDESampler:
         log_prob_norm="full",
         frames=1,
         negative_prompt="",
+        guidance_2=0.0,
     ):
         from ..trainer import rollout
         from ..trainer.types import SamplerSettings
@@ -187,6 +198,7 @@ class SDESampler:
             batch_size=batch_size,
             frames=frames,
             negative_prompt=negative_prompt,
+            guidance_2=guidance_2,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -23,11 +23,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Terminal:
-    """Stop flag, output folder and device of a headless process; set by the command line."""
+    """What a headless process was told on its command line, and the stop flag."""
 
     stop_signal: int | None = None
     output: Path | None = None
     device: str | None = None
+    download: bool = False  # hub ids may be fetched
 
 
 terminal = _Terminal()
@@ -247,26 +248,31 @@ def _in_hub_cache(name: str) -> Path | None:
         return None
 
 
-def download_model(name: str) -> Path:
-    """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request."""
+def download_model(name: str, without: Collection[str] = ()) -> Path:
+    """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request.
+
+    Args:
+        without: components whose weights are not needed.
+    """
     from huggingface_hub import snapshot_download
 
-    wanted = [
-        "*.json",
-        "*.txt",
-        "*.model",
-        "*/*.safetensors",
-    ]  # not the one-file copies that some keep beside the folders
-    return Path(snapshot_download(name, allow_patterns=wanted))
+    # Not the one-file copies that some keep beside the folders.
+    wanted = ["*.json", "*.txt", "*.model", "*/*.safetensors"]
+    return Path(
+        snapshot_download(name, allow_patterns=wanted, ignore_patterns=[f"{part}/*.safetensors" for part in without])
+    )
 
 
-def find_weights(name: str) -> Path:
-    """A .safetensors file of a transformer: a path as it is, else a name in ComfyUI's diffusion_models or $OTCA_MODELS."""
-    folders = _folders_of("OTCA_MODELS")
-    if in_comfyui():
-        import folder_paths
+def find_weights(name: str, kind: str) -> Path:
+    """A single .safetensors file: a path as it is, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
 
-        folders += [Path(folder) for folder in folder_paths.get_folder_paths("diffusion_models")]
+    Args:
+        kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.
+
+    Raises:
+        FileNotFoundError: says where it looked.
+    """
+    folders = [*_weight_folders(kind), *_folders_of("OTCA_MODELS")]
     for place in [Path(name).expanduser(), *(folder / name for folder in folders)]:
         if place.is_file():
             return place
@@ -274,6 +280,25 @@ def find_weights(name: str) -> Path:
     raise FileNotFoundError(
         f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
     )
+
+
+def list_weights(kind: str) -> list[str]:
+    """Names that `find_weights` knows: .safetensors files at any depth."""
+    found = [
+        file.relative_to(folder).as_posix()
+        for folder in _weight_folders(kind)
+        for file in sorted(folder.glob("**/*.safetensors"))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _weight_folders(kind: str) -> list[Path]:
+    folders = [Path(folder) / kind for folder in _folders_of("OTCA_MODELS")]
+    if in_comfyui():
+        import folder_paths
+
+        folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
+    return folders
 
 
 def find_reward_file(name: str, size: str, source: str) -> Path:

@@ -122,7 +122,7 @@ def generate(
         index = torch.arange(len(rows))
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
             on_step()
-            velocity = model.velocity(x, sigma, condition.rows(index), settings.guidance)
+            velocity = model.velocity(x, sigma, condition.rows(index), model.guidance_at(sigma, settings))
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
         images.append(model.decode(x.cpu(), settings.batch_size))
     return torch.cat(images)
@@ -155,9 +155,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: T
     condition = model.condition(trajectories.prompts, settings)
     shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
     x = trajectories.latents[rows, step].to(model.device)
-    return _velocity(
-        model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings.guidance, shared
-    )
+    return _velocity(model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings, shared)
 
 
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
@@ -190,7 +188,7 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
         on_step()
         shared = settings.shared_noise and j <= first
         with torch.set_grad_enabled(keep_graph and kind != "ode"):
-            velocity = _velocity(model, condition, x, groups, sigmas[j], settings.guidance, shared)
+            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, shared)
             gaussian = transition(
                 kind, velocity, x, sigmas[j], sigmas[j + 1], eta=settings.eta, sigma_after_first=sigmas[1]
             )
@@ -223,8 +221,9 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     }
 
 
-def _velocity(model, condition, x: Tensor, groups: Tensor, sigma: float, guidance: float, shared: bool) -> Tensor:
+def _velocity(model, condition, x: Tensor, groups: Tensor, sigma: float, settings, shared: bool) -> Tensor:
     """One model call; where a group's members are at the same point, one forward a group serves them all."""
+    guidance = model.guidance_at(sigma, settings)
     if not shared:
         return model.velocity(x, sigma, condition.rows(groups), guidance)
     unique, inverse = groups.unique(return_inverse=True)

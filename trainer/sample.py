@@ -92,7 +92,7 @@ def load_run(
     model = trained_model(workflow)
     weights.load(model, folder)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]
-    names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt")
+    names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt", "guidance_2")
     return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})
 
 

@@ -46,6 +46,7 @@ class SamplerSettings:
     batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only
     frames: int = 1  # of a video
     negative_prompt: str = ""  # what classifier-free guidance leads away from
+    guidance_2: float = 0.0  # of a second expert, below its noise level; 0: the same
 
 
 @dataclass(frozen=True)

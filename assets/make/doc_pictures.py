@@ -22,7 +22,7 @@ from PIL import Image
 
 from ...trainer import lora, plots, rollout
 from ...trainer.credit import FLOORS, tcd, uniform
-from ...trainer.flow import LoadOptions, load_flow_model
+from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, moca
 from ...trainer.grpo import clipped_objective
@@ -141,6 +141,41 @@ def model_memory():
     axis.set_xlabel("GB, before activations", fontsize=9)
     axis.tick_params(labelsize=9)
     axis.set_title(f"FLUX.1-dev: {counts['transformer'] / 1e9:.1f} billion parameters, in bfloat16", fontsize=10)
+    return _drawn(figure)
+
+
+def model_files():
+    """Which file of ComfyUI's usual downloads is which network."""
+    columns = {
+        "FLUX.1-dev": ["flux1-dev", "", "clip_l", "t5xxl_fp16", "", "ae"],
+        "SD3.5-medium": ["sd3.5_medium", "", "clip_l", "clip_g", "t5xxl_fp16", "(folder's own)"],
+        "Wan 2.2 T2V-A14B": [
+            "wan2.2_t2v_high_noise_14B_fp16",
+            "wan2.2_t2v_low_noise_14B_fp16",
+            "umt5_xxl_fp16",
+            "",
+            "",
+            "wan_2.1_vae",
+        ],
+    }
+    figure = _figure(7.4, 2.2)
+    axis = figure.subplots()
+    axis.axis("off")
+    table = axis.table(
+        cellText=[[name or "–" for name in row] for row in zip(*columns.values(), strict=True)],
+        rowLabels=list(SINGLE_FILES),
+        colLabels=list(columns),
+        colWidths=[0.16, 0.22, 0.44],
+        cellLoc="center",
+        bbox=(0.16, 0, 0.84, 1),
+    )
+    table.auto_set_font_size(False)
+    table.set_fontsize(8.5)
+    for (row, column), cell in table.get_celld().items():
+        cell.set_edgecolor("#cccccc")
+        if row == 0 or column < 0:
+            cell.set_text_props(weight="bold")
+            cell.set_facecolor("#eef3f8")
     return _drawn(figure)
 
 
@@ -344,6 +379,7 @@ def icon():
 DRAWINGS = {
     "embedded_model": embedded_model,
     "model_memory": model_memory,
+    "model_files": model_files,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
     "sampler_group": sampler_group,

@@ -48,8 +48,12 @@ def test_a_hub_id_is_found_in_the_local_cache_alone(folder, tmp_path, monkeypatc
 
 def test_a_download_is_asked_for_by_name(monkeypatch):
     asked = []
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **options: asked.append(name) or "/there")
-    assert str(host.download_model("owner/name")) == "/there" and asked == ["owner/name"]
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda *name, **how: asked.append((*name, how)) or "/there"
+    )
+    assert str(host.download_model("owner/name", without=["vae"])) == "/there"
+    ((name, how),) = asked
+    assert name == "owner/name" and how["ignore_patterns"] == ["vae/*.safetensors"]
 
 
 @pytest.mark.parametrize(
@@ -61,10 +65,12 @@ def test_what_a_hub_id_looks_like(name, expected):
 
 
 def test_weights_by_name_and_by_path(folder):
-    file = put(folder / "sub", "flux.safetensors") / "flux.safetensors"
-    assert host.find_weights("sub/flux.safetensors") == file == host.find_weights(str(file))
-    with pytest.raises(FileNotFoundError, match="weights 'other.safetensors' were not found.*Fix: put the file there"):
-        host.find_weights("other.safetensors")
+    file = put(folder / "vae" / "sub", "ae.safetensors") / "ae.safetensors"
+    assert host.find_weights("sub/ae.safetensors", "vae") == file == host.find_weights(str(file), "text_encoders")
+    assert host.find_weights("vae/sub/ae.safetensors", "diffusion_models") == file
+    assert host.list_weights("vae") == ["sub/ae.safetensors"] and host.list_weights("text_encoders") == []
+    with pytest.raises(FileNotFoundError, match="weights 'sub/ae.safetensors' were not found.*Fix: put the file there"):
+        host.find_weights("sub/ae.safetensors", "text_encoders")
 
 
 def test_prompt_files_of_comfyuis_input_folder(tmp_path, monkeypatch):
@@ -84,4 +90,5 @@ def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
         known[kind] = ([], set())
     assert host.list_models(MARKER)[:2] == ["one", "two"]
     put(tmp_path / "diffusion_models" / "flux", "dev.safetensors")
-    assert host.find_weights("flux/dev.safetensors").is_file()
+    assert host.find_weights("flux/dev.safetensors", "diffusion_models").is_file()
+    assert host.list_weights("diffusion_models") == ["flux/dev.safetensors"]

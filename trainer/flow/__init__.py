@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 TRAININGS = ("lora", "full")
 QUANTIZATIONS = ("none", "8bit", "4bit")
 FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
+# The networks that may come from a single file, and in which of ComfyUI's model folders its users keep it.
+SINGLE_FILES = {
+    "transformer": "diffusion_models",
+    "transformer_2": "diffusion_models",
+    "text_encoder": "text_encoders",
+    "text_encoder_2": "text_encoders",
+    "text_encoder_3": "text_encoders",
+    "vae": "vae",
+}
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
 
 
@@ -31,7 +41,7 @@ class LoadOptions:
     dtype: str = "auto"
     device: str = "auto"
     max_sequence_length: int = 0
-    transformer_file: Path | None = None  # one .safetensors file in place of the folder's transformer
+    files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files in place of the folder's own
     quantize: str = "none"  # one of QUANTIZATIONS
     offload_encoders: bool = False
     vae_tiling: bool = False
@@ -62,7 +72,7 @@ def load_flow_model(
             trained is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
-        transformer_file: single-file weights, as ComfyUI users have them, in place of the folder's transformer.
+        files: single-file weights by component, as ComfyUI users have them, in place of the folder's own.
         quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
         offload_encoders: the text encoders are on the device only while they embed new prompts.
         vae_tiling: pictures are decoded in tiles: less memory, faint seams.
@@ -81,12 +91,13 @@ def load_flow_model(
             f"quantize = {options['quantize']} freezes the weights that training = full changes. Fix: quantize = none, or "
             "training = lora"
         )
-    if options.get("transformer_file") and options.get("quantize", "none") != "none":
+    files = options.get("files") or {}
+    if any(name.startswith("transformer") for name in files) and options.get("quantize", "none") != "none":
         raise ValueError(
-            "quantize does not go with transformer_file. Fix: quantize = none, or the folder's own transformer"
+            "quantize does not go with a transformer from a single file. Fix: quantize = none, or the folder's own transformer"
         )
     path = Path(path)
-    family = check_model_folder(path)
+    family = check_model_folder(path, files)
     module, name = FAMILIES[family].split(".")
     cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
     model = cls.load(path, LoadOptions(**options), training)
@@ -97,14 +108,15 @@ def load_flow_model(
     return model
 
 
-def check_model_folder(path: Path) -> str:
+def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
     """The family of a diffusers folder, after a look at its index and the header of every weight file; nothing is loaded.
+
+    Args:
+        files: single files by the component whose weights they hold; None where that is not known yet.
 
     Raises:
         FlowModelError: as `load_flow_model`.
     """
-    from safetensors import SafetensorError, safe_open
-
     index = path / "model_index.json"
     if not index.is_file():
         raise FlowModelError(
@@ -120,6 +132,10 @@ def check_model_folder(path: Path) -> str:
         ) from error
     if family not in FAMILIES:
         raise FlowModelError(f"{path} is a {family}; supported are {', '.join(FAMILIES)}. Fix: choose one of those")
+    if unknown := sorted(set(files or ()) - {name for name, source in components.items() if isinstance(source, list)}):
+        raise FlowModelError(
+            f"{path}, a {family}, has no {unknown[0]}. Fix: choose no file for {unknown[0]} in Model Files"
+        )
     for component, source in components.items():
         if not isinstance(source, list) or not source[0]:
             continue  # a plain setting, or an optional component that this model does without
@@ -127,15 +143,27 @@ def check_model_folder(path: Path) -> str:
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
             continue
-        files = sorted((path / component).glob("*.safetensors"))
-        if not files:
-            raise FlowModelError(f"{path / component} has no .safetensors weights. Fix: copy the whole folder again")
-        for file in files:
-            try:
-                with safe_open(file, framework="np") as content:
-                    content.keys()
-            except (SafetensorError, OSError) as error:
-                raise FlowModelError(
-                    f"{file} is truncated or no safetensors file ({error}). Fix: copy or download that file again"
-                ) from error
+        if files and component in files:
+            _check_header(files[component])
+            continue
+        found = sorted((path / component).glob("*.safetensors"))
+        if not found and files is not None:
+            raise FlowModelError(
+                f"{path / component} has no .safetensors weights. Fix: copy the whole folder again, or put its single file "
+                f"into ComfyUI's models/{SINGLE_FILES[component]} and choose it in Model Files"
+            )
+        for file in found:
+            _check_header(file)
     return family
+
+
+def _check_header(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="np") as content:
+            content.keys()
+    except (SafetensorError, OSError) as error:
+        raise FlowModelError(
+            f"{file} is truncated or no safetensors file ({error}). Fix: copy or download that file again"
+        ) from error

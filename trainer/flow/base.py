@@ -94,6 +94,10 @@ class FlowModel(Resident, ABC):
         where the condition has a negative part.
         """
 
+    def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
+        """The guidance that `velocity` is given at that noise level."""
+        return settings.guidance
+
     @abstractmethod
     def shift(self, settings: SamplerSettings) -> float:
         """The timestep shift that the checkpoint asks for at this size."""
@@ -199,7 +203,7 @@ class FlowModel(Resident, ABC):
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
         """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
         tensors = self.encode(texts).tensors
-        if self.CLASSIFIER_FREE and settings.guidance > 1:
+        if self.CLASSIFIER_FREE and max(settings.guidance, settings.guidance_2) > 1:
             negative = self.encode([settings.negative_prompt] * len(texts)).tensors
             tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
         return Condition(tensors)
@@ -358,7 +362,7 @@ class FlowModel(Resident, ABC):
 
             condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                velocity = self.velocity(x, 0.5, condition, settings.guidance)
+                velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[shape] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
         return self._graph_bytes[shape]

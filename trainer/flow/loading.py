@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from .. import host
-from . import FlowModelError
+from . import FlowModelError, single_file
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -67,8 +67,8 @@ def load_pipeline(
         for name in family.COMPONENTS:
             if name not in parts:
                 continue
-            if name == "transformer" and options.transformer_file is not None:
-                networks[name] = _load_single_file(path, *parts[name], options.transformer_file, dtype)
+            if name in options.files:
+                networks[name] = single_file.load(path, name, *parts[name], options.files[name], dtype)
                 continue
             more = _quantization(options.quantize, device, dtype) if name in family.EXPERTS else {}
             networks[name] = _load_network(path / name, *parts[name], dtype, **more)
@@ -105,8 +105,7 @@ def memory_needed(family: type[FlowModel], path: Path, options: LoadOptions, tra
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
     counts = {}
     for name in set(family.COMPONENTS) & set(_parts(path)):
-        single = name == "transformer" and options.transformer_file is not None
-        files = [options.transformer_file] if single else (path / name).glob("*.safetensors")
+        files = [options.files[name]] if name in options.files else (path / name).glob("*.safetensors")
         counts[name] = sum(map(_elements, files))
     return bytes_held(counts, family.EXPERTS, options, training, dtype)
 
@@ -181,20 +180,6 @@ def _elements(file: Path) -> int:
     """Numbers in a safetensors file, by its header."""
     with safe_open(file, framework="pt") as content:
         return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
-
-
-def _load_single_file(folder: Path, library: str, name: str, file: Path, dtype: torch.dtype) -> torch.nn.Module:
-    """A transformer from one file, in diffusers' layout or its makers'; the folder gives its configuration."""
-    network = getattr(importlib.import_module(library), name)
-    try:
-        return network.from_single_file(
-            str(file), config=str(folder), subfolder="transformer", torch_dtype=dtype, local_files_only=True
-        )
-    except _LOADING_ERRORS as error:
-        raise FlowModelError(
-            f"{file} holds other weights than {folder / 'transformer'} describes ({error}). Fix: choose the folder of the "
-            "same model"
-        ) from error
 
 
 def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype, **more) -> torch.nn.Module:

@@ -64,9 +64,14 @@ class Wan(FlowModel):
 
     def expert(self, sigma: float) -> torch.nn.Module:
         """The network for that noise level."""
+        return self.pipeline.transformer_2 if self._is_low_noise(sigma) else self.pipeline.transformer
+
+    def _is_low_noise(self, sigma: float) -> bool:
         boundary = self.pipeline.config.boundary_ratio
-        low_noise = boundary is not None and sigma < boundary
-        return self.pipeline.transformer_2 if low_noise else self.pipeline.transformer
+        return boundary is not None and sigma < boundary
+
+    def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
+        return settings.guidance_2 if settings.guidance_2 and self._is_low_noise(sigma) else settings.guidance
 
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
         network, dtype = self.expert(sigma), self.dtype

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import host, lora, weights
@@ -155,20 +155,6 @@ def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_setti
 def test_tiles(folder):
     tiled = load_flow_model(folder, device="cpu", vae_tiling=True)
     assert tiled.pipeline.vae.use_tiling and not load_flow_model(folder, device="cpu").pipeline.vae.use_tiling
-
-
-def test_a_single_file_in_place_of_the_transformer(folder, tmp_path, small_settings):
-    other = tiny.make("sd3", tmp_path / "other", seed=5)
-    file = other / "transformer" / "diffusion_pytorch_model.safetensors"
-    swapped, wanted = load_flow_model(folder, device="cpu", transformer_file=file), load_flow_model(other, device="cpu")
-    for name, value in of(wanted).items():
-        if "lora_" not in name:
-            torch.testing.assert_close(of(swapped)[name], value, rtol=0, atol=0)
-    broken = tmp_path / "broken.safetensors"
-    tensors = load_file(file)
-    save_file({name: tensor[:1].clone() for name, tensor in tensors.items()}, broken)
-    with pytest.raises(FlowModelError, match="broken.safetensors holds other weights than .*Fix: "):
-        load_flow_model(folder, device="cpu", transformer_file=broken)
 
 
 def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch, caplog):

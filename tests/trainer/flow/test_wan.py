@@ -148,3 +148,16 @@ def test_sizes_that_the_model_cannot_make(still, size, message):
 def test_the_checkpoints_own_shift(still, video):
     assert still.shift(video()) == 3.0
     assert still.sigmas(video()) == pytest.approx((1.0, 0.9, 0.75, 0.5, 0.0))  # 3u / (1 + 2u) at u = 3/4, 1/2, 1/4
+
+
+def test_guidance_of_its_own_for_the_second_expert(still, video, folder):
+    settings = video(guidance=5.0, guidance_2=2.0)
+    assert still.guidance_at(0.875, settings) == 5.0
+    assert still.guidance_at(0.87, settings) == (2.0 if folder.name == "wan22" else 5.0)
+    assert still.guidance_at(0.87, video(guidance=5.0)) == 5.0
+    images = {
+        second: rollout.generate(still, TEXTS[:1], video(guidance=5.0, guidance_2=second), [1])
+        for second in (0.0, 2.0, 5.0)
+    }
+    torch.testing.assert_close(images[0.0], images[5.0], rtol=0, atol=0)
+    assert torch.equal(images[0.0], images[2.0]) == (folder.name == "wan21")

@@ -1,0 +1,182 @@
+"""Networks from single files, in the layouts that ComfyUI users have them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
+
+
+@pytest.fixture(scope="module", params=["sd3", "wan22"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+    return tiny.make(family, tmp_path_factory.mktemp("tiny") / family)
+
+
+@pytest.fixture(scope="module")
+def files(family, tmp_path_factory):
+    """Another model of the family, one file for each of its networks."""
+    other = tiny.make(family, tmp_path_factory.mktemp("other") / family, seed=5)
+    return {file.parent.name: file for file in other.glob("*/*.safetensors")}
+
+
+def weights(model, component):
+    return {
+        name: parameter
+        for name, parameter in getattr(model.pipeline, component).named_parameters()
+        if "lora_" not in name
+    }
+
+
+def assert_same(model, other):
+    for component in (name for name in model.COMPONENTS if getattr(model.pipeline, name) is not None):
+        expected = weights(other, component)
+        for name, found in weights(model, component).items():
+            torch.testing.assert_close(found, expected[name], rtol=0, atol=0, msg=f"{component}.{name}")
+
+
+def without_weights(folder, target):
+    """What a folder is without its .safetensors: configurations, tokenizers, scheduler."""
+    import shutil
+
+    return shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors"))
+
+
+def test_every_network_from_a_file_of_its_own(folder, files, tmp_path):
+    bare = without_weights(folder, tmp_path / "bare")
+    assert_same(
+        load_flow_model(bare, device="cpu", files=files),
+        load_flow_model(files["vae"].parents[1], device="cpu"),
+    )
+    part = next(name for name in files if name.startswith("text_encoder"))
+    rest = {name: file for name, file in files.items() if name != part}
+    wanted = f"{part} has no .safetensors weights. Fix: .* ComfyUI's models/text_encoders and choose it in Model Files"
+    with pytest.raises(FlowModelError, match=wanted):
+        load_flow_model(bare, device="cpu", files=rest)
+    check_model_folder(bare, None)
+
+
+def in_wans_own_names(tensors):
+    """diffusers' names to those of Wan's own checkpoints; of the norms, the second is the third there."""
+    names = [
+        (r"^condition_embedder\.text_embedder\.linear_1\.", "text_embedding.0."),
+        (r"^condition_embedder\.text_embedder\.linear_2\.", "text_embedding.2."),
+        (r"^condition_embedder\.time_embedder\.linear_1\.", "time_embedding.0."),
+        (r"^condition_embedder\.time_embedder\.linear_2\.", "time_embedding.2."),
+        (r"^condition_embedder\.time_proj\.", "time_projection.1."),
+        (r"^scale_shift_table$", "head.modulation"),
+        (r"^proj_out\.", "head.head."),
+        (r"\.scale_shift_table$", ".modulation"),
+        (r"\.attn1\.", ".self_attn."),
+        (r"\.attn2\.", ".cross_attn."),
+        (r"_attn\.to_([qkv])\.", r"_attn.\1."),
+        (r"_attn\.to_out\.0\.", "_attn.o."),
+        (r"\.norm2\.", ".norm3."),
+        (r"\.ffn\.net\.0\.proj\.", ".ffn.0."),
+        (r"\.ffn\.net\.2\.", ".ffn.2."),
+    ]
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, own in names:
+            name = re.sub(pattern, own, name)
+        renamed[name] = tensor
+    return renamed
+
+
+def test_wans_own_layout_in_comfyuis_8_bit_form(tmp_path):
+    """Scaled fp8, as ComfyUI's own downloads of Wan are: weight · factor."""
+    folder = tiny.make("wan22", tmp_path / "wan22")
+    generator = torch.Generator().manual_seed(3)
+    expected, saved = {}, {"scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)}
+    for name, tensor in load_file(folder / "transformer_2" / "diffusion_pytorch_model.safetensors").items():
+        if re.fullmatch(r"blocks\..*(attn\d\.to_.*|ffn\..*)\.weight", name):
+            small, factor = torch.randn(tensor.shape, generator=generator).to(torch.float8_e4m3fn), torch.tensor(0.37)
+            expected[name] = small.float() * 0.37
+            ((own, _),) = in_wans_own_names({name: small}).items()
+            saved[own], saved[own.removesuffix("weight") + "scale_weight"] = small, factor
+        else:
+            expected[name] = tensor
+            saved |= in_wans_own_names({name: tensor})
+    save_file(saved, tmp_path / "low.safetensors")
+    model = load_flow_model(folder, device="cpu", files={"transformer_2": tmp_path / "low.safetensors"})
+    found = {name.replace(".base_layer", ""): p for name, p in weights(model, "transformer_2").items()}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_what_from_pretrained_keeps_in_float32_stays_so(tmp_path):
+    folder = tiny.make("wan21", tmp_path / "wan21")
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    single = load_flow_model(folder, device="cpu", dtype="bfloat16", files={"transformer": file})
+    whole = load_flow_model(folder, device="cpu", dtype="bfloat16")
+    kinds = {name: parameter.dtype for name, parameter in weights(single, "transformer").items()}
+    assert kinds == {name: parameter.dtype for name, parameter in weights(whole, "transformer").items()}
+    assert set(kinds.values()) == {torch.float32, torch.bfloat16}
+
+
+def test_files_that_do_not_fit(folder, files, tmp_path):
+    broken = tmp_path / "broken.safetensors"
+    for component in ("transformer", "text_encoder", "vae"):
+        tensors = load_file(files[component])
+        for damaged in (
+            {name: tensor[:1].clone() for name, tensor in tensors.items()},
+            {name: tensor for name, tensor in list(tensors.items())[:-1]},
+        ):
+            save_file(damaged, broken)
+            with pytest.raises(
+                FlowModelError, match=f"broken.safetensors holds other weights than .*{component}.*Fix: "
+            ):
+                load_flow_model(folder, device="cpu", files={component: broken})
+    broken.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    with pytest.raises(FlowModelError, match="broken.safetensors is truncated or no safetensors file.*Fix: "):
+        load_flow_model(folder, device="cpu", files={"vae": broken})
+
+
+def test_a_component_that_the_family_does_not_have(family, folder, files):
+    if family == "sd3":
+        with pytest.raises(FlowModelError, match="has no transformer_2. Fix: choose no file for transformer_2"):
+            load_flow_model(folder, device="cpu", files={"transformer_2": files["transformer"]})
+
+
+def test_single_files_are_not_quantized(folder, files):
+    with pytest.raises(ValueError, match="quantize does not go with a transformer from a single file. Fix: "):
+        load_flow_model(folder, device="cpu", quantize="8bit", files={"transformer": files["transformer"]})
+
+
+def test_the_nodes(folder, files, tmp_path, monkeypatch):
+    """Model Files lists what is in ComfyUI's kinds of folders, and Load Flow Model takes it."""
+    place = tmp_path / "models"
+    for component, kind in (("transformer", "diffusion_models"), ("text_encoder", "text_encoders")):
+        (place / kind).mkdir(parents=True)
+        (place / kind / "mine.safetensors").symlink_to(files[component])
+    monkeypatch.setenv("OTCA_MODELS", str(place))
+    choose, load = NODE_CLASS_MAPPINGS["OTCA_ModelFiles"], NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"]
+    choices = {name: declared[0] for name, declared in choose.INPUT_TYPES()["required"].items()}
+    assert choices["transformer"] == choices["text_encoder_2"] == [choose.FOLDERS_OWN, "mine.safetensors"]
+    assert choices["vae"] == [choose.FOLDERS_OWN]
+    chosen = dict.fromkeys(choices, choose.FOLDERS_OWN) | dict.fromkeys(
+        ("transformer", "text_encoder"), "mine.safetensors"
+    )
+    assert choose.VALIDATE_INPUTS(**chosen) is True
+    assert choose.VALIDATE_INPUTS(**(chosen | {"vae": "none.safetensors"})).startswith(
+        "vae: weights 'none.safetensors'"
+    )
+    (given,) = choose().choose(**chosen)
+    (model,) = load().load("", 2, 2.0, 0, "float32", path=str(folder), device="cpu", files=given)
+    expected = load_flow_model(files["vae"].parents[1], device="cpu")
+    own = load_flow_model(folder, device="cpu")
+    for component, other in (("transformer", expected), ("text_encoder", expected), ("vae", own)):
+        wanted = weights(other, component)
+        for name, found in weights(model, component).items():
+            torch.testing.assert_close(found, wanted[name], rtol=0, atol=0)
