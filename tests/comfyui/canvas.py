@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +14,15 @@ from .server import PACK, ComfyUI
 OF_OURS = re.compile(rf"/extensions/{PACK}|/otca|otca", re.IGNORECASE)
 READY_SECONDS = 60
 RUN_SECONDS = 120
+
+BROWSER_OPTIONS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+]
 
 # ComfyUI greets a new user with tutorials, and asks before things that a test means to do.
 SETTINGS = {
@@ -37,6 +48,12 @@ CELLS = """canvas => {
     const cells = [...counts].filter(([, count]) => count >= 50).map(([colour]) => colour.split(" ").map(Number));
     return { colours: cells.length, orange: cells.filter(([r, g, b, a]) => a && r > g + 30 && g > b + 30).length };
 }"""
+
+
+def chromium() -> str | None:
+    """The system's browser, or the one that CHROMIUM_PATH names."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return os.environ.get("CHROMIUM_PATH") or next(filter(None, map(shutil.which, names)), None)
 
 
 class Canvas:

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import time
 
 import pytest
 
+from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from comfyui_otca.tests.comfyui.server import WORKFLOWS, ComfyUI, installations
 
-BROWSER_OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 FOUND = installations()
 RENDERERS = ["classic", "nodes2"]
 
@@ -50,13 +41,10 @@ def comfyui(request, tmp_path_factory):
 @pytest.fixture(scope="module")  # not longer: while it lives, no other test could run an asyncio loop
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
-    chromium = os.environ.get("CHROMIUM_PATH") or next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
-    if chromium is None:
+    if chromium() is None:
         pytest.skip("no chromium, chromium-browser or google-chrome on the PATH; name one by CHROMIUM_PATH")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=BROWSER_OPTIONS)
+        browser = driver.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
         yield browser
         browser.close()
 
@@ -64,8 +52,6 @@ def browser():
 @pytest.fixture(scope="module", params=RENDERERS)
 def open_canvas(request, comfyui, browser):
     """ComfyUI's page in one renderer, opened once, since opening it takes longer than most tests."""
-    from comfyui_otca.tests.comfyui.canvas import Canvas
-
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     canvas = Canvas(page, comfyui, request.param)
     if request.param == "nodes2" and canvas.renderer_is_hidden():

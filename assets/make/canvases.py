@@ -1,0 +1,247 @@
+"""`python -m comfyui_otca.assets.make.canvases [NAME …]`: workflows/*.json and their thumbnails, from workflows/api/*.json.
+
+Each graph is laid out by stage on the canvas of a real ComfyUI (found as the tests in tests/comfyui find it) with its note from
+assets/make/notes, and saved as that ComfyUI saves it. Needed whenever a node gains an input, since saved canvases hold values by
+position.
+
+    --run N     for the thumbnail, run the graph N times first (only what needs no large model)
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from ...nodes import NODE_CLASS_MAPPINGS
+from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
+from ...tests.comfyui.server import WORKFLOWS, ComfyUI, installations
+
+NOTES = Path(__file__).with_name("notes")
+SIZE, MOST_BYTES = (1024, 576), 100_000
+NOTE, PREVIEW = "MarkdownNote", "PreviewImage"
+
+# A column's width, and the titles and colours of the frames around the stages. The values of one frame stand below each other.
+FRAMES = {
+    "model": ("1 · Model and prompts", 330, "#3f789e"),
+    "sampling": ("2 · Sampling", 330, "#8A8"),
+    "rewards": ("3 · Rewards", 310, "#b58b2a"),
+    "credit": ("4 · Credit: which step", 560, "#a1309b"),
+    "fusion": ("5 · Fusion: which reward", 290, "#8b5fbf"),
+    "training": ("6 · Training", 310, "#b06634"),
+}
+STAGE_OF = {"OTCA/data": "model", **{f"OTCA/{name}": name for name in FRAMES}}
+GAP, BETWEEN_FRAMES, HEADER = 60, 90, 85
+LOWEST, LOWEST_REWARD = 1550, 1050  # a column that would reach below this goes on in another
+# Heights for the taller rows of Nodes 2.0: a title, and so much for each widget or socket.
+TITLE, ROW, TEXT_ROWS = 50, 30, 3
+FIXED = {
+    NOTE: (420, 760),
+    PREVIEW: (330, 400),
+    "OTCA_RewardStack": (470, 850),
+    "OTCA_TrainingRun": (470, 900),
+    "OTCA_PromptDataset": (330, 390),
+}
+HEATMAP = 560
+
+ARRANGE = """async ([api, note, places, frames, sampler]) => {
+    app.graph.clear();
+    await app.loadApiJson(api, "workflow");
+    for (const node of app.graph.nodes) {
+        for (const widget of node.widgets ?? []) for (const linked of widget.linkedWidgets ?? []) {
+            const stays = node.type === "OTCA_LoadFlowModel" || (node.type === "OTCA_PromptDataset" && widget.name === "seed");
+            if (linked.name === "control_after_generate") linked.value = stays ? "fixed" : "increment";
+        }
+    }
+    const add = (type, id) => {
+        const node = LiteGraph.createNode(type);
+        app.graph.add(node);
+        added[id] = node;
+        return node;
+    };
+    const added = {}, find = id => added[id] ?? app.graph.nodes.find(node => String(node.id) === String(id));
+    const ids = Object.keys(places).map(Number), last = Math.max(...ids);
+    find(sampler).connect(1, add("PreviewImage", last - 1), 0);
+    const text = add("MarkdownNote", last);
+    text.title = "Read me";
+    text.widgets[0].value = note;
+    text.color = "#432"; text.bgcolor = "#322a20";
+    for (const [id, [x, y, width, height]] of Object.entries(places)) {
+        find(id).pos = [x, y];
+        find(id).setSize([width, height]);
+    }
+    for (const [title, box, color] of frames) {
+        const frame = new LGraphGroup(title);
+        Object.assign(frame, { pos: box.slice(0, 2), size: box.slice(2), color, font_size: 24 });
+        app.graph.add(frame);
+    }
+    const ours = Object.fromEntries(ids.map(id => [find(id).id, id]));
+    return [JSON.stringify(app.graph.serialize()), ours];
+}"""
+
+# The graph alone, clear of the page's own bars, in 16:9.
+FRAME = """async () => {
+    const boxes = [...app.graph.groups, ...app.graph.nodes].map(item => [...item.pos, ...item.size]);
+    const far = side => Math.max(...boxes.map(box => box[side] + box[side + 2]));
+    let x = Math.min(...boxes.map(box => box[0])) - 20, y = Math.min(...boxes.map(box => box[1])) - 40;
+    let width = far(0) - x + 20, height = far(1) - y + 20;
+    if (width / height > 16 / 9) { y -= (width * 9 / 16 - height) / 2; height = width * 9 / 16; }
+    else { x -= (height * 16 / 9 - width) / 2; width = height * 16 / 9; }
+    const left = 80, top = 150;
+    const scale = Math.min((innerWidth - left - 20) / width, (innerHeight - top - 80) / height);
+    app.canvas.ds.scale = scale;
+    app.canvas.ds.offset = [left / scale - x, top / scale - y];
+    app.canvas.setDirty(true, true);
+    const box = app.canvas.canvas.getBoundingClientRect();
+    return { x: box.left + left, y: box.top + top, width: width * scale, height: height * scale };
+}"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = sorted(path.stem for path in NOTES.glob("*.md"))
+    parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"of {', '.join(known)}; default: all")
+    parser.add_argument("--run", type=int, default=0)
+    options = parser.parse_args()
+    comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-canvases-")))
+    try:
+        comfyui.wait_until_up()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
+            for name in options.names:
+                canvas = Canvas(browser.new_page(viewport={"width": 2400, "height": 1350}), comfyui, "classic")
+                canvas.page.evaluate("app.extensionManager.setting.set('LiteGraph.Canvas.MinFontSizeForLOD', 0)")
+                save(canvas, name)
+                thumbnail(canvas, name, options.run)
+                canvas.page.close()
+    finally:
+        comfyui.stop()
+
+
+def save(canvas: Canvas, name: str) -> None:
+    target = WORKFLOWS / f"{name}.json"
+    api = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    places, frames = layout(api)
+    sampler = next(id for id, node in api.items() if node["class_type"] == "OTCA_SDESampler")
+    note = (NOTES / f"{name}.md").read_text(encoding="utf-8")
+    text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler])
+    graph = renumbered(json.loads(text), {str(given): id for given, id in ids.items()})
+    graph["id"] = json.loads(target.read_text(encoding="utf-8"))["id"] if target.is_file() else str(uuid.uuid4())
+    graph["extra"] = {key: value for key, value in graph["extra"].items() if key == "workflowRendererVersion"}
+    target.write_text(json.dumps(graph, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for node in graph["nodes"]:
+        _, _, width, height = places[node["id"]]
+        if node["size"][0] > width + 2 or node["size"][1] > height + 2:
+            print(f"{name}: {node['type']} takes {node['size']}, its place has {width} x {height}")
+    print(target)
+
+
+def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
+    """Places [x, y, width, height] by node number, and the frames; the preview and the note get the next two numbers."""
+    stages: dict[str, list[int]] = {stage: [] for stage in FRAMES}
+    for id, node in api.items():
+        stages[STAGE_OF[NODE_CLASS_MAPPINGS[node["class_type"]].CATEGORY]].append(int(id))
+    kinds = {int(id): node["class_type"] for id, node in api.items()}
+    stack = next(id for id in stages["rewards"] if kinds[id] == "OTCA_RewardStack")
+    run = next(id for id in stages["training"] if kinds[id] == "OTCA_TrainingRun")
+    preview, note = max(kinds) + 1, max(kinds) + 2
+    kinds |= {preview: PREVIEW, note: NOTE}
+    stages["sampling"].append(preview)
+
+    places: dict[int, tuple] = {}
+
+    def column(ids: list[int], x: float, y: float) -> tuple[float, float]:
+        """Puts nodes below each other; returns where it ends, to the right and below."""
+        right = x
+        for id in ids:
+            width, height = _size(kinds[id])
+            places[id] = (x, y, width, height)
+            right, y = max(right, x + width), y + height + GAP
+        return right, y - GAP
+
+    def columns(ids: list[int], x: float, y: float, lowest: float = LOWEST) -> tuple[float, float]:
+        rest, bottom = list(ids), y
+        while rest:
+            height, count = 0, 0
+            while count < len(rest) and (not count or height + _size(kinds[rest[count]])[1] <= lowest):
+                height, count = height + _size(kinds[rest[count]])[1] + GAP, count + 1
+            right, below = column(rest[:count], x, y)
+            rest, bottom, x = rest[count:], max(bottom, below), right + GAP
+        return x - GAP, bottom
+
+    x, _ = column([note], 0, 0)
+    x, _ = columns(stages["model"], x + BETWEEN_FRAMES, 0)
+    x, _ = columns(stages["sampling"], x + BETWEEN_FRAMES, 0)
+    left = x + BETWEEN_FRAMES
+    x, below = columns([id for id in stages["rewards"] if id != stack], left, 0, LOWEST_REWARD)
+    x, lowest = column([stack], x + GAP, 0)
+    y = max(below, lowest) + HEADER + GAP
+    right, _ = column(stages["credit"], left, y)
+    right, _ = column(stages["fusion"], right + BETWEEN_FRAMES, y)
+    x, _ = column([id for id in stages["training"] if id != run], max(x, right) + BETWEEN_FRAMES, 0)
+    column([run], x + GAP, 0)
+
+    frames = []
+    for stage, (title, _, color) in FRAMES.items():
+        boxes = [places[id] for id in stages[stage]]
+        x, y = min(box[0] for box in boxes) - 20, min(box[1] for box in boxes) - HEADER
+        far, low = max(box[0] + box[2] for box in boxes) + 20, max(box[1] + box[3] for box in boxes) + 20
+        frames.append((title, (x, y, far - x, low - y), color))
+    return places, frames
+
+
+def _size(kind: str) -> tuple[float, float]:
+    if kind in FIXED:
+        return FIXED[kind]
+    node = NODE_CLASS_MAPPINGS[kind]
+    stage = STAGE_OF[node.CATEGORY]
+    if stage == "credit":
+        return FRAMES[stage][1], HEATMAP
+    declared = node.INPUT_TYPES()
+    rows = len(node.RETURN_TYPES) if "OTCA_REWARD" in node.RETURN_TYPES else 0
+    for _, *options in {**declared["required"], **declared.get("optional", {})}.values():
+        options = options[0] if options else {}
+        rows += TEXT_ROWS if options.get("multiline") else 2 if options.get("control_after_generate") else 1
+    return FRAMES[stage][1], TITLE + ROW * rows
+
+
+def renumbered(graph: dict, ids: Mapping[str, int]) -> dict:
+    """The numbers of the API file for the canvas's own, in order, and whole pixels."""
+    for node in graph["nodes"]:
+        node["id"] = ids[str(node["id"])]
+        node["pos"], node["size"] = ([round(value) for value in list(node[key])[:2]] for key in ("pos", "size"))
+    graph["nodes"].sort(key=lambda node: node["id"])
+    for number, node in enumerate(graph["nodes"]):
+        node["order"] = number
+    graph["links"] = [
+        [link, ids[str(start)], output, ids[str(end)], *rest] for link, start, output, end, *rest in graph["links"]
+    ]
+    graph["last_node_id"] = max(ids.values())
+    return graph
+
+
+def thumbnail(canvas: Canvas, name: str, runs: int) -> None:
+    canvas.load(WORKFLOWS / f"{name}.json")
+    if runs:
+        for execution in canvas.run_and_wait(runs):
+            assert execution.end == "execution_success", execution.detail
+    clip = canvas.page.evaluate(FRAME)
+    canvas.page.wait_for_timeout(2500)  # the canvas draws in its own time
+    picture = Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB").resize(SIZE, Image.LANCZOS)
+    for quality in range(88, 40, -4):
+        content = io.BytesIO()
+        picture.save(content, "JPEG", quality=quality, optimize=True)
+        if content.tell() <= MOST_BYTES:
+            break
+    (WORKFLOWS / f"{name}.jpg").write_bytes(content.getvalue())
+
+
+if __name__ == "__main__":
+    main()
