@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     sample.add_argument("--steps", type=_positive, help="denoising steps (default: the run's own, or 28)")
     sample.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
+    sample.add_argument("--frames", type=_positive, metavar="N", help="of a video (default: the run's own, or 1)")
     sample.add_argument(
         "--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png"
     )
@@ -147,6 +148,7 @@ def _sample(options: argparse.Namespace) -> int:
         seeds=range(options.seed, options.seed + options.seeds),
         steps=options.steps,
         size=options.size,
+        frames=options.frames,
         batch_size=options.batch_size,
         output=options.output,
         node_classes=NODE_CLASS_MAPPINGS,

@@ -163,6 +163,12 @@ class TrainingRun:
                     {"default": 1, "min": 1, "max": 1024, "tooltip": "Fixed seeds to each evaluation prompt."},
                 ),
             },
+            "optional": {
+                "evaluation_steps": (
+                    "INT",
+                    {"default": 0, "min": 0, "max": 1000, "tooltip": "Denoising steps there; 0: the sampler's."},
+                ),
+            },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
         }
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SEQUENTIAL, _DIVERGING = "viridis", "PuOr_r"
 _COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")  # Okabe-Ito
 _DPI = 110
+FRAMES_PER_SECOND = 16  # of videos; that of Wan
 
 
 def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:
@@ -190,7 +191,7 @@ def stills(images: Tensor) -> Tensor:
     return images if images.ndim == 4 else images[:, images.shape[1] // 2]
 
 
-def save_video(videos: Tensor, captions: Sequence[str], path: Path, frames_per_second: int) -> None:
+def save_video(videos: Tensor, captions: Sequence[str], path: Path) -> None:
     """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4."""
     import imageio.v3 as iio
 
@@ -198,7 +199,7 @@ def save_video(videos: Tensor, captions: Sequence[str], path: Path, frames_per_s
     sheets = np.stack([sample_grid(frame, captions) for frame in videos.transpose(0, 1)])
     height, width = (side // 2 * 2 for side in sheets.shape[1:3])  # the codec wants even sides
     iio.imwrite(
-        path, sheets[:, :height, :width], fps=frames_per_second, codec="libx264", plugin="FFMPEG", macro_block_size=2
+        path, sheets[:, :height, :width], fps=FRAMES_PER_SECOND, codec="libx264", plugin="FFMPEG", macro_block_size=2
     )
 
 

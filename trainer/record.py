@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
-FRAMES_PER_SECOND = 16  # of Wan
 
 
 class RunError(RuntimeError):
@@ -40,6 +39,7 @@ class RunSettings:
     evaluate_every: int
     evaluation_prompts: str = ""
     evaluation_seeds: int = 1
+    evaluation_steps: int = 0  # 0: as many as the sampler trains with
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:
@@ -180,7 +180,9 @@ class Run:
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         captions = [text for text, _ in pairs]
-        images = rollout.generate(model, captions, report.trajectories.settings, [seed for _, seed in pairs], on_step)
+        settings = report.trajectories.settings
+        settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
+        images = rollout.generate(model, captions, settings, [seed for _, seed in pairs], on_step)
         stills = plots.stills(images)
         self._before_after(stills, captions, iteration)
         rewards = report.advantages.scores.rewards
@@ -204,7 +206,7 @@ class Run:
         place = self.folder / SAMPLES / f"{iteration:06d}"
         plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
         if images.ndim == 5:
-            plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"), FRAMES_PER_SECOND)
+            plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"))
 
     def curves(self) -> np.ndarray:
         return plots.reward_curves(self.history, self.evaluations)

@@ -26,15 +26,17 @@ def sample_to_file(
     seeds: Sequence[int],
     steps: int | None,
     size: str | None,
+    frames: int | None,
     batch_size: int,
     output: Path | None,
     node_classes: Mapping[str, type],
 ) -> Path:
-    """Writes a grid of every prompt with every seed and returns its path.
+    """Writes a grid of every prompt with every seed and returns its path; of videos the middle frames, and an .mp4 beside it.
 
     Args:
         source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
         size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        frames: of a video; None takes the run's own, or one.
         batch_size: pictures to one model call.
         output: None numbers samples-<n>.png in the run, or takes ./samples.png.
 
@@ -53,21 +55,23 @@ def sample_to_file(
         if side is None and not size:
             raise ValueError(f"{path} does not say what size it is for. Fix: add --size, for example --size 832x480")
         settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
-    settings = replace(settings, steps=steps or settings.steps, batch_size=batch_size)
+    settings = replace(settings, steps=steps or settings.steps, frames=frames or settings.frames, batch_size=batch_size)
     if size:
         width, height = _size(size)
         settings = replace(settings, width=width, height=height)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
     with model.reference():
-        base = plots.stills(rollout.generate(model, texts, settings, numbers))
+        images = base = rollout.generate(model, texts, settings, numbers)
     if is_run:
-        trained = plots.stills(rollout.generate(model, texts, settings, numbers))
-        picture = plots.before_after(base, trained, texts, limit=len(texts))
+        images = rollout.generate(model, texts, settings, numbers)
+        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, limit=len(texts))
     else:
-        picture = plots.sample_grid(base, texts)
+        picture = plots.sample_grid(plots.stills(base), texts)
     path = output or _free_name(folder if is_run else Path("."))
     plots.save(picture, path)
+    if images.ndim == 5:
+        plots.save_video(images, texts, path.with_suffix(".mp4"))
     return path
 
 

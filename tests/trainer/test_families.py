@@ -60,6 +60,20 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
     assert main(["sample", str(run), "--prompt", "a red circle"]) == 0
     assert (run / "samples-1.png").is_file()
+    video = run / "samples-1.mp4"
+    assert video.is_file() == family.startswith("wan")
+    if video.is_file():
+        frames = iio.imread(video, plugin="FFMPEG")
+        assert len(frames) == 5 and frames.shape[1:3] != iio.imread(run / "samples-1.png").shape[:2], "after alone"
+
+
+def test_a_bare_video_model(tmp_path):
+    path = tiny.make("wan21", tmp_path / "wan")
+    options = ["--prompt", "a red circle", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "a.png")]
+    assert main(["sample", str(path), *options]) == 2, "it does not say what size it is for"
+    assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "9"]) == 0
+    assert len(iio.imread(tmp_path / "a.mp4", plugin="FFMPEG")) == 9
+    assert main(["sample", str(path), *options, "--size", "32x16", "--frames", "8"]) != 0
 
 
 def test_the_sampler_hands_frames_to_comfyui_as_a_batch(workflow, family, tmp_path):

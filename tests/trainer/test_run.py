@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import checkpoint, grpo, host, lora, record
+from comfyui_otca.trainer import checkpoint, grpo, host, lora, record, rollout
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import train
 from comfyui_otca.trainer.workflow import NodeError
@@ -476,6 +476,17 @@ def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path
     assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
     first, second = (row["prompts"] for row in rows(tmp_path / "run", "evaluation.jsonl"))
     assert first == second and len(first) == 2
+
+
+def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path, monkeypatch):
+    steps, generate = [], rollout.generate
+    monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))
+    for chosen in (0, 7):
+        changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
+        host.terminal.output = tmp_path / str(chosen)
+        record._open.clear()
+        assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
 
 
 def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path):
