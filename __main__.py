@@ -21,10 +21,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except _bad_input() as error:
-        print(f"otca: {error}", file=sys.stderr)
+        _complain(error)
         return EXIT_BAD_INPUT
     except _failures() as error:
-        print(f"otca: {error}", file=sys.stderr)
+        _complain(error)
         return 1
 
 
@@ -42,6 +42,10 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
     train.add_argument("--seed", type=int, help="sets every node's seed")
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
+    train.add_argument("--gpus", type=_positive, default=1, metavar="N", help="processes, each on a GPU of its own")
+    train.add_argument(
+        "--max-restarts", type=int, default=0, metavar="N", help="with --gpus: go on by itself after so many failures"
+    )
     train.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
     train.set_defaults(command=_train)
 
@@ -104,9 +108,14 @@ def _positive(text: str) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
-    from .trainer import host
+    if options.gpus > 1 and "RANK" not in os.environ:
+        from .trainer.launch import launch
+
+        return launch(options.gpus, options.max_restarts, sys.argv[1:])
+    from .trainer import distributed, host
     from .trainer.run import RUN_NODE, train
 
+    options.resume |= int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     workflow = _load(options)
     if options.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", options.iterations)
@@ -122,7 +131,10 @@ def _train(options: argparse.Namespace) -> int:
     if problems:
         return EXIT_BAD_INPUT
     host.quiet_libraries()
-    return train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))
+    distributed.begin(cpu=options.device == "cpu")
+    code = train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))
+    distributed.end()
+    return code
 
 
 def _validate(options: argparse.Namespace) -> int:
@@ -206,6 +218,11 @@ def _load(options: argparse.Namespace):
     return workflow
 
 
+def _complain(error: BaseException) -> None:
+    process = os.environ.get("RANK")
+    print(f"otca{f' process {process}' if process else ''}: {error}", file=sys.stderr)
+
+
 def _show(problem) -> str:
     print(f"{problem.severity}: {problem}", file=sys.stderr)
     return problem.severity
@@ -219,9 +236,10 @@ def _bad_input() -> tuple[type[Exception], ...]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
+    from .trainer.distributed import PeerFailed
     from .trainer.workflow import NodeError
 
-    return (NodeError, OSError)
+    return (NodeError, PeerFailed, OSError)
 
 
 def _main_of_clone():

@@ -118,4 +118,4 @@ class UniformWeights(_Credit):
         from ..trainer.credit import uniform
 
         generator = torch.Generator().manual_seed(seed)
-        return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator)
+        return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator, trajectories.share)

@@ -21,10 +21,10 @@ class _Fuse:
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
     def _fuse(self, scores, credit, node_id, method, **options):
-        from ..trainer import plots
+        from ..trainer import distributed, plots
         from ..trainer.fusion import fuse
 
-        advantages = fuse(scores, credit, method, **options)
+        advantages = fuse(distributed.whole(scores), distributed.whole(credit), method, **options)
         heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
         return live.shown(
             node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)

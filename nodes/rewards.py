@@ -1,5 +1,7 @@
 """Stage 4: what is good. One node a reward, and the stack that scores a rollout by all of them."""
 
+from dataclasses import replace
+
 from ..trainer import host
 from . import live, payloads
 
@@ -241,6 +243,7 @@ class RewardStack:
         scores = score_stack(
             rewards, trajectories.images, trajectories.texts, trajectories.groups, host.progress(len(rewards))
         )
+        scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
         stills = plots.stills(trajectories.images)
         table = host.picture(lambda: plots.reward_table(scores, stills))
 

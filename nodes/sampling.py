@@ -179,10 +179,11 @@ class SDESampler:
         negative_prompt="",
         guidance_2=0.0,
     ):
-        from ..trainer import rollout
+        from ..trainer import distributed, rollout
         from ..trainer.types import SamplerSettings
 
         host.make_room()
+        own = len(distributed.share(group_size * len(prompts.texts)).rows)
         settings = SamplerSettings(
             kind=kind,
             eta=eta,
@@ -202,9 +203,7 @@ class SDESampler:
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
-            keep_graph == "auto"
-            and not host.in_comfyui()
-            and rollout.graph_fits(model, settings, group_size * len(prompts.texts))
+            keep_graph == "auto" and not host.in_comfyui() and rollout.graph_fits(model, settings, own)
         )
         trajectories = rollout.sample(
             model,
@@ -214,7 +213,7 @@ class SDESampler:
             seed=seed,
             keep_graph=keep,
             keep_predictions=host.in_comfyui(),
-            on_step=host.progress(rollout.model_calls(steps, group_size * len(prompts.texts), batch_size)),
+            on_step=host.progress(rollout.model_calls(steps, own, batch_size)),
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)

@@ -219,8 +219,10 @@ class SaveLoRA:
 
     @host.outside_inference
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
-        from ..trainer import lora
+        from ..trainer import distributed, lora
 
+        if not distributed.is_main():
+            return ()
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow"))
         paths = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
         return {"ui": {"text": [str(path) for path in paths]}, "result": ()}

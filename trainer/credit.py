@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .types import StepCredit
+from .types import Share, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,12 @@ def tcd(
 
 
 def uniform(
-    latents: Tensor, final: Tensor, trained: Sequence[int], fraction: float = 1.0, generator=None
+    latents: Tensor,
+    final: Tensor,
+    trained: Sequence[int],
+    fraction: float = 1.0,
+    generator=None,
+    share: Share | None = None,
 ) -> StepCredit:
     """Every trained step alike, w = 1 (DanceGRPO, Flow-GRPO).
 
@@ -76,6 +81,8 @@ def uniform(
         fraction: below 1, each sample keeps a random subset of ceil(fraction·T') steps (DanceGRPO: 0.6), which share the
             whole weight; the others get 0.
         generator: source of that choice.
+        share: where these samples stand in the whole batch, so that their choice does not depend on who makes it; None: they
+            are all.
     """
     similarity, delta = similarity_gain(latents, final)
     trained = _checked(trained, delta.shape[1])
@@ -84,7 +91,8 @@ def uniform(
     weights = torch.ones(len(latents), len(trained))
     if fraction < 1:
         kept = math.ceil(fraction * len(trained) - 1e-9)  # 0.1 * 30 is a little more than 3 in floating point
-        order = torch.rand(weights.shape, generator=generator).argsort(1)
+        share = share or Share(range(len(latents)), len(latents))
+        order = torch.rand((share.total, len(trained)), generator=generator)[list(share.rows)].argsort(1)
         weights = (order < kept) * (len(trained) / kept)
     raw = weights / weights.sum(1, keepdim=True)
     return StepCredit(weights, raw, delta, similarity, trained, method="uniform")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import distributed
 from .rollout import trained_transition, velocity_at
 
 if TYPE_CHECKING:
@@ -126,13 +127,14 @@ def update(
     settings: UpdateSettings,
     on_step: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Moves the policy by one optimizer step an epoch, with gradients accumulated over all groups.
+    """Moves the policy by one optimizer step an epoch, with gradients accumulated over all groups of all processes.
 
     On-policy, the old log-probs are the new ones, detached: ρ is exactly 1, and rollout and update may differ in batch shape.
     A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed. Trajectories of an earlier
     policy use the log-probs they were sampled with.
 
     Args:
+        advantages: of the whole batch, of which the trajectories may be a share.
         on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
 
     Returns:
@@ -157,6 +159,7 @@ def update(
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
+        distributed.sum_gradients(model.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
         steps += 1
@@ -177,10 +180,14 @@ def update(
 def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample."""
     step = trajectories.trained[model.version % len(trajectories.trained)]
-    first = torch.stack([(trajectories.groups == group).nonzero()[0, 0] for group in trajectories.groups.unique()])
-    velocity = velocity_at(model, trajectories, step, first)
-    with model.reference():
-        return (velocity - velocity_at(model, trajectories, step, first)).square().mean().item()
+    rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
+    first = torch.tensor([own for own, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
+    divergence = torch.zeros(0)
+    if len(first):
+        velocity = velocity_at(model, trajectories, step, first)
+        with model.reference():
+            divergence = (velocity - velocity_at(model, trajectories, step, first)).square().flatten(1).mean(1)
+    return distributed.whole(divergence.cpu()).mean().item()
 
 
 def _take_graphs(trajectories: Trajectories) -> list[KeptStep]:
@@ -198,10 +205,11 @@ def _go_on() -> None:
 def _backward(model, trajectories, advantages, settings, old, kept, tally, on_step) -> Tensor:
     """Accumulates the gradient of the loss; returns the log-probs it saw, [B, T'], NaN where nothing had to be computed."""
     seen = torch.full_like(trajectories.log_probs, torch.nan)
-    valid = advantages.valid
-    total = max(1, int(valid.sum())) * seen.shape[1]  # a masked sample is no sample
+    own = list(trajectories.share.rows)
+    valid = advantages.valid[own]
+    total = max(1, int(advantages.valid.sum())) * seen.shape[1]  # a masked sample is no sample
     for position, step in enumerate(trajectories.trained):
-        advantage = advantages.step_advantage[:, position]
+        advantage = advantages.step_advantage[own, position]
         # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too.
         rows = valid.nonzero()[:, 0] if settings.kl_coefficient else advantage.nonzero()[:, 0]
         if not len(rows):
@@ -280,13 +288,16 @@ class _Tally:
 
     def drift(self, recomputed: Tensor, stored: Tensor) -> None:
         difference = (recomputed - stored).nan_to_num().exp() - 1
-        self.ratio_drift = difference.abs().max().item()
+        self.ratio_drift = distributed.each(difference.abs().max()).max().item()
 
     def finite(self) -> bool:
-        return bool(torch.isfinite(self.sums["loss"]))
+        return bool(distributed.each(torch.as_tensor(self.sums.get("loss", 0.0)).float()).isfinite().all())
 
     def summary(self) -> dict[str, float]:
-        sums = {name: float(value) / self.passes for name, value in self.sums.items()}
+        names = ("loss", "ratio", "clip_high", "clip_low", "approx_kl", "kl", "weight")
+        own = [[float(self.sums.get(name, 0.0)), float(name in self.sums)] for name in names]
+        added, present = distributed.each(torch.tensor(own, dtype=torch.float64)).sum(0).T.tolist()
+        sums = {name: value / self.passes for name, value, there in zip(names, added, present, strict=True) if there}
         weight = sums.pop("weight", 0.0) or 1.0
         names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}
         names |= {"approx_kl": "kl/approx", "kl": "kl/penalty"}

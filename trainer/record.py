@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, host, lora, plots, rollout, weights
+from . import checkpoint, distributed, host, lora, plots, rollout, weights
 from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner, write_text
 from .rewards.base import score
 
@@ -75,14 +75,9 @@ class Run:
     def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
         self.folder, self.settings, self.workflow = folder, settings, workflow
         self.canvas = read_object(folder / CANVAS)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_text(folder / ".writable", "")
-            (folder / ".writable").unlink()
-        except OSError as error:
-            raise RunError(
-                f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
-            ) from error
+        self.writes = distributed.is_main()
+        if self.writes:
+            _check_writable(folder)
         self.history = read_lines(folder / METRICS)
         self.evaluations = read_lines(folder / EVALUATIONS)
         self._metrics: Metrics | None = None
@@ -98,18 +93,21 @@ class Run:
 
     def begin(self, iteration: int = 0) -> None:
         """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again."""
-        write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
-        for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
-            write_text(self.folder / name, "".join(map(json_line, rows)))
         self._trained, self._saved = None, iteration
+        if self.writes:
+            write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
+            for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
+                write_text(self.folder / name, "".join(map(json_line, rows)))
 
     def mark(self, status: str, total: int, error: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
 
         A reader finds out by the process whether "running" is still true.
         """
+        if not self.writes:
+            return
         import psutil
 
         process = psutil.Process()
@@ -132,8 +130,7 @@ class Run:
             self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
             row = {"iteration": self.iteration + 1, **report.metrics}
             self.history.append(row)
-            with open(self.folder / METRICS, "a", encoding="utf-8") as file:
-                file.write(json_line(row))
+            self._append(METRICS, row)
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
@@ -158,7 +155,7 @@ class Run:
     def belongs_to(self, model: FlowModel | None) -> bool:
         """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
         process = read_object(self.folder / STATUS, {}).get("pid", os.getpid())
-        return process == os.getpid() and (self._trained is None or self._trained[0]() is model)
+        return (process == os.getpid() or not self.writes) and (self._trained is None or self._trained[0]() is model)
 
     def stands_at(self, model: FlowModel) -> bool:
         """Whether the model is as the last line on record left it."""
@@ -179,14 +176,14 @@ class Run:
         texts = texts or earlier or list(report.trajectories.prompts)
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
-        captions = [text for text, _ in pairs]
+        rows = distributed.rows(len(pairs))
+        own = [pairs[row] for row in rows] or pairs[:1]  # with fewer pairs than processes some only keep pace
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
-        images = rollout.generate(model, captions, settings, [seed for _, seed in pairs], on_step)
-        stills = plots.stills(images)
-        self._before_after(stills, captions, iteration)
+        images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
         rewards = report.advantages.scores.rewards
-        values = score(rewards, images, captions)
+        values = distributed.whole(score(rewards, images, [text for text, _ in own])[: len(rows)])
+        images, captions = distributed.whole(images[: len(rows)]), [text for text, _ in pairs]
         row = {"iteration": iteration, "prompts": texts, "rewards": {}}
         for k, reward in enumerate(rewards):
             column = values[:, k][values[:, k].isfinite()]
@@ -199,8 +196,11 @@ class Run:
                 "values": values[:, k].tolist(),
             }
         self.evaluations.append(row)
-        with open(self.folder / EVALUATIONS, "a", encoding="utf-8") as file:
-            file.write(json_line(row))
+        self._append(EVALUATIONS, row)
+        if not self.writes:
+            return
+        stills = plots.stills(images)
+        self._before_after(stills, captions, iteration)
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
         place = self.folder / SAMPLES / f"{iteration:06d}"
@@ -213,21 +213,29 @@ class Run:
 
     def plot(self) -> None:
         """Draws rewards.png and credit.png anew."""
+        if not self.writes:
+            return
         plots.save(self.curves(), self.folder / "rewards.png")
         if self._last is not None:
             plots.save(plots.credit_over_time(self.history, self._last), self.folder / "credit.png")
 
     def save(self, model: FlowModel) -> None:
         """A checkpoint to resume from, and the adapter to use."""
-        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration)
-        with model.averaged():
-            metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
-            weights.save(model, self.folder, metadata)
+        if self.writes:
+            checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration)
+            with model.averaged():
+                metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
+                weights.save(model, self.folder, metadata)
         self._saved = self.iteration
 
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
+
+    def _append(self, name: str, row: Mapping) -> None:
+        if self.writes:
+            with open(self.folder / name, "a", encoding="utf-8") as file:
+                file.write(json_line(row))
 
     def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
         from safetensors.torch import load_file
@@ -242,12 +250,25 @@ class Run:
                 plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
 
     def _to_tensorboard(self, iteration: int, figures: Mapping[str, float]) -> None:
+        if not self.writes:
+            return
         if self._events is None:
             from torch.utils.tensorboard import SummaryWriter
 
             self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.iteration or None)
         for name, value in figures.items():
             self._events.add_scalar(name, value, iteration)
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ".writable", "")
+        (folder / ".writable").unlink()
+    except OSError as error:
+        raise RunError(
+            f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
+        ) from error
 
 
 _open: dict[Path, Run] = {}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from . import host
+from . import distributed, host
 from .sde import MIN_STD, Gaussian, transition
 from .types import KeptStep, Prompts, SamplerSettings, Trajectories
 
@@ -33,7 +33,7 @@ def sample(
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
 ) -> Trajectories:
-    """Samples a group of `group_size` trajectories for every prompt.
+    """Samples a group of `group_size` trajectories for every prompt; of several processes each its share of them.
 
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
     which prompts are sampled beside it change a trajectory.
@@ -54,11 +54,12 @@ def sample(
     model.come_back()
     sigmas = model.sigmas(settings)
     condition = model.condition(prompts.texts, settings)
-    groups = torch.arange(len(prompts.texts)).repeat_interleave(group_size)
+    share = distributed.share(len(prompts.texts) * group_size)
+    groups = torch.tensor([row // group_size for row in share.rows])
     sources = [
-        (_generator(seed, position, 0), _generator(seed, position, member + 1))
-        for position in prompts.positions
-        for member in range(group_size)
+        (_generator(seed, position, 0), _generator(seed, position, row % group_size + 1))
+        for row in share.rows
+        for position in [prompts.positions[row // group_size]]
     ]
     parts = []
     for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
@@ -89,6 +90,7 @@ def sample(
         stds=stds,
         log_probs=log_probs,
         groups=groups,
+        share=share,
         prompts=prompts.texts,
         settings=settings,
         policy_version=model.version,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, host
+from . import checkpoint, distributed, host
 from .graph import RUN_NODE, STEP_NODE
 from .layout import CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
 from .record import RunError, RunSettings, open_run
@@ -48,13 +48,29 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     inputs = dict(workflow.graph[run_node]["inputs"])
     folder = host.run_folder(inputs["run_name"])
     total = int(inputs["iterations"])
-    _check_folder(folder, resume, workflow, say)
     host.terminal.output = folder
+    if not distributed.is_main():
+        say = _silent
+    try:
+        return _train_in(folder, workflow, inputs, total, resume, say)
+    except BaseException as error:
+        distributed.tell(error)
+        raise
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume: bool, say: Say) -> int:
+    if distributed.is_main():
+        _check_folder(folder, resume, workflow, say)
+        if process := owner(folder):
+            raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
+        _forget_old_stop(folder / STOP)
+    distributed.meet()
     names = RunSettings.__dataclass_fields__
-    if process := owner(folder):
-        raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
     run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
-    _forget_old_stop(folder / STOP)
     with _signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
@@ -77,6 +93,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             if start < total and at_end:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
+            distributed.tell(stopped)
             code = _stopped(run, model, stopped, say)
             run.mark("stopped", total)  # once all is saved: who reads it may go on
             return code
@@ -87,6 +104,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             raise
         finally:
             run.close()
+    distributed.meet()  # nobody leaves while another may still fail
     run.mark("finished", total)
     _summary(run, say)
     return 0
@@ -211,7 +229,7 @@ class _Progress:
         self.bar = None
 
     def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and distributed.is_main():
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.total, initial=self.start, unit="it", dynamic_ncols=True)

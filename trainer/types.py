@@ -50,6 +50,14 @@ class SamplerSettings:
 
 
 @dataclass(frozen=True)
+class Share:
+    """Which rows of the whole batch a process holds: all of them, where it trains alone."""
+
+    rows: range
+    total: int
+
+
+@dataclass(frozen=True)
 class KeptStep:
     """One trained transition as the rollout computed it, still attached to its autograd graph."""
 
@@ -70,6 +78,7 @@ class Trajectories:
         stds: T standard deviations of the transitions.
         log_probs: [B, T'] float32, of the sampled points under the policy that sampled them.
         groups: [B] int64, the number of each sample's prompt, 0 … P-1.
+        share: where these B samples stand in the whole batch, whose P prompts several processes may share.
         prompts: P texts.
         policy_version: the number of updates the policy had seen when it sampled.
         kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
@@ -85,6 +94,7 @@ class Trajectories:
     stds: tuple[float, ...]
     log_probs: Tensor
     groups: Tensor
+    share: Share
     prompts: tuple[str, ...]
     settings: SamplerSettings
     policy_version: int

@@ -1,0 +1,311 @@
+"""Several processes that train one model: the same update as one process makes, and no one left waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from comfyui_otca.tests.trainer.processes import together
+from comfyui_otca.trainer import distributed, grpo, host, record, rollout
+from comfyui_otca.trainer.credit import tcd, uniform
+from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.rewards.base import Reward, score_stack
+from comfyui_otca.trainer.run import train
+from comfyui_otca.trainer.types import Prompts, Scores
+
+TEXTS = ("a red circle on a blue background", "a green square on a white background")
+
+
+@given(st.integers(1, 64), st.integers(1, 300))
+def test_rows_are_shared_out_in_order_and_evenly(processes, total):
+    saved = os.environ.get("RANK"), distributed.world
+    try:
+        distributed.world = lambda: processes
+        shares = []
+        for rank in range(processes):
+            os.environ["RANK"] = str(rank)
+            shares.append(distributed.rows(total))
+        assert [row for own in shares for row in own] == list(range(total))
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+        if total < processes:
+            with pytest.raises(ValueError, match=f"{processes} processes for {total} samples. Fix: "):
+                distributed.share(total)
+    finally:
+        distributed.world = saved[1]
+        os.environ.pop("RANK")
+
+
+def test_alone_nobody_is_met():
+    assert distributed.world() == 1 and distributed.is_main() and distributed.share(5).rows == range(5)
+    rows = torch.arange(3.0)
+    assert distributed.whole(rows) is rows and torch.equal(distributed.each(rows), rows[None])
+    distributed.meet()
+    distributed.tell(ValueError("unheard"))
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------------
+
+
+def _rows_and_gradients():
+    own = distributed.share(7).rows
+    rows = torch.arange(14.0).reshape(7, 2)[list(own)]
+    parameters = [torch.nn.Parameter(torch.zeros(2, 2)) for _ in range(3)]
+    parameters[0].grad = torch.full((2, 2), 1.0 + distributed.rank())
+    if distributed.rank() == 1:
+        parameters[1].grad = torch.eye(2)
+    distributed.sum_gradients(parameters)
+    return distributed.whole(rows), distributed.each(torch.tensor(distributed.rank())), [p.grad for p in parameters]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_rows_are_put_together_and_gradients_added(count):
+    for rows, ranks, (first, second, third) in together(count, _rows_and_gradients):
+        assert torch.equal(rows, torch.arange(14.0).reshape(7, 2))
+        assert ranks.tolist() == list(range(count))
+        assert torch.equal(first, torch.full((2, 2), count * (count + 1) / 2))
+        assert torch.equal(second, torch.eye(2)) and third is None
+
+
+def _advantages(scores, credit):
+    own = list(distributed.share(len(scores.groups)).rows)
+
+    def mine(value):
+        tensors = {f.name: getattr(value, f.name) for f in fields(value)}
+        return replace(value, **{name: t[own] for name, t in tensors.items() if isinstance(t, torch.Tensor)})
+
+    found = fuse(distributed.whole(mine(scores)), distributed.whole(mine(credit)), "moca", recentering="group")
+    return found.step_advantage, found.fused.coefficients, found.valid, found.metrics
+
+
+def test_split_groups_have_the_statistics_of_whole_ones():
+    """Bit for bit: two groups of six over four processes, so that one ends amid each group; one sample is masked."""
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(2).repeat_interleave(6)
+    values = torch.randn((12, 3), generator=generator)
+    values[4, 1] = torch.nan
+    scores = Scores(values, ("a", "b", "c"), (1.0, 0.5, 2.0), groups, values[:, :1], ("h",), ())
+    latents = torch.randn((12, 5, 2, 4, 4), generator=generator)
+    credit = tcd(latents, latents[:, -1], (0, 1, 3))
+    expected = _advantages(scores, credit)
+    for found in together(4, _advantages, scores, credit):
+        for ours, wanted in zip(found[:3], expected[:3], strict=True):
+            assert torch.equal(ours, wanted)
+        assert found[3] == expected[3]
+
+
+def _choice():
+    own = distributed.share(8)
+    latents = torch.randn((len(own.rows), 6, 2, 2, 2), generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(7)
+    return uniform(latents, latents[:, -1], range(5), 0.4, generator, own).weights
+
+
+def test_the_steps_that_a_sample_keeps_do_not_depend_on_who_holds_it():
+    assert torch.equal(torch.cat(together(4, _choice)), _choice())
+
+
+# -- one update --------------------------------------------------------------------------------------------------------
+
+
+class Brightness(Reward):
+    def score(self, images, prompts):
+        return images.mean((1, 2, 3))
+
+
+class Redness(Reward):
+    def score(self, images, prompts):
+        return images[..., 0].mean((1, 2)) - images[..., 1:].mean((1, 2, 3))
+
+
+def _update(model, settings, changes):
+    """One iteration on two groups of four; the gradients, the adapter after it, and the figures."""
+    trajectories = rollout.sample(model, Prompts(TEXTS, (0, 1)), settings, group_size=4, seed=3, **changes["sample"])
+    rewards = [Brightness("brightness"), Redness("redness")]
+    scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
+    credit = tcd(trajectories.latents, trajectories.final, trajectories.trained)
+    advantages = fuse(distributed.whole(scores), distributed.whole(credit), "weighted_advantages")
+    chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
+    metrics = grpo.update(model, trajectories, advantages, chosen)
+    parameters = model.trainable_named()
+    return (
+        trajectories.groups.tolist(),
+        {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None},
+        {name: p.detach().clone() for name, p in parameters.items()},
+        {name: value for name, value in metrics.items() if not name.startswith("seconds/")},
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sample": {}, "update": {}},
+        {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}},
+        {"sample": {}, "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1}},
+    ],
+    ids=["recomputed", "kept graph and KL", "two epochs"],
+)
+@pytest.mark.parametrize("count", [2, 4])
+def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
+    """2: a group each. 4: half a group each."""
+    settings = small_settings()
+    _, gradients, adapter, metrics = _update(perturb(load_model()), settings, changes)
+    model = perturb(load_model())
+    found = together(count, _update, model, settings, changes)
+    assert [group for groups, *_ in found for group in groups] == [0] * 4 + [1] * 4
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    for _, own_gradients, own_adapter, own_metrics in found:
+        assert own_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=1e-6 * largest.clamp(min=1).item())
+        # Adam divides by the gradient's size, so that one entry in thousands, whose gradient is nearly zero, turns by rounding.
+        off = torch.cat([(own_adapter[name] - value).abs().flatten() for name, value in adapter.items()])
+        assert (off > 1e-6).float().mean() < 1e-3 and off.max() < 1e-4
+        for name, value in own_adapter.items():
+            assert torch.equal(value, found[0][2][name]), "all processes hold the same adapter"
+        assert own_metrics == found[0][3] and own_metrics.keys() == metrics.keys()
+        for name, value in metrics.items():
+            assert own_metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+
+
+# -- whole trainings ---------------------------------------------------------------------------------------------------
+
+
+class Broken(Reward):
+    def score(self, images, prompts):
+        if distributed.rank() == 1:
+            raise OSError("the scorer's disk is gone")
+        return images.mean((1, 2, 3))
+
+
+class Slow(Reward):
+    """Process 1 takes longer; the others wait for it."""
+
+    def score(self, images, prompts):
+        time.sleep(2 * distributed.rank())
+        return images.mean((1, 2, 3))
+
+
+class Deadly(Reward):
+    """Kills process 1 in the third batch."""
+
+    seen = 0
+
+    def score(self, images, prompts):
+        self.seen += 1
+        if distributed.rank() == 1 and self.seen == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return images.mean((1, 2, 3))
+
+
+def reward_node(reward):
+    class Node:
+        RETURN_TYPES, FUNCTION, CATEGORY = ("OTCA_REWARD",), "build", "test"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"coefficient": ("FLOAT", {"default": 1.0})}}
+
+        def build(self, coefficient):
+            return (reward("sharpness"),)
+
+    return Node
+
+
+def _train(workflow, folder, resume=False):
+    host.terminal.output = folder
+    record._open.clear()
+    said = []
+    return train(workflow, resume=resume, say=said.append), said
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+TWO = {"OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2}}
+
+
+def test_a_training_of_two(small_workflow, tmp_path):
+    """It writes what one process writes, once; and goes on from there bit for bit."""
+    for (code, said), quiet in zip(
+        together(2, _train, small_workflow(TWO), tmp_path / "two"), (False, True), strict=True
+    ):
+        assert code == 0 and bool(said) is not quiet
+    assert _train(small_workflow(TWO), tmp_path / "one")[0] == 0
+    ours, alone = rows(tmp_path / "two"), rows(tmp_path / "one")
+    assert [row["iteration"] for row in ours] == [1, 2] and ours[0].keys() == alone[0].keys()
+    for name in ("reward/clip_t/mean", "z/group_mean", "held_out/accuracy/mean", "credit/step/0", "gradient_norm"):
+        assert ours[0][name] == pytest.approx(alone[0][name], rel=1e-4, abs=1e-5), name
+    written, expected = ({p.name for p in (tmp_path / name).iterdir()} for name in ("two", "one"))
+    assert written == expected
+    first, second = (load_file(tmp_path / name / "lora.safetensors") for name in ("two", "one"))
+    assert first.keys() == second.keys()
+    evaluations = [json.loads(line) for line in (tmp_path / "two" / "evaluation.jsonl").read_text().splitlines()]
+    wanted = [json.loads(line) for line in (tmp_path / "one" / "evaluation.jsonl").read_text().splitlines()]
+    assert evaluations[0]["rewards"]["clip_t"]["values"] == pytest.approx(
+        wanted[0]["rewards"]["clip_t"]["values"], abs=1e-5
+    )
+
+    shorter = {"OTCA_TrainingRun": {**TWO["OTCA_TrainingRun"], "iterations": 1}}
+    together(2, _train, small_workflow(shorter), tmp_path / "again")
+    assert [code for code, _ in together(2, _train, small_workflow(TWO), tmp_path / "again", True)] == [0, 0]
+    resumed = load_file(tmp_path / "again" / "lora.safetensors")
+    for name, tensor in first.items():
+        assert torch.equal(resumed[name], tensor)
+
+
+def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):
+    classes = {"OTCA_RewardSharpness": reward_node(Broken)}
+    began = time.monotonic()
+    first, second = together(2, _train, small_workflow(TWO, classes), tmp_path)
+    assert "the scorer's disk is gone" in str(second) and 'node 8 "Reward Stack"' in str(second)
+    assert "process 1 failed on " in str(first) and "the scorer's disk is gone" in str(first)
+    assert time.monotonic() - began < 60, "no one waited for a time-out"
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["status"] == "failed" and "process 1 failed" in status["error"]
+
+
+def test_one_that_is_killed_is_missed_at_once_and_nothing_is_lost(small_workflow, tmp_path):
+    changes = {"OTCA_TrainingRun": {"iterations": 6, "checkpoint_every": 1, "evaluate_every": 6}}
+    classes = {"OTCA_RewardSharpness": reward_node(Deadly)}
+    began = time.monotonic()
+    first, second = together(2, _train, small_workflow(changes, classes), tmp_path)
+    assert second is None and "process 0 lost another one" in str(first)
+    assert time.monotonic() - began < 60
+    saved = sorted(place.name for place in (tmp_path / "checkpoints").iterdir())
+    assert saved and len(rows(tmp_path)) == int(saved[-1])
+
+
+def test_a_slow_one_is_waited_for(small_workflow, tmp_path):
+    classes = {"OTCA_RewardSharpness": reward_node(Slow)}
+    changes = {"OTCA_TrainingRun": {"iterations": 1, "evaluation_prompts": "a red circle"}}
+    assert [code for code, _ in together(2, _train, small_workflow(changes, classes), tmp_path)] == [0, 0]
+
+
+def _stopped_by_a_file(workflow, folder):
+    """Only process 1 sees the request, so the other has to hear it from it."""
+
+    class Asked(Reward):
+        def score(self, images, prompts):
+            if distributed.rank() == 1:
+                raise host.Stopped("a test")
+            return images.mean((1, 2, 3))
+
+    workflow.node_classes = {**workflow.node_classes, "OTCA_RewardSharpness": reward_node(Asked)}
+    return _train(workflow, folder)
+
+
+def test_a_stop_reaches_all(small_workflow, tmp_path):
+    first, second = together(2, _stopped_by_a_file, small_workflow(TWO), tmp_path)
+    assert first[0] == second[0] == 0
+    assert "stopped by a test after iteration 0" in first[1][-1]
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "stopped"

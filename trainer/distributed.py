@@ -1,0 +1,204 @@
+"""Several processes that train one model: who they are, which samples are whose, and where they meet.
+
+accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
+of the samples; scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
+Each such meeting begins with a word from everybody, so that one process's failure, or a request to stop, ends them all instead
+of leaving the others waiting. A single process meets nobody, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from . import host
+from .types import Share
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+    from torch import Tensor
+
+    from .types import Scores, StepCredit
+
+PATIENCE = timedelta(
+    hours=2
+)  # with a process that is still at work, say at a slow reward; a dead one is noticed at once
+_WORD_BYTES = 2048
+_BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
+
+
+class PeerFailed(RuntimeError):
+    """Another process of this training failed; says which, and what it met."""
+
+
+@functools.cache
+def world() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return int(os.environ.get("RANK", "0")) if world() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes files and speaks."""
+    return rank() == 0
+
+
+def begin(cpu: bool) -> None:
+    """Joins the others; each process on an accelerator of its own, or all on the CPU."""
+    if world() > 1:
+        _state(cpu)
+
+
+def end() -> None:
+    """Leaves the others, so that they need not find out by a broken connection."""
+    if world() > 1 and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@functools.cache
+def _state(cpu: bool = False) -> PartialState:
+    from accelerate import PartialState
+
+    return PartialState(cpu=cpu, timeout=PATIENCE)
+
+
+def share(total: int) -> Share:
+    """This process's consecutive rows of `total`. Whole groups, where their number is a multiple of the processes'.
+
+    Raises:
+        ValueError: fewer rows than processes.
+    """
+    if total < world():
+        raise ValueError(f"{world()} processes for {total} samples. Fix: more prompts or samples, or fewer processes")
+    return Share(rows(total), total)
+
+
+def rows(total: int) -> range:
+    """This process's consecutive rows of `total`; none where there are too few."""
+    return range(rank() * total // world(), (rank() + 1) * total // world())
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------------
+
+
+def meet() -> None:
+    """Waits for the others and hears how they are.
+
+    Raises:
+        host.Stopped: another process was asked to stop.
+        PeerFailed: another process failed, or is gone.
+    """
+    if world() == 1:
+        return
+    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(None))]
+    for number, word in enumerate(words):
+        if word.startswith("failed"):
+            raise _heard(PeerFailed(f"process {number} {word}"))
+    for word in words:
+        if word.startswith("stopped by "):
+            raise _heard(host.Stopped(word.removeprefix("stopped by ")))
+
+
+def tell(problem: BaseException) -> None:
+    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from."""
+    if world() > 1 and not any(getattr(error, "heard", False) for error in (problem, problem.__cause__)):
+        with contextlib.suppress(PeerFailed):  # nobody is left to be told; the problem itself is on its way up
+            _all(_word(problem))
+
+
+def _heard(problem):
+    problem.heard = True
+    return problem
+
+
+def _word(problem: BaseException | None) -> Tensor:
+    if problem is None:
+        text = ""
+    elif isinstance(problem, host.Stopped):
+        text = f"stopped by {problem}"
+    else:
+        text = f"failed on {socket.gethostname()}: {type(problem).__name__}: {problem}"
+    content = text.encode()[:_WORD_BYTES]
+    return torch.tensor(list(content.ljust(_WORD_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _all(tensor: Tensor) -> Tensor:
+    """[N, …] of every process's [ … ], on the CPU."""
+    from accelerate.utils import gather
+
+    try:
+        return gather(tensor[None].to(_state().device)).cpu()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise _heard(PeerFailed(f"process {rank()} lost another one ({reason})")) from error
+
+
+def each(tensor: Tensor) -> Tensor:
+    """Every process's tensor, one below the other: [N, …] on the CPU."""
+    if world() == 1:
+        return tensor[None].cpu()
+    meet()
+    return _all(tensor)
+
+
+T = TypeVar("T", "Tensor", "Scores", "StepCredit")
+
+
+def whole(value: T) -> T:
+    """The whole batch, in order, on the CPU, of what every process holds its share of: the same in each of them.
+
+    Args:
+        value: rows, or a dataclass whose tensors are rows.
+    """
+    if world() == 1:
+        return value
+    if isinstance(value, torch.Tensor):
+        counts = each(torch.tensor(len(value))).tolist()
+        missing = max(counts) - len(value)
+        parts = _all(torch.cat([value, value.new_zeros((missing, *value.shape[1:]))]))
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **{name: whole(part) for name, part in parts.items() if isinstance(part, torch.Tensor)})
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Adds up the gradients of all processes; of a parameter that none has one of, none is made.
+
+    One sum an optimizer step, as DistributedDataParallel without synchronisation of the earlier backward passes would send it.
+    Its hooks want a forward pass before each backward one, which graphs kept from the rollout and skipped samples do not have.
+    """
+    if world() == 1:
+        return
+    from accelerate.utils import reduce
+
+    parameters = list(parameters)
+    present = each(torch.tensor([parameter.grad is not None for parameter in parameters]).byte()).any(0)
+    chosen = [parameter for parameter, there in zip(parameters, present.tolist(), strict=True) if there]
+    for bucket in _buckets(chosen):
+        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
+        flat = reduce(flat, "sum")
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    buckets, size = [], _BUCKET
+    for parameter in parameters:
+        if size >= _BUCKET:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel()
+    return buckets
