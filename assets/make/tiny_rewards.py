@@ -1,0 +1,215 @@
+"""Checkpoints of reward models in their published layouts, tiny and random: for tests and benchmarks of the real loading code.
+
+Each function takes the place to write and returns it. Sizes can be told, up to those of the published models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from ...trainer.rewards.aesthetic import LAYERS, WIDTHS
+
+SHAPES_CLIP = Path(__file__).resolve().parents[1] / "shapes-clip"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+IMAGE = 32
+
+
+def clip(
+    folder: Path, projection: int = 768, width: int = 32, layers: int = 2, heads: int = 2, processor: bool = True
+) -> Path:
+    """A transformers CLIP folder, with the tokenizer of shapes-clip."""
+    from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
+
+    size = dict(
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        projection_dim=projection,
+    )
+    with _seeded():
+        text = dict(size, vocab_size=_vocabulary(), eos_token_id=_vocabulary() - 1, pad_token_id=_vocabulary() - 1)
+        vision = dict(size, image_size=IMAGE, patch_size=8)
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection))
+        for parameter in model.parameters():  # fresh weights are so small that all pictures look alike to them
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    if processor:
+        clip_tokenizer(folder)
+        crop = {"height": IMAGE, "width": IMAGE}
+        CLIPImageProcessorPil(size={"shortest_edge": IMAGE}, crop_size=crop).save_pretrained(folder)
+    return folder
+
+
+def clip_tokenizer(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in TOKENIZER_FILES:
+        shutil.copy(SHAPES_CLIP / name, folder / name)
+    return folder
+
+
+def pickscore(folder: Path, **size) -> Path:
+    """A CLIP folder without tokenizer and preprocessor_config.json, as the authors' own code expects it."""
+    return clip(folder, projection=64, processor=False, **size)
+
+
+def aesthetic(file: Path, inputs: int = 768) -> Path:
+    with _seeded():
+        torch.save(_head("layers.", inputs), file)
+    return file
+
+
+def hps(
+    file: Path,
+    width: int = 64,
+    text_width: int = 32,
+    layers: int = 2,
+    text_layers: int = 2,
+    projection: int = 48,
+    patch: int = 8,
+    image: int = IMAGE,
+    vocabulary: int | None = None,
+) -> Path:
+    """open_clip's layout under `state_dict`."""
+    with _seeded():
+        state = {
+            "logit_scale": torch.tensor(4.6),
+            "visual.class_embedding": _random(width),
+            "visual.positional_embedding": _random((image // patch) ** 2 + 1, width),
+            "visual.conv1.weight": _random(width, 3, patch, patch),
+            "visual.proj": _random(width, projection),
+            "token_embedding.weight": _random(vocabulary or _vocabulary(), text_width),
+            "positional_embedding": _random(77, text_width),
+            "text_projection": _random(text_width, projection),
+            **_norm("visual.ln_pre", width),
+            **_norm("visual.ln_post", width),
+            **_norm("ln_final", text_width),
+        }
+        for tower, size, depth in (("visual.", width, layers), ("", text_width, text_layers)):
+            for number in range(depth):
+                block = f"{tower}transformer.resblocks.{number}."
+                state |= {
+                    **_norm(block + "ln_1", size),
+                    **_norm(block + "ln_2", size),
+                    block + "attn.in_proj_weight": _random(3 * size, size),
+                    block + "attn.in_proj_bias": _random(3 * size),
+                    **_linear(block + "attn.out_proj", size, size),
+                    **_linear(block + "mlp.c_fc", size, 4 * size),
+                    **_linear(block + "mlp.c_proj", 4 * size, size),
+                }
+    torch.save({"state_dict": state}, file)
+    return file
+
+
+def image_reward(
+    folder: Path, width: int = 128, layers: int = 2, text_layers: int = 2, patch: int = 8, image: int = IMAGE
+):
+    """ImageReward.pt, med_config.json, and a tokenizer in `bert-base-uncased`. The text is as wide as the head reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = bert_tokenizer(folder / "bert-base-uncased")
+    vocabulary = len((tokenizer / "vocab.txt").read_text().splitlines()) + 2  # [DEC] and [ENC], which BLIP adds
+    text_width, inner, heads = 768, 256, 12
+    config = dict(
+        architectures=["BertModel"],
+        attention_probs_dropout_prob=0.1,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.1,
+        hidden_size=text_width,
+        intermediate_size=inner,
+        layer_norm_eps=1e-12,
+        max_position_embeddings=64,
+        num_attention_heads=heads,
+        num_hidden_layers=text_layers,
+        pad_token_id=0,
+        vocab_size=vocabulary,
+        encoder_width=768,
+        add_cross_attention=True,
+    )
+    (folder / "med_config.json").write_text(json.dumps(config))
+    vision, text = "blip.visual_encoder.", "blip.text_encoder."
+    with _seeded():
+        state = {
+            vision + "cls_token": _random(1, 1, width),
+            vision + "pos_embed": _random(1, (image // patch) ** 2 + 1, width),
+            vision + "patch_embed.proj.weight": _random(width, 3, patch, patch),
+            vision + "patch_embed.proj.bias": _random(width),
+            **_norm(vision + "norm", width),
+            text + "embeddings.position_ids": torch.arange(64)[None],
+            text + "embeddings.word_embeddings.weight": _random(vocabulary, text_width),
+            text + "embeddings.position_embeddings.weight": _random(64, text_width),
+            **_norm(text + "embeddings.LayerNorm", text_width),
+            **_linear("blip.vision_proj", width, 256),
+            **_linear("blip.text_proj", text_width, 256),
+            **_head("mlp.layers.", text_width),
+        }
+        for number in range(layers):
+            block = f"{vision}blocks.{number}."
+            state |= {
+                **_norm(block + "norm1", width),
+                **_norm(block + "norm2", width),
+                **_linear(block + "attn.qkv", width, 3 * width),
+                **_linear(block + "attn.proj", width, width),
+                **_linear(block + "mlp.fc1", width, 4 * width),
+                **_linear(block + "mlp.fc2", 4 * width, width),
+            }
+        for number in range(text_layers):
+            block = f"{text}encoder.layer.{number}."
+            for attention, seen in (("attention", text_width), ("crossattention", width)):
+                state |= _linear(f"{block}{attention}.self.query", text_width, text_width)
+                state |= _linear(f"{block}{attention}.self.key", seen, text_width)
+                state |= _linear(f"{block}{attention}.self.value", seen, text_width)
+                state |= _linear(f"{block}{attention}.output.dense", text_width, text_width)
+                state |= _norm(f"{block}{attention}.output.LayerNorm", text_width)
+            state |= _linear(block + "intermediate.dense", text_width, inner)
+            state |= _linear(block + "output.dense", inner, text_width)
+            state |= _norm(block + "output.LayerNorm", text_width)
+    torch.save(state, folder / "ImageReward.pt")
+    return folder
+
+
+def bert_tokenizer(folder: Path) -> Path:
+    """WordPiece over letters and a few words, in the files of bert-base-uncased."""
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"a an red green blue circle square on background".split()]
+    vocabulary = list(dict.fromkeys([*words, *letters, *("##" + letter for letter in letters)]))
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    told = {"do_lower_case": True, "model_max_length": 512, "tokenizer_class": "BertTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    return folder
+
+
+@contextlib.contextmanager
+def _seeded():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def _vocabulary() -> int:
+    tokenizer = json.loads((SHAPES_CLIP / "tokenizer.json").read_text())
+    return len(tokenizer["model"]["vocab"])
+
+
+def _random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape) / max(shape[-1], 4) ** 0.5
+
+
+def _linear(name: str, inputs: int, outputs: int) -> dict[str, torch.Tensor]:
+    return {f"{name}.weight": _random(outputs, inputs), f"{name}.bias": 0.1 * torch.randn(outputs)}
+
+
+def _norm(name: str, width: int) -> dict[str, torch.Tensor]:
+    return {f"{name}.weight": 1 + 0.1 * torch.randn(width), f"{name}.bias": 0.1 * torch.randn(width)}
+
+
+def _head(prefix: str, inputs: int) -> dict[str, torch.Tensor]:
+    state = {}
+    for layer, narrow, wide in zip(LAYERS, WIDTHS, (inputs, *WIDTHS), strict=False):
+        state |= _linear(f"{prefix}{layer}", wide, narrow)
+    return state
