@@ -15,7 +15,6 @@ import torch
 from ...trainer.rewards.aesthetic import LAYERS, WIDTHS
 
 SHAPES_CLIP = Path(__file__).resolve().parents[1] / "shapes-clip"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 IMAGE = 32
 
 
@@ -33,7 +32,8 @@ def clip(
         projection_dim=projection,
     )
     with _seeded():
-        text = dict(size, vocab_size=_vocabulary(), eos_token_id=_vocabulary() - 1, pad_token_id=_vocabulary() - 1)
+        count = _vocabulary()
+        text = dict(size, vocab_size=count, bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1)
         vision = dict(size, image_size=IMAGE, patch_size=8)
         model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection))
         for parameter in model.parameters():  # fresh weights are so small that all pictures look alike to them
@@ -46,10 +46,22 @@ def clip(
     return folder
 
 
-def clip_tokenizer(folder: Path) -> Path:
+def clip_tokenizer(folder: Path, vocabulary: int | None = None) -> Path:
+    """That of shapes-clip; `vocabulary` tokens (CLIP's own: 49,408), its start and end still the last ones, if told."""
+    content = json.loads((SHAPES_CLIP / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    ends = [token["content"] for token in content["added_tokens"]]
+    for name in ends:
+        del words[name]
+    count = vocabulary or _vocabulary()
+    words |= {f"unused {number}": number for number in range(len(words), count - len(ends))}
+    for token in content["added_tokens"]:
+        words[token["content"]] = token["id"] = count - len(ends) + ends.index(token["content"])
+    content["post_processor"] |= {part: [name, words[name]] for part, name in zip(("cls", "sep"), ends, strict=True)}
+    content["padding"] |= {"pad_id": words[ends[-1]]}
     folder.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        shutil.copy(SHAPES_CLIP / name, folder / name)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    shutil.copy(SHAPES_CLIP / "tokenizer_config.json", folder)
     return folder
 
 
