@@ -19,31 +19,44 @@ IMAGE = 32
 
 
 def clip(
-    folder: Path, projection: int = 768, width: int = 32, layers: int = 2, heads: int = 2, processor: bool = True
+    folder: Path,
+    projection: int = 768,
+    text: tuple[int, int, int] = (32, 2, 2),
+    vision: tuple[int, int, int] = (32, 2, 2),
+    patch: int = 8,
+    image: int = IMAGE,
+    vocabulary: int | None = None,
+    processor: bool = True,
 ) -> Path:
-    """A transformers CLIP folder, with the tokenizer of shapes-clip."""
+    """A transformers CLIP folder, with the tokenizer of shapes-clip; `text` and `vision` are width, layers and heads."""
     from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
-    size = dict(
+    count = vocabulary or _vocabulary()
+    tokens = dict(vocab_size=count, bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1)
+    configs = dict(
+        text_config=_tower(*text, projection) | tokens,
+        vision_config=_tower(*vision, projection) | dict(image_size=image, patch_size=patch),
+    )
+    with _seeded():
+        model = CLIPModel(CLIPConfig(**configs, projection_dim=projection))
+        for parameter in model.parameters():  # fresh weights are so small that all pictures look alike to them
+            parameter.data += torch.randn_like(parameter) / max(parameter.shape[-1:] or [400]) ** 0.5 / 4
+    model.save_pretrained(folder)
+    if processor:
+        clip_tokenizer(folder, count)
+        crop = {"height": image, "width": image}
+        CLIPImageProcessorPil(size={"shortest_edge": image}, crop_size=crop).save_pretrained(folder)
+    return folder
+
+
+def _tower(width: int, layers: int, heads: int, projection: int) -> dict:
+    return dict(
         hidden_size=width,
         intermediate_size=4 * width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         projection_dim=projection,
     )
-    with _seeded():
-        count = _vocabulary()
-        text = dict(size, vocab_size=count, bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1)
-        vision = dict(size, image_size=IMAGE, patch_size=8)
-        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=projection))
-        for parameter in model.parameters():  # fresh weights are so small that all pictures look alike to them
-            parameter.data += 0.05 * torch.randn_like(parameter)
-    model.save_pretrained(folder)
-    if processor:
-        clip_tokenizer(folder)
-        crop = {"height": IMAGE, "width": IMAGE}
-        CLIPImageProcessorPil(size={"shortest_edge": IMAGE}, crop_size=crop).save_pretrained(folder)
-    return folder
 
 
 def clip_tokenizer(folder: Path, vocabulary: int | None = None) -> Path:
@@ -67,7 +80,7 @@ def clip_tokenizer(folder: Path, vocabulary: int | None = None) -> Path:
 
 def pickscore(folder: Path, **size) -> Path:
     """A CLIP folder without tokenizer and preprocessor_config.json, as the authors' own code expects it."""
-    return clip(folder, projection=64, processor=False, **size)
+    return clip(folder, **{"projection": 64, "processor": False, **size})
 
 
 def aesthetic(file: Path, inputs: int = 768) -> Path:
@@ -119,13 +132,19 @@ def hps(
 
 
 def image_reward(
-    folder: Path, width: int = 128, layers: int = 2, text_layers: int = 2, patch: int = 8, image: int = IMAGE
-):
+    folder: Path,
+    width: int = 128,
+    layers: int = 2,
+    text_layers: int = 2,
+    inner: int = 256,
+    patch: int = 8,
+    image: int = IMAGE,
+    vocabulary: int = 0,
+) -> Path:
     """ImageReward.pt, med_config.json, and a tokenizer in `bert-base-uncased`. The text is as wide as the head reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = bert_tokenizer(folder / "bert-base-uncased")
-    vocabulary = len((tokenizer / "vocab.txt").read_text().splitlines()) + 2  # [DEC] and [ENC], which BLIP adds
-    text_width, inner, heads = 768, 256, 12
+    tokenizer = bert_tokenizer(folder / "bert-base-uncased", vocabulary)
+    count = len((tokenizer / "vocab.txt").read_text().splitlines()) + 2  # [DEC] and [ENC], which BLIP adds
+    text_width, positions = 768, 512
     config = dict(
         architectures=["BertModel"],
         attention_probs_dropout_prob=0.1,
@@ -134,11 +153,11 @@ def image_reward(
         hidden_size=text_width,
         intermediate_size=inner,
         layer_norm_eps=1e-12,
-        max_position_embeddings=64,
-        num_attention_heads=heads,
+        max_position_embeddings=positions,
+        num_attention_heads=12,
         num_hidden_layers=text_layers,
         pad_token_id=0,
-        vocab_size=vocabulary,
+        vocab_size=count,
         encoder_width=768,
         add_cross_attention=True,
     )
@@ -151,9 +170,9 @@ def image_reward(
             vision + "patch_embed.proj.weight": _random(width, 3, patch, patch),
             vision + "patch_embed.proj.bias": _random(width),
             **_norm(vision + "norm", width),
-            text + "embeddings.position_ids": torch.arange(64)[None],
-            text + "embeddings.word_embeddings.weight": _random(vocabulary, text_width),
-            text + "embeddings.position_embeddings.weight": _random(64, text_width),
+            text + "embeddings.position_ids": torch.arange(positions)[None],
+            text + "embeddings.word_embeddings.weight": _random(count, text_width),
+            text + "embeddings.position_embeddings.weight": _random(positions, text_width),
             **_norm(text + "embeddings.LayerNorm", text_width),
             **_linear("blip.vision_proj", width, 256),
             **_linear("blip.text_proj", text_width, 256),
@@ -184,13 +203,14 @@ def image_reward(
     return folder
 
 
-def bert_tokenizer(folder: Path) -> Path:
-    """WordPiece over letters and a few words, in the files of bert-base-uncased."""
+def bert_tokenizer(folder: Path, vocabulary: int = 0) -> Path:
+    """WordPiece over letters and a few words, and at least `vocabulary` tokens, in the files of bert-base-uncased."""
     folder.mkdir(parents=True, exist_ok=True)
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"a an red green blue circle square on background".split()]
-    vocabulary = list(dict.fromkeys([*words, *letters, *("##" + letter for letter in letters)]))
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    words = list(dict.fromkeys([*words, *letters, *("##" + letter for letter in letters)]))
+    words += [f"[unused{number}]" for number in range(vocabulary - len(words))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
     told = {"do_lower_case": True, "model_max_length": 512, "tokenizer_class": "BertTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(told))
     return folder

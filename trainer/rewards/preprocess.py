@@ -28,7 +28,7 @@ def pil(images: Tensor) -> list[Image]:
 def centre_crop(images: Tensor, size: int) -> Tensor:
     """[B, 3, size, size], normalised: short side to `size` by Pillow's bicubic filter, then the middle of the long one.
 
-    Roundings are torchvision's (`Resize`, `CenterCrop`): transformers' differ by a pixel where three quarters are left over.
+    Roundings are torchvision's (`Resize`, `CenterCrop`); where an odd number of pixels goes, transformers' can differ by one.
     """
     import numpy as np
     from PIL import Image
