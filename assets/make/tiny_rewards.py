@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-from ...trainer.rewards.aesthetic import LAYERS, WIDTHS
-
 SHAPES_CLIP = Path(__file__).resolve().parents[1] / "shapes-clip"
 IMAGE = 32
 
@@ -242,6 +240,7 @@ def _norm(name: str, width: int) -> dict[str, torch.Tensor]:
 
 def _head(prefix: str, inputs: int) -> dict[str, torch.Tensor]:
     state = {}
-    for layer, narrow, wide in zip(LAYERS, WIDTHS, (inputs, *WIDTHS), strict=False):
-        state |= _linear(f"{prefix}{layer}", wide, narrow)
+    widths = {0: (inputs, 1024), 2: (1024, 128), 4: (128, 64), 6: (64, 16), 7: (16, 1)}  # between them is dropout
+    for layer, pair in widths.items():
+        state |= _linear(f"{prefix}{layer}", *pair)
     return state
