@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, fusion, model, rewards, sampling, training
+from . import credit, data, fusion, image_rewards, model, rewards, sampling, training
 
 _NODES = [
     model.LoadFlowModel,
@@ -11,7 +11,11 @@ _NODES = [
     model.ModelFiles,
     data.PromptDataset,
     sampling.SDESampler,
-    rewards.RewardClipT,
+    image_rewards.RewardClipT,
+    image_rewards.RewardAesthetic,
+    image_rewards.RewardPickScore,
+    image_rewards.RewardHPSv2,
+    image_rewards.RewardImageReward,
     rewards.RewardColorfulness,
     rewards.RewardSharpness,
     rewards.RewardJpegCompressibility,

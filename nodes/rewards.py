@@ -122,49 +122,6 @@ class NetworkReward(RewardNode):
         }
 
 
-class RewardClipT(RewardNode):
-    TITLE = "Reward: CLIP-T"
-    DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
-    KIND = "clip_t"
-
-    @classmethod
-    def own_inputs(cls):
-        models = host.list_models("preprocessor_config.json")
-        return {
-            "model": (
-                models,
-                {
-                    "tooltip": "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
-                },
-            )
-        }
-
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "path": (
-                "STRING",
-                {
-                    "default": "",
-                    "tooltip": "A CLIP model folder anywhere else; used instead of `model` when not empty.",
-                },
-            )
-        }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, model, path=""):
-        if path is None or (model is None and not path):
-            return True  # linked: what comes is known only when the graph runs
-        try:
-            host.find_model(path or model, "preprocessor_config.json")
-        except FileNotFoundError as error:
-            return f"{'path' if path else 'model'}: {error}"
-        return True
-
-    def build(self, model, coefficient, held_out=None, name="", path=""):
-        return super().build(coefficient, held_out, name, model=path or model)
-
-
 class RewardColorfulness(RewardNode):
     TITLE = "Reward: Colorfulness"
     DESCRIPTION = "Hasler and Süsstrunk's measure of colourfulness."

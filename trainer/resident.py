@@ -40,7 +40,7 @@ class Resident:
 
     def leave(self) -> bool:
         """Moves it to main memory. False if it was there already."""
-        away = [network.device for network in self._movable() if network.device.type != "cpu"]
+        away = [device for device in map(_device, self._movable()) if device.type != "cpu"]
         if not away:
             return False
         self._home = away[0]
@@ -61,6 +61,12 @@ def release_all() -> int:
         count = sum(resident.leave() for resident in list(_residents))
     host.empty_cache()
     return count
+
+
+def _device(network: torch.nn.Module) -> torch.device:
+    if hasattr(network, "device"):
+        return network.device
+    return next(network.parameters()).device  # a plain module does not say where it is
 
 
 def _main_memory() -> torch.device:

@@ -28,7 +28,7 @@ from ...trainer.fusion import fuse, moca
 from ...trainer.grpo import clipped_objective
 from ...trainer.prompts import choose
 from ...trainer.record import read_lines
-from ...trainer.rewards import reward_class
+from ...trainer.rewards import preprocess, reward_class
 from ...trainer.rewards.base import score, score_stack
 from ...trainer.sde import transition
 from ...trainer.types import Prompts, SamplerSettings
@@ -234,6 +234,26 @@ def reward_strip(kind: str, digits: int = 3):
     return plots.sample_grid(own.images[order], captions, columns=4)
 
 
+def reward_views():
+    """Three samples side by side are a wide picture: what each judge sees of it."""
+    wide = torch.cat(list(trajectories().images[[0, 12, 24]]), 1)[None]
+    mean, std = (torch.tensor(figures).view(3, 1, 1) for figures in (preprocess.CLIP_MEAN, preprocess.CLIP_STD))
+    views = {
+        f"the picture, {wide.shape[2]} × {wide.shape[1]}": wide[0],
+        "CLIP-T, Aesthetic, PickScore, ImageReward": preprocess.centre_crop(wide, 224)[0],
+        "HPSv2.1": preprocess.letterbox(wide, 224)[0],
+    }
+    figure = _figure(7.0, 2.2)
+    axes = figure.subplots(1, 3, width_ratios=(2.4, 1, 1))
+    for axis, (title, view) in zip(axes, views.items(), strict=True):
+        picture = view if view.shape[2] == 3 else (view * std + mean).permute(1, 2, 0)
+        axis.imshow(picture.clamp(0, 1), interpolation="nearest")
+        axis.set_title("\n".join(textwrap.wrap(title, 24)), fontsize=9)
+        axis.set_xticks([])
+        axis.set_yticks([])
+    return _drawn(figure)
+
+
 def reward_table():
     return plots.reward_table(scores(2), trajectories(2).images)
 
@@ -394,6 +414,7 @@ DRAWINGS = {
             "accuracy",
         )
     },
+    "reward_views": reward_views,
     "reward_table": reward_table,
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,

@@ -11,6 +11,10 @@ from .base import Reward, RewardError, parse_bounds
 
 REWARDS = {
     "clip_t": "clip.ClipT",
+    "aesthetic": "aesthetic.Aesthetic",
+    "pickscore": "pickscore.PickScore",
+    "hpsv2": "hps.HPSv2",
+    "image_reward": "image_reward.ImageReward",
     "jpeg_compressibility": "pixels.JpegCompressibility",
     "jpeg_incompressibility": "pixels.JpegIncompressibility",
     "colorfulness": "pixels.Colorfulness",

@@ -1,74 +1,126 @@
-"""CLIP-T: cosine of picture and prompt in the space of any transformers CLIP checkpoint."""
+"""Rewards in the space of a transformers CLIP checkpoint, and CLIP-T, the plainest of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from .. import host
-from .base import Reward
+from . import preprocess
+from .base import RewardError
+from .network import Network, NetworkReward, shared
+from .published import from_folder, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MARKER = "preprocessor_config.json"  # of a folder that holds all that CLIP needs, and not just weights
 
-class ClipT(Reward):
-    """cos(image, text), unscaled. Preprocessing is the checkpoint's own: short side to size, bicubic, centre crop.
+
+class Clip(Network):
+    """A CLIP checkpoint; each prompt is encoded once.
 
     Args:
-        model: a folder with config.json, weights, tokenizer and preprocessor_config.json, or the name of one.
+        place: the folder.
+        processor: a folder with tokenizer and preprocessor_config.json; None: the same.
     """
 
-    def __init__(
-        self, name: str = "clip_t", coefficient: float = 1.0, held_out: bool = False, *, model: str = "shapes-clip"
-    ):
-        super().__init__(name, coefficient, held_out)
-        from transformers import CLIPModel, CLIPTokenizer
+    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, processor: Path | None = None):
+        super().__init__(place, device, dtype)
+        self.model = from_folder(transformers_class("CLIPModel"), place, dtype)
+        self.processor = _image_processor().from_pretrained(processor or place, local_files_only=True)
+        self._speak(processor or place)
+        self.settle(device)
 
-        from ..flow.loading import resolve_device
-
-        folder = host.find_model(model, "preprocessor_config.json")
-        self.model = CLIPModel.from_pretrained(folder, dtype=torch.float32, local_files_only=True, use_safetensors=True)
-        self.model.eval().requires_grad_(False)
-        self.tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-        self.processor = _processor().from_pretrained(folder, local_files_only=True)
+    def _speak(self, tokenizer: Path) -> None:
+        self.tokenizer = transformers_class("CLIPTokenizerFast").from_pretrained(tokenizer, local_files_only=True)
         self._texts: dict[str, Tensor] = {}
-        self.settle(resolve_device(host.chosen_device("auto")))
+        known, spoken = self.model.config.text_config.vocab_size, len(self.tokenizer)
+        if tokenizer != self.place and known != spoken:
+            raise RewardError(
+                f"the tokenizer in {tokenizer} has {spoken} tokens where {self.place} knows {known}. Fix: use the tokenizer "
+                "that belongs to this checkpoint"
+            )
 
     def _networks(self) -> list[torch.nn.Module]:
         return [self.model]
 
-    @torch.no_grad()
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        texts = self._text_features(prompts)
-        pixels = self.processor(_pil(images), return_tensors="pt").pixel_values.to(self.model.device)
-        features = _pooled(self.model.get_image_features(pixel_values=pixels))
-        return torch.nn.functional.cosine_similarity(features, texts).float().cpu()
+    def pictures(self, images: Tensor) -> Tensor:
+        """[B, D] float32: pictures in the common space, not normalised."""
+        pixels = self._pixels(images).to(self.device, self.dtype)
+        return _pooled(self.model.get_image_features(pixel_values=pixels)).float()
 
-    def _text_features(self, prompts: Sequence[str]) -> Tensor:
+    def texts(self, prompts: Sequence[str]) -> Tensor:
+        """[B, D] float32: prompts in the common space, not normalised."""
         new = [text for text in dict.fromkeys(prompts) if text not in self._texts]
         if new:
-            tokens = self.tokenizer(new, padding="max_length", max_length=77, truncation=True, return_tensors="pt")
-            features = _pooled(self.model.get_text_features(**tokens.to(self.model.device)))
-            self._texts.update(zip(new, features.cpu(), strict=True))
-        return torch.stack([self._texts[text] for text in prompts]).to(self.model.device)
+            tokens = self.tokenizer(
+                [self._cleaned(text) for text in new],
+                padding="max_length",
+                max_length=77,
+                truncation=True,
+                return_tensors="pt",
+            )
+            features = _pooled(self.model.get_text_features(**tokens.to(self.device)))
+            self._texts.update(zip(new, features.float().cpu(), strict=True))
+        return torch.stack([self._texts[text] for text in prompts]).to(self.device)
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        return self.processor(preprocess.pil(images), return_tensors="pt").pixel_values
+
+    def _cleaned(self, text: str) -> str:
+        return text
 
 
-def _processor():
+class ClipReward(NetworkReward):
+    """Sees the picture as a point in CLIP's space. All such rewards on one checkpoint share the forward pass."""
+
+    network: Clip
+
+    def picture_features(self, images: Tensor) -> Tensor:
+        return self.network.once(images, "pictures", lambda: self.in_batches(self.network.pictures, images))
+
+    def cosine(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        texts = self.in_batches(self.network.texts, prompts)
+        return torch.nn.functional.cosine_similarity(self.picture_features(images), texts)
+
+
+class ClipT(ClipReward):
+    """cos(image, text), unscaled. Preprocessing is the checkpoint's own: short side to size, bicubic, centre crop.
+
+    Args:
+        model: a folder with config.json, weights, tokenizer and preprocessor_config.json, the name of one, or a hub id in
+            the local cache.
+    """
+
+    def __init__(
+        self,
+        name: str = "clip_t",
+        coefficient: float = 1.0,
+        held_out: bool = False,
+        *,
+        model: str = "shapes-clip",
+        device: str = "auto",
+        dtype: str = "auto",
+        **use,
+    ):
+        network = shared(Clip, host.find_model(model, MARKER), device, dtype)
+        super().__init__(name, coefficient, held_out, network, **use)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.cosine(images, prompts)
+
+
+def _image_processor() -> type:
     import transformers
 
     # The Pillow backend scores alike on every machine; transformers before 5 has it under the plain name.
     name = "CLIPImageProcessorPil" if hasattr(transformers, "CLIPImageProcessorPil") else "CLIPImageProcessor"
-    return getattr(transformers, name)
+    return transformers_class(name)
 
 
 def _pooled(output) -> Tensor:
     return getattr(output, "pooler_output", output)  # transformers before 5 returns the tensor itself
-
-
-def _pil(images: Tensor) -> list:
-    from PIL import Image
-
-    return [Image.fromarray(picture) for picture in (images * 255).round().to(torch.uint8).numpy()]

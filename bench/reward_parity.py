@@ -1,0 +1,185 @@
+"""Scores of the image rewards against those of a reference implementation, as a Markdown table.
+
+    python bench/reward_parity.py                                        tiny random weights, in seconds
+    python bench/reward_parity.py --weights full --only hpsv2            random weights of the published sizes
+    python bench/reward_parity.py --weights published --pictures *.png --prompt "a red circle"
+
+Random weights are written in the published layouts and loaded as published ones are. The references:
+
+- CLIP-T, aesthetic, PickScore: transformers' CLIPModel and the checkpoint's own processor, a picture at a time, as the authors'
+  example does; the aesthetic head is written out.
+- HPSv2.1, ImageReward: the architecture written out on the published tensors with torch's functions alone
+  (assets/make/reference_rewards.py), preprocessing with Pillow, no padding, a picture at a time; and with `--weights
+  published` the packages `hpsv2` and `ImageReward`, where they can be imported.
+
+`--weights published` takes what is in the model folders and in the local hub cache, and says what is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from comfyui_otca.assets.make import reference_rewards, tiny_rewards
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.rewards import aesthetic, clip, hps, image_reward, preprocess, reward_class
+
+KINDS = ("clip_t", "aesthetic", "pickscore", "hpsv2", "image_reward")
+PROMPTS = ("a red circle", "a blue square on a green background")
+SHAPES = ((256, 256), (300, 457))
+
+VIT_L = dict(text=(768, 12, 12), vision=(1024, 24, 16), patch=14, image=224, vocabulary=49408, projection=768)
+VIT_H = dict(text=(1024, 24, 16), vision=(1280, 32, 16), patch=14, image=224, vocabulary=49408, projection=1024)
+FULL = {
+    "clip_t": VIT_L,
+    "aesthetic": VIT_L,
+    "pickscore": VIT_H,
+    "hpsv2": dict(
+        width=1280, text_width=1024, layers=32, text_layers=24, projection=1024, patch=14, image=224, vocabulary=49408
+    ),
+    "image_reward": dict(width=1024, layers=24, text_layers=12, inner=3072, patch=16, image=224, vocabulary=30522),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", choices=["tiny", "full", "published"], default="tiny")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--pictures", nargs="+", type=Path, help="instead of noise")
+    parser.add_argument("--prompt", action="append", help="one, or one for each picture")
+    options = parser.parse_args()
+    host.quiet_libraries()
+    batches = list(_batches(options.pictures, options.prompt))
+    print("| reward | weights | reference | scores | reference's range | largest difference |")
+    print("|---|---|---|---|---|---|")
+    for kind in options.only:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                _compare(kind, options.weights, Path(folder), batches)
+            except FileNotFoundError as error:
+                print(f"| {kind} | not found | | | | |\n\n{error}\n")
+
+
+def _compare(kind: str, weights: str, folder: Path, batches) -> None:
+    settings = {} if weights == "published" else _made(kind, folder, FULL[kind] if weights == "full" else {})
+    reward = reward_class(kind)(**settings)
+    ours = torch.cat([reward.score(images, prompts).cpu() for images, prompts in batches])
+    for name, reference in _references(kind, reward.network, settings, weights):
+        with torch.no_grad():
+            theirs = torch.cat([reference(preprocess.pil(images), prompts) for images, prompts in batches])
+        print(
+            f"| {kind} | {weights} | {name} | {len(ours)} | {theirs.min():.4f} to {theirs.max():.4f} | "
+            f"{(ours - theirs).abs().max():.1e} |",
+            flush=True,
+        )
+
+
+def _made(kind: str, folder: Path, size: dict) -> dict[str, str]:
+    """Random weights of that size; the settings of a reward that reads them."""
+    if kind == "clip_t":
+        return {"model": str(tiny_rewards.clip(folder / "clip", **size))}
+    if kind == "aesthetic":
+        model = tiny_rewards.clip(folder / "clip", **size)
+        return {"path": str(tiny_rewards.aesthetic(folder / "head.pth")), "model": str(model)}
+    if kind == "pickscore":
+        return {"path": str(tiny_rewards.pickscore(folder / "pickscore", **{**size, "processor": True}))}
+    if kind == "hpsv2":
+        tokenizer = tiny_rewards.clip_tokenizer(folder / "tokenizer", size.get("vocabulary"))
+        return {"path": str(tiny_rewards.hps(folder / "hps.pt", **size)), "tokenizer": str(tokenizer)}
+    place = tiny_rewards.image_reward(folder / "image_reward", **size)
+    files = {"path": "ImageReward.pt", "config": "med_config.json", "tokenizer": "bert-base-uncased"}
+    return {name: str(place / file) for name, file in files.items()}
+
+
+def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tuple]:
+    """(name, function of PIL pictures and prompts) of every reference implementation there is."""
+    if kind == "hpsv2":
+        yield "open_clip, written out", functools.partial(_open_clip, network, hps.read_checkpoint(network.place))
+        if weights == "published" and importlib.util.find_spec("hpsv2"):
+            package = hps.HPSv2(provider="hpsv2")
+            yield "package hpsv2", lambda pictures, prompts: package.score(_tensor(pictures), prompts)
+    elif kind == "image_reward":
+        state = image_reward.FILE.read(network.place)
+        yield "BLIP, written out", functools.partial(_blip, network, state)
+        if weights == "published" and importlib.util.find_spec("ImageReward"):
+            yield "package ImageReward", _image_reward_package(network.place, image_reward.CONFIG.find())
+    else:
+        head = None
+        if kind == "aesthetic":
+            head = aesthetic.FILE.read(aesthetic.FILE.find(settings.get("path", "")))
+        yield "CLIPModel, one by one", functools.partial(_clip_model, kind, network, head)
+
+
+def _clip_model(kind: str, network: clip.Clip, head, pictures, prompts) -> torch.Tensor:
+    from transformers import CLIPModel
+
+    model = CLIPModel.from_pretrained(network.place, local_files_only=True).eval()
+    rows = []
+    for picture, prompt in zip(pictures, prompts, strict=True):
+        pixels = network.processor(picture, return_tensors="pt")
+        out = model(**pixels, **network.tokenizer(prompt, truncation=True, max_length=77, return_tensors="pt"))
+        if kind == "aesthetic":
+            rows.append(reference_rewards.head(head, out.image_embeds)[0])
+        else:
+            cosine = out.text_embeds @ out.image_embeds.T
+            rows.append((model.logit_scale.exp() * cosine if kind == "pickscore" else cosine)[0, 0])
+    return torch.stack(rows)
+
+
+def _open_clip(network: clip.Clip, state, pictures, prompts) -> torch.Tensor:
+    size = network.model.config.vision_config.image_size
+    state = {name: tensor.float() for name, tensor in state.items()}
+    rows = []
+    for picture, prompt in zip(pictures, prompts, strict=True):
+        tokens = network.tokenizer([hps.clean(prompt)], truncation=True, max_length=77).input_ids
+        pixels = reference_rewards.letterbox(picture, size)[None]
+        rows.append(torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens))[0])
+    return torch.stack(rows)
+
+
+def _blip(network: image_reward.Blip, state, pictures, prompts) -> torch.Tensor:
+    size = network.vision.config.image_size
+    pixels = torch.stack([reference_rewards.centre_crop(picture, size) for picture in pictures])
+    tokens = network.tokenizer(list(prompts), truncation=True, max_length=image_reward.TOKENS).input_ids
+    heads = network.text.config.num_attention_heads
+    return reference_rewards.image_reward(state, pixels, tokens, heads)
+
+
+def _image_reward_package(place: Path, config: Path):
+    import ImageReward
+
+    model = ImageReward.load(str(place), device="cpu", med_config=str(config))
+
+    def scores(pictures, prompts):
+        return torch.tensor([model.score(prompt, picture) for picture, prompt in zip(pictures, prompts, strict=True)])
+
+    return scores
+
+
+def _batches(pictures: list[Path] | None, prompts: list[str] | None) -> Iterator[tuple[torch.Tensor, list[str]]]:
+    """Pictures of one size each, and their prompts."""
+    if pictures is None:
+        for height, width in SHAPES:
+            coarse = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(height + width))
+            smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)
+            yield smooth.permute(0, 2, 3, 1), [*(prompts or PROMPTS)] * (4 // len(prompts or PROMPTS))
+        return
+    given = prompts or [PROMPTS[0]]
+    for number, place in enumerate(pictures):
+        yield _tensor([Image.open(place).convert("RGB")]), [given[number if len(given) > 1 else 0]]
+
+
+def _tensor(pictures: list[Image.Image]) -> torch.Tensor:
+    return torch.stack([torch.from_numpy(np.array(picture)) / 255 for picture in pictures])
+
+
+if __name__ == "__main__":
+    main()

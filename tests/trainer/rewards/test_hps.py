@@ -1,0 +1,243 @@
+"""HPSv2.1 against open_clip's architecture written out on the same tensors."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+
+from comfyui_otca.assets.make import reference_rewards, tiny_rewards
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.rewards import hps
+from comfyui_otca.trainer.rewards.base import RewardError
+from comfyui_otca.trainer.rewards.hps import HPSv2, clean
+
+from .conftest import truncated
+
+
+def tokens(tiny, prompts):
+    """From start to end token, as open_clip has them before it fills up with zeros."""
+    from transformers import CLIPTokenizerFast
+
+    return CLIPTokenizerFast.from_pretrained(tiny / "clip")(prompts, truncation=True, max_length=77).input_ids
+
+
+def expected(tiny, pictures, prompts):
+    state = torch.load(tiny / "hps.pt")["state_dict"]
+    pixels = torch.stack([reference_rewards.letterbox(picture, 32) for picture in pictures])
+    return torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens(tiny, prompts)))
+
+
+def scorer(tiny, **settings):
+    return HPSv2(path=str(tiny / "hps.pt"), tokenizer=str(tiny / "clip"), **settings)
+
+
+def test_the_cosine_by_open_clips_architecture(tiny, images, pictures, prompts):
+    scores = scorer(tiny).score(images, prompts)
+    torch.testing.assert_close(scores, expected(tiny, pictures, prompts), atol=2e-6, rtol=1e-5)
+    assert scores.std() > 1e-3
+
+
+def test_each_tower_by_itself(tiny, images, pictures, prompts):
+    network = scorer(tiny).network
+    state = torch.load(tiny / "hps.pt")["state_dict"]
+    pixels = torch.stack([reference_rewards.letterbox(picture, 32) for picture in pictures])
+    seen, read = reference_rewards.open_clip(state, pixels, tokens(tiny, prompts))
+    torch.testing.assert_close(network.pictures(images), seen, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(network.texts(prompts), read, atol=1e-5, rtol=1e-4)
+
+
+def test_what_fills_a_text_up_is_never_looked_at(tiny, pictures, images):
+    """open_clip fills up with zeros, transformers with end tokens, and a text may be cut at 77."""
+    told = ["", "red", "a red circle " * 60]
+    torch.testing.assert_close(scorer(tiny).score(images, told), expected(tiny, pictures, told), atol=2e-6, rtol=1e-5)
+
+
+def test_a_batch_scores_as_its_pictures_do_alone(tiny, images, prompts):
+    judge = scorer(tiny, batch_size=1)
+    alone = judge.score(images, prompts)
+    judge.batch_size = 0
+    torch.testing.assert_close(judge.score(images.clone(), prompts), alone)
+
+
+@pytest.mark.parametrize(
+    ("told", "cleaned"),
+    [
+        ("  red &amp;amp; blue ", "red & blue"),
+        ("a &lt;b&gt;", "a <b>"),
+        ("<b> &amp;amp; ", "<b> &"),  # where a tag is, ftfy leaves entities alone
+        ("schÃ¶n", "schön"),
+        ("\N{LEFT SINGLE QUOTATION MARK}red\N{RIGHT SINGLE QUOTATION MARK}", "'red'"),
+    ],
+)
+def test_texts_are_cleaned_as_open_clip_does(told, cleaned):
+    assert clean(told) == cleaned
+
+
+def test_cleaning_reaches_the_score(tiny, images):
+    scores = scorer(tiny).score(
+        images[[0, 0, 0]], [" a RED  &amp;amp; blue circle ", "a red & blue circle", "a red circle"]
+    )
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_sizes_are_read_off_the_tensors(tiny, tmp_path, images, pictures, prompts):
+    tiny_rewards.hps(
+        tmp_path / "hps.pt", width=96, text_width=64, layers=3, text_layers=1, projection=32, patch=4, image=16
+    )
+    judge = HPSv2(path=str(tmp_path / "hps.pt"), tokenizer=str(tiny / "clip"))
+    state = torch.load(tmp_path / "hps.pt")["state_dict"]
+    pixels = torch.stack([reference_rewards.letterbox(picture, 16) for picture in pictures])
+    wanted = torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens(tiny, prompts)))
+    torch.testing.assert_close(judge.score(images, prompts), wanted, atol=2e-6, rtol=1e-5)
+
+
+def test_the_configuration_of_the_published_model():
+    """ViT-H/14: no memory is taken for its tensors."""
+    with torch.device("meta"):
+        state = {
+            "visual.positional_embedding": torch.empty(257, 1280),
+            "visual.conv1.weight": torch.empty(1280, 3, 14, 14),
+            "visual.proj": torch.empty(1280, 1024),
+            "token_embedding.weight": torch.empty(49408, 1024),
+            "positional_embedding": torch.empty(77, 1024),
+        }
+        for tower, width, layers in (("visual.", 1280, 32), ("", 1024, 24)):
+            state[f"{tower}transformer.resblocks.0.mlp.c_fc.weight"] = torch.empty(4 * width, width)
+            state |= {
+                f"{tower}transformer.resblocks.{number}.ln_1.bias": torch.empty(width) for number in range(layers)
+            }
+    config = hps.clip_config(state)
+    text, vision = config.text_config, config.vision_config
+    assert config.projection_dim == 1024
+    assert (text.hidden_size, text.intermediate_size, text.num_hidden_layers, text.num_attention_heads) == (
+        1024,
+        4096,
+        24,
+        16,
+    )
+    assert (vision.hidden_size, vision.intermediate_size, vision.num_hidden_layers) == (1280, 5120, 32)
+    assert (vision.num_attention_heads, vision.patch_size, vision.image_size) == (16, 14, 224)
+    assert (text.eos_token_id, text.hidden_act, vision.hidden_act) == (49407, "gelu", "gelu")
+
+
+def test_a_plain_state_dict_will_do(tiny, tmp_path, images, prompts):
+    torch.save(torch.load(tiny / "hps.pt")["state_dict"], tmp_path / "plain.pt")
+    judge = HPSv2(path=str(tmp_path / "plain.pt"), tokenizer=str(tiny / "clip"))
+    assert torch.equal(judge.score(images, prompts), scorer(tiny).score(images.clone(), prompts))
+
+
+def test_another_file_is_refused(tiny):
+    with pytest.raises(
+        RewardError, match=r"aesthetic\.pth .*is not HPSv2\.1: it has no .*HPS_v2\.1_compressed\.pt .* from xswu/HPSv2"
+    ):
+        HPSv2(path=str(tiny / "aesthetic.pth"), tokenizer=str(tiny / "clip"))
+
+
+def test_a_missing_tensor_is_named(tiny, tmp_path):
+    state = torch.load(tiny / "hps.pt")["state_dict"]
+    del state["visual.transformer.resblocks.1.ln_2.weight"]
+    torch.save({"state_dict": state}, tmp_path / "hps.pt")
+    with pytest.raises(RewardError, match=r"has no 'vision_model\.encoder\.layers\.1\.layer_norm2\.weight' \(1 of \d+"):
+        HPSv2(path=str(tmp_path / "hps.pt"), tokenizer=str(tiny / "clip"))
+
+
+def test_a_tensor_of_another_shape_is_named(tiny, tmp_path):
+    state = torch.load(tiny / "hps.pt")["state_dict"]
+    state["ln_final.weight"] = torch.ones(5)
+    torch.save({"state_dict": state}, tmp_path / "hps.pt")
+    with pytest.raises(RewardError, match=r"does not fit its layout .*final_layer_norm\.weight"):
+        HPSv2(path=str(tmp_path / "hps.pt"), tokenizer=str(tiny / "clip"))
+
+
+def test_a_file_that_was_cut_off(tiny, tmp_path):
+    cut = truncated(tiny / "hps.pt", tmp_path)
+    with pytest.raises(RewardError, match=r"hps\.pt \([\d,]+ bytes\) is not HPSv2\.1: it cannot be read .*3\.9 GB"):
+        HPSv2(path=str(cut), tokenizer=str(tiny / "clip"))
+
+
+def test_a_tokenizer_of_another_model_is_refused(tiny, tmp_path):
+    other = tiny_rewards.clip_tokenizer(tmp_path / "other", vocabulary=600)
+    with pytest.raises(RewardError, match="other has 600 tokens where .* knows 567"):
+        HPSv2(path=str(tiny / "hps.pt"), tokenizer=str(other))
+
+
+# -- the authors' own package -------------------------------------------------------------------------------------------------
+
+
+class OpenClip(torch.nn.Module):
+    """What the package's model offers, by the architecture written out."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+        self.batches = []
+
+    def load_state_dict(self, state):
+        self.state = state
+
+    def encode_image(self, pixels):
+        self.batches.append(len(pixels))
+        return reference_rewards.open_clip(self.state, pixels, [[0]])[0]
+
+    def encode_text(self, ids):
+        rows = [row[: row.argmax() + 1].tolist() for row in ids]
+        return reference_rewards.open_clip(self.state, torch.zeros(1, 3, 32, 32), rows)[1]
+
+
+@pytest.fixture
+def package(tiny, monkeypatch):
+    """A stand-in for `hpsv2`, with the calls that are made of it."""
+    made = []
+
+    def create_model_and_transforms(name, pretrained, **options):
+        assert (name, pretrained) == ("ViT-H-14", None), "base weights would be downloaded"
+        made.append(OpenClip())
+        return made[-1], None, lambda picture: reference_rewards.letterbox(picture, 32)
+
+    def tokenizer(texts):
+        ids = torch.zeros(len(texts), 77, dtype=torch.long)
+        for row, told in enumerate(tokens(tiny, texts)):
+            ids[row, : len(told)] = torch.tensor(told)
+        return ids
+
+    module = types.ModuleType("hpsv2.src.open_clip")
+    module.create_model_and_transforms = create_model_and_transforms
+    module.get_tokenizer = lambda name: tokenizer
+    for name in ("hpsv2", "hpsv2.src"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hpsv2.src.open_clip", module)
+    return made
+
+
+def test_the_package_gives_the_same_scores_a_batch_at_once(tiny, images, prompts, package):
+    judge = scorer(tiny, provider="hpsv2")
+    scores = judge.score(images, prompts)
+    torch.testing.assert_close(scores, scorer(tiny).score(images.clone(), prompts), atol=1e-5, rtol=1e-4)
+    scorer(tiny, provider="hpsv2").score(images.clone(), prompts)
+    [model] = package
+    assert model.batches == [3, 3], "one model for both, asked for three pictures at a time"
+    assert judge.network.leave() is False
+
+
+def test_a_package_that_does_not_work_is_an_error_with_its_reason(tiny, monkeypatch):
+    for name in ("hpsv2", "hpsv2.src", "hpsv2.src.open_clip"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        RewardError, match=r"provider 'hpsv2'.*ModuleNotFoundError.*Fix: set provider to transformers.*--no-deps"
+    ):
+        scorer(tiny, provider="hpsv2")
+
+
+def test_its_node_says_what_is_missing(tiny):
+    node = NODE_CLASS_MAPPINGS["OTCA_RewardHPSv2"]
+    there = {"path": str(tiny / "hps.pt"), "tokenizer": str(tiny / "clip")}
+    assert node.VALIDATE_INPUTS(**there) is True
+    assert "HPS_v9.pt (3.9 GB) was not found" in node.VALIDATE_INPUTS(**{**there, "path": "HPS_v9.pt"})
+    assert "tokenizer: " in node.VALIDATE_INPUTS(**{**there, "tokenizer": "/nowhere"})
+    assert node.VALIDATE_INPUTS(**{**there, "tokenizer": "/nowhere"}, provider="hpsv2") is True
+    assert "provider: 'other'" in node.VALIDATE_INPUTS(**there, provider="other")
+    [judge] = node().build(**there, provider="transformers", coefficient=1.0, held_out=True)
+    assert judge.name == "hpsv2" and judge.held_out

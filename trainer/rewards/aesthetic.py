@@ -1,0 +1,83 @@
+"""LAION's aesthetic predictor v2: a small head on CLIP ViT-L/14."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import host
+from .base import RewardError
+from .clip import MARKER, Clip, ClipReward
+from .network import shared
+from .published import Published
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BACKBONE = "openai/clip-vit-large-patch14"
+FILE = Published(
+    "LAION's aesthetic predictor v2",
+    "sac+logos+ava1-l14-linearMSE.pth",
+    "3,714,759 bytes",
+    "https://github.com/christophschuhmann/improved-aesthetic-predictor",
+)
+WIDTHS = (1024, 128, 64, 16, 1)
+LAYERS = (0, 2, 4, 6, 7)  # between some of them the published head has dropout, which rests when scoring
+
+
+def scoring_head(
+    file: Published, place: Path, state: dict[str, Tensor], prefix: str = "layers."
+) -> torch.nn.Sequential:
+    """The head that this predictor and ImageReward share: 768-1024-128-64-16-1, with nothing between the layers.
+
+    It is so small that it stays in main memory, in float32.
+    """
+    keys = {f"{prefix}{layer}.{part}": (layer, part) for layer in LAYERS for part in ("weight", "bias")}
+    file.check(place, state, keys)
+    inputs = (768, *WIDTHS)
+    head = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
+    own = {f"{LAYERS.index(layer)}.{part}": state[key].float() for key, (layer, part) in keys.items()}
+    try:
+        head.load_state_dict(own, assign=True)
+    except RuntimeError as error:
+        raise file.misfit(place, f"does not fit its layout ({str(error).splitlines()[1].strip()})") from error
+    return head.eval().requires_grad_(False)
+
+
+class Aesthetic(ClipReward):
+    """Head of the L2-normalised picture features of CLIP ViT-L/14; mostly between 4.5 and 7. The prompt plays no part.
+
+    Args:
+        path: the head's file, by its path or by its published name.
+        model: the CLIP checkpoint: a folder, the name of one, or a hub id in the local cache.
+    """
+
+    def __init__(
+        self,
+        name: str = "aesthetic",
+        coefficient: float = 1.0,
+        held_out: bool = False,
+        *,
+        path: str = "",
+        model: str = BACKBONE,
+        device: str = "auto",
+        dtype: str = "auto",
+        **use,
+    ):
+        place = FILE.find(path)
+        self.head = scoring_head(FILE, place, FILE.read(place))
+        network = shared(Clip, host.find_model(model, MARKER), device, dtype)
+        super().__init__(name, coefficient, held_out, network, **use)
+        width = network.model.config.projection_dim
+        if width != self.head[0].in_features:
+            raise RewardError(
+                f"model {model!r} gives {width} features where the aesthetic head reads {self.head[0].in_features}. "
+                f"Fix: use {BACKBONE}, which the head was trained on"
+            )
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        features = torch.nn.functional.normalize(self.picture_features(images), dim=-1)
+        return self.head(features.cpu())[:, 0]

@@ -1,0 +1,45 @@
+"""PickScore v1: a CLIP ViT-H/14 fine-tuned on what people picked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import host
+from .clip import MARKER, Clip, ClipReward
+from .network import shared
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKPOINT = "yuvalkirstain/PickScore_v1"
+PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+class PickScore(ClipReward):
+    """exp(logit_scale) · cos(image, text) (Kirstain et al., 2305.01569); mostly between 18 and 24.
+
+    Args:
+        path: the checkpoint: a folder, the name of one, or a hub id in the local cache.
+        processor: where tokenizer and preprocessor_config.json are, if that folder is without.
+    """
+
+    def __init__(
+        self,
+        name: str = "pickscore",
+        coefficient: float = 1.0,
+        held_out: bool = False,
+        *,
+        path: str = CHECKPOINT,
+        processor: str = PROCESSOR,
+        device: str = "auto",
+        dtype: str = "auto",
+        **use,
+    ):
+        place = host.find_model(path, "config.json")
+        complete = all((place / name).is_file() for name in (MARKER, "tokenizer_config.json"))
+        spoken = {} if complete else {"processor": host.find_model(processor, MARKER)}
+        super().__init__(name, coefficient, held_out, shared(Clip, place, device, dtype, **spoken), **use)
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self.network.model.logit_scale.float().exp() * self.cosine(images, prompts)
