@@ -51,23 +51,24 @@ N = TypeVar("N", bound=Network)
 _loaded: weakref.WeakValueDictionary[tuple, Network] = weakref.WeakValueDictionary()
 
 
-def shared(kind: type[N], place: Path, device: str = "auto", dtype: str = "auto") -> N:
+def shared(kind: type[N], place: Path, device: str = "auto", dtype: str = "auto", **parts: Path) -> N:
     """The network of that kind and checkpoint; loaded now, unless some reward still holds it.
 
     Args:
         place: a folder or file that holds the checkpoint.
         device: auto, or a torch device.
         dtype: auto, or one of DTYPES.
+        parts: further folders that it takes parts from, under the names of its own arguments.
     """
     from ..flow.loading import resolve_device
 
     chosen = resolve_device(host.chosen_device(device))
     automatic = torch.float32 if chosen.type == "cpu" else kind.AUTO_DTYPE
     precision = automatic if dtype == "auto" else DTYPES[dtype]
-    key = (kind, place.resolve(), chosen, precision)
+    key = (kind, place.resolve(), chosen, precision, *sorted(parts.items()))
     network = _loaded.get(key)
     if network is None:
-        network = _loaded[key] = kind(place, chosen, precision)
+        network = _loaded[key] = kind(place, chosen, precision, **parts)
     return network
 
 
