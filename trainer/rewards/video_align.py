@@ -70,7 +70,7 @@ class VideoAlign(VideoReward):
 
 def find(model: str) -> Path:
     """The folder of the checkpoint."""
-    return host.find_model(model, "model_config.json", f"{CHECKPOINT} (about 5 GB)")
+    return host.find_model(model, "model_config.json", f"{CHECKPOINT} (5.03 GB)")
 
 
 def find_base(place: Path, base: str) -> Path:
@@ -95,8 +95,11 @@ class VideoAlignNetwork(Network):
         settings = json.loads((place / "model_config.json").read_text(encoding="utf-8"))
         data = settings["data_config"]
         for name, value in ONLY.items():
-            if data[name] != value:
-                raise ValueError(f"{place}/model_config.json has {name} {data[name]!r}; only {value!r} can be scored")
+            if (found := data.get(name, value)) != value:
+                raise ValueError(
+                    f"{place}/model_config.json has {name} {found!r}; only {value!r} can be scored. "
+                    f"Fix: give the folder of {CHECKPOINT}"
+                )
         self.fps, self.most_pixels = data["fps"], data["max_frame_pixels"]
         figures = settings.get("inference_config") or {}
         of_each = [dimension.upper() for dimension in VideoAlign.DIMENSIONS]

@@ -302,7 +302,7 @@ def test_a_video_of_one_frame_is_refused(made):
 
 
 def test_a_missing_checkpoint_says_what_to_get(made):
-    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(about 5 GB\)"):
+    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\)"):
         VideoAlign(model="nowhere/VideoReward", base=str(made() / "Qwen2-VL"))
 
 
@@ -391,6 +391,16 @@ def test_another_models_checkpoint_is_told_by_its_head(made, tmp_path):
         rewards(folder)
 
 
+def test_settings_that_older_files_lack_are_the_references_own(made, videos, tmp_path):
+    folder = copied(made(), tmp_path)
+    file = folder / "VideoReward" / "model_config.json"
+    settings = json.loads(file.read_text())
+    del settings["data_config"]["sample_type"], settings["data_config"]["num_frames"]
+    del settings["peft_lora_config"]["use_rslora"]
+    file.write_text(json.dumps(settings))
+    assert torch.equal(score(rewards(folder), videos, PROMPTS), score(rewards(made()), videos, PROMPTS))
+
+
 def test_settings_that_ask_for_another_prompt_are_refused(made, tmp_path):
     folder = copied(made(), tmp_path)
     change_settings(folder, "data_config", prompt_template_type="video_score")
@@ -407,6 +417,7 @@ def test_in_bfloat16_the_head_keeps_its_precision(made, videos):
     assert network is not exact[0].network
     assert network.model.language_model.embed_tokens.weight.dtype == torch.bfloat16
     assert network.model.rm_head.weight.dtype == torch.float32
+    assert network.model.language_model.rotary_emb.inv_freq.dtype == torch.bfloat16  # as the reference's .to makes it
     told = score(ours, videos, PROMPTS)
     assert torch.equal(told, told.float()) and not torch.equal(told, told.bfloat16().float())
     torch.testing.assert_close(told, score(exact, videos, PROMPTS), rtol=0.1, atol=0.1)
