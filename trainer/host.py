@@ -232,7 +232,8 @@ def find_model(name: str, marker: str, published: str = "") -> Path:
     folders, known = ", ".join(map(str, model_folders())), ", ".join(list_models(marker)) or "nothing"
     if published:
         advice = (
-            f"Fix: get https://huggingface.co/{published}, and give the path of its folder, or its name in one of those"
+            f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
+            f"by $OTCA_MODELS, or give the path of its folder"
         )
     else:
         folders += f", which hold {known}"

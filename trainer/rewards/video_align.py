@@ -235,7 +235,7 @@ def _merged(tensors: Mapping[str, Tensor], settings: Mapping) -> dict[str, Tenso
         rank = settings["lora_r"]
         scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
         weight = name.replace(".lora_A", "")
-        named[weight] = named[weight].float() + scale * (up.float() @ down.float())
+        named[weight] = torch.addmm(named[weight].float(), up.float(), down.float(), alpha=scale)
     return {name: tensor for name, tensor in named.items() if name != "lm_head.weight"}
 
 

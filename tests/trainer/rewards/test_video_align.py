@@ -212,8 +212,7 @@ def test_one_forward_pass_for_three_objectives(made, videos):
     assert scores.names == ("video_align_vq", "video_align_mq") and scores.held_out_names == ("video_align_ta",)
 
 
-def test_a_wrong_figure_in_the_layouts_would_show(made, videos, tmp_path):
-    """The later checkpoint counts: with the trained parts one step back, the score is another."""
+def test_the_latest_of_several_checkpoints_counts(made, videos, tmp_path):
     folder = copied(made(), tmp_path)
     steps = folder / "VideoReward"
     changed = torch.load(steps / "checkpoint-11352" / "model.pth", weights_only=True)
@@ -302,7 +301,7 @@ def test_a_video_of_one_frame_is_refused(made):
 
 
 def test_a_missing_checkpoint_says_what_to_get(made):
-    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\)"):
+    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\).*otca_rewards.*\$OTCA_MODELS"):
         VideoAlign(model="nowhere/VideoReward", base=str(made() / "Qwen2-VL"))
 
 
