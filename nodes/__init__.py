@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, fusion, image_rewards, model, rewards, sampling, training
+from . import credit, data, fusion, image_rewards, model, rewards, sampling, training, video_rewards
 
 _NODES = [
     model.LoadFlowModel,
@@ -21,6 +21,8 @@ _NODES = [
     rewards.RewardJpegCompressibility,
     rewards.RewardJpegIncompressibility,
     rewards.RewardShapesAccuracy,
+    video_rewards.RewardVideoAlign,
+    video_rewards.RewardVideoScore,
     rewards.RewardStack,
     credit.TCDWeights,
     credit.UniformWeights,

@@ -213,9 +213,13 @@ def save_temporary(picture, name: str) -> dict:
     return {"filename": name, "subfolder": "", "type": "temp"}
 
 
-def find_model(name: str, marker: str) -> Path:
+def find_model(name: str, marker: str, published: str = "") -> Path:
     """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`, else a hub id that is
     in the local hub cache. Nothing is downloaded.
+
+    Args:
+        marker: a file that it has.
+        published: the hub id that publishes it and, in brackets, its size: for the message.
 
     Raises:
         FileNotFoundError: says where it looked.
@@ -227,9 +231,16 @@ def find_model(name: str, marker: str) -> Path:
         if (place / marker).is_file():
             return place
     folders, known = ", ".join(map(str, model_folders())), ", ".join(list_models(marker)) or "nothing"
+    if published:
+        advice = (
+            f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
+            f"by $OTCA_MODELS, or give the path of its folder"
+        )
+    else:
+        folders += f", which hold {known}"
+        advice = f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
     raise FileNotFoundError(
-        f"model {name!r} was not found (no {marker} there), neither as a path nor in {folders}, which hold {known}. "
-        f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
+        f"model {name!r} was not found (no {marker} there), neither as a path nor in {folders}. {advice}"
     )
 
 

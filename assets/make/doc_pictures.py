@@ -10,7 +10,7 @@ import argparse
 import functools
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,8 @@ from ...trainer.prompts import choose
 from ...trainer.record import read_lines
 from ...trainer.rewards import preprocess, reward_class
 from ...trainer.rewards.base import score, score_stack
+from ...trainer.rewards.video_align import sampled_frames
+from ...trainer.rewards.video_score import spread_frames
 from ...trainer.sde import transition
 from ...trainer.types import Prompts, SamplerSettings
 
@@ -258,6 +260,32 @@ def reward_table():
     return plots.reward_table(scores(2), trajectories(2).images)
 
 
+def frames_seen(choose: Callable[[int, int], list[int]]):
+    """Which frames of some videos a video reward looks at: a row a video, a dot a frame, filled where it is seen."""
+    videos = ((33, 16), (49, 16), (81, 16), (121, 24))
+    figure = _figure(5.6, 2.4)
+    axis = figure.subplots()
+    for row, (total, fps) in enumerate(videos):
+        seen = choose(total, fps)
+        axis.scatter(
+            np.arange(total) / fps, [row] * total, s=10, facecolors="none", edgecolors="#999999", linewidths=0.6
+        )
+        axis.scatter(np.array(seen) / fps, [row] * len(seen), s=26, color=COLORS[0])
+    names = [f"{total} at {fps} fps\n{len(choose(total, fps))} seen" for total, fps in videos]
+    axis.set_yticks(range(len(videos)), names, fontsize=9)
+    axis.set_ylim(len(videos) - 0.5, -0.5)
+    axis.set_xlabel("second of the video", fontsize=9)
+    return _drawn(figure)
+
+
+def video_align_frames():
+    return frames_seen(lambda total, fps: sampled_frames(total, fps, 2.0))
+
+
+def video_score_frames():
+    return frames_seen(lambda total, fps: spread_frames(total, 48))
+
+
 def tcd_floors():
     """One trajectory's weights under each floor; a high w_min, so that they differ."""
     w_min = 0.8
@@ -416,6 +444,8 @@ DRAWINGS = {
     },
     "reward_views": reward_views,
     "reward_table": reward_table,
+    "video_align_frames": video_align_frames,
+    "video_score_frames": video_score_frames,
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,
     "uniform_heatmap": uniform_heatmap,

@@ -19,6 +19,8 @@ REWARDS = {
     "jpeg_incompressibility": "pixels.JpegIncompressibility",
     "colorfulness": "pixels.Colorfulness",
     "sharpness": "pixels.Sharpness",
+    "video_align": "video_align.VideoAlign",
+    "video_score": "video_score.VideoScore",
     "accuracy": "shapes.ShapesAccuracy",
 }
 

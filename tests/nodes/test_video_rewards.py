@@ -1,0 +1,72 @@
+"""The nodes of the video rewards: several objectives of one network, each with its own coefficient and switch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfyui_otca.assets.make.tiny_video_rewards import video_align, video_score
+from comfyui_otca.nodes.video_rewards import RewardVideoAlign, RewardVideoScore
+
+COMMON = ["name", "device", "dtype", "batch_size", "offload", "rescale", "clip"]
+
+
+@pytest.fixture(scope="module")
+def align(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("align")
+    return {"model": str(video_align(folder)), "base": str(folder / "Qwen2-VL")}
+
+
+@pytest.fixture(scope="module")
+def score(tmp_path_factory):
+    return {"model": str(video_score(tmp_path_factory.mktemp("score")))}
+
+
+def test_every_objective_has_its_own_settings():
+    declared = RewardVideoAlign.INPUT_TYPES()
+    coefficients = ["coefficient_vq", "coefficient_mq", "coefficient_ta"]
+    assert list(declared["required"]) == ["model", "base", "fps", *coefficients]
+    assert list(declared["optional"]) == ["held_out_vq", "held_out_mq", "held_out_ta", *COMMON]
+    assert declared["optional"]["batch_size"][1]["default"] == 1
+    assert RewardVideoAlign.RETURN_NAMES == ("vq", "mq", "ta") and len(RewardVideoScore.RETURN_TYPES) == 5
+    assert "video_score_visual" in RewardVideoScore.INPUT_TYPES()["optional"]["name"][1]["tooltip"]
+
+
+def test_three_rewards_of_one_network(align):
+    with torch.inference_mode():
+        vq, mq, ta = RewardVideoAlign().build(
+            **align,
+            fps=8.0,
+            coefficient_vq=1.0,
+            coefficient_mq=0.5,
+            coefficient_ta=2.0,
+            held_out_ta=True,
+            rescale=10.0,
+            clip="-20, 20",
+            batch_size=2,
+        )
+    assert vq.network is mq.network is ta.network
+    assert [reward.name for reward in (vq, mq, ta)] == ["video_align_vq", "video_align_mq", "video_align_ta"]
+    assert [reward.dimension for reward in (vq, mq, ta)] == ["vq", "mq", "ta"]
+    assert [reward.coefficient for reward in (vq, mq, ta)] == [1.0, 0.5, 2.0]
+    assert [reward.held_out for reward in (vq, mq, ta)] == [False, False, True]
+    assert {(reward.fps, reward.batch_size, reward.rescale, reward.bounds) for reward in (vq, mq, ta)} == {
+        (8.0, 2, 10.0, (-20.0, 20.0))
+    }
+
+
+def test_a_name_of_ones_own_starts_all_names(score):
+    coefficients = {f"coefficient_{dimension}": 1.0 for dimension in RewardVideoScore.DIMENSIONS}
+    rewards = RewardVideoScore().build(**score, most_frames=16, name="judge", **coefficients)
+    assert [reward.name for reward in rewards] == [f"judge_{dimension}" for dimension in RewardVideoScore.DIMENSIONS]
+    assert {reward.most_frames for reward in rewards} == {16}
+
+
+def test_what_is_missing_is_told_before_anything_runs(align, score):
+    assert RewardVideoAlign.VALIDATE_INPUTS(**align) is True
+    assert RewardVideoAlign.VALIDATE_INPUTS(model=None, base=None) is True  # linked
+    assert RewardVideoAlign.VALIDATE_INPUTS(**align | {"model": "nowhere"}).startswith("model: model 'nowhere' was not")
+    assert RewardVideoAlign.VALIDATE_INPUTS(**align | {"base": "nowhere"}).startswith("base: model 'nowhere' was not")
+    assert RewardVideoAlign.VALIDATE_INPUTS(**align, clip="3, 1").startswith("clip: ")
+    assert RewardVideoScore.VALIDATE_INPUTS(**score) is True
+    assert "TIGER-Lab/VideoScore-v1.1 (about 17 GB)" in RewardVideoScore.VALIDATE_INPUTS(model="nowhere")

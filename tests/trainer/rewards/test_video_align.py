@@ -1,0 +1,432 @@
+"""VideoAlign against transformers' own loading of the base, a merge by hand and one video at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import AddedToken, Tokenizer
+
+from comfyui_otca.assets.make.tiny_video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.rewards import RewardError
+from comfyui_otca.trainer.rewards.base import score, score_stack
+from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within
+
+DIMENSIONS = ("vq", "mq", "ta")
+TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
+PROMPTS = ["a red ball rolls", "a green cat that jumps over the wall of a garden, slowly, twice", "x {y}"]
+
+
+@pytest.fixture(scope="module")
+def videos():
+    return torch.rand(3, 9, 40, 56, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """made(layout, output_dim): the folder that holds VideoReward and Qwen2-VL, made once."""
+    folders = {}
+
+    def make(layout="full", output_dim=1):
+        key = layout, output_dim
+        if key not in folders:
+            folders[key] = tmp_path_factory.mktemp("video_align")
+            video_align(folders[key], layout=layout, output_dim=output_dim)
+        return folders[key]
+
+    return make
+
+
+def rewards(folder, **options):
+    places = {"model": str(folder / "VideoReward"), "base": str(folder / "Qwen2-VL")}
+    return [VideoAlign(f"video_align_{own}", dimension=own, **places, **options) for own in DIMENSIONS]
+
+
+def copied(folder, tmp_path):
+    """A checkpoint of the test's own, to spoil."""
+    import shutil
+
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def change_settings(folder, section, **values):
+    file = folder / "VideoReward" / "model_config.json"
+    settings = json.loads(file.read_text())
+    settings[section] |= values
+    file.write_text(json.dumps(settings))
+
+
+# --- the score, by other means --------------------------------------------------------------------------------------
+
+
+def reference(folder, video, prompt, output_dim=1):
+    """[3] for one video [9, 40, 56, 3]: the base as transformers loads it, the adapter merged into it, nothing padded."""
+    from transformers import Qwen2VLForConditionalGeneration
+
+    network = Qwen2VLForConditionalGeneration.from_pretrained(folder / "Qwen2-VL", dtype=torch.float32)
+    language = network.model.language_model
+    trained = torch.load(folder / "VideoReward" / "checkpoint-11352" / "model.pth", weights_only=True)
+    trained = {name.removeprefix("base_model.model."): tensor for name, tensor in trained.items()}
+    with torch.no_grad():
+        for name in ADAPTED:
+            _, _, layer, block, part = name.split(".")
+            linear = getattr(getattr(language.layers[int(layer)], block), part)
+            down, up = (trained[f"{name}.lora_{side}.default.weight"] for side in "AB")
+            for row in range(len(linear.weight)):
+                linear.weight[row] += (ALPHA / RANK) * sum(up[row, rank] * down[rank] for rank in range(RANK))
+        embedding = trained["model.embed_tokens.weight"]
+        language.embed_tokens.weight[: len(embedding)] = embedding
+        network.model.visual.merger.mlp[2].bias.copy_(trained["visual.merger.mlp.2.bias"])
+
+    frames = (video[[0, 3, 5, 8]] * 255).round().permute(0, 3, 1, 2)
+    frames = torch.nn.functional.interpolate(frames, (280, 392), mode="bicubic", antialias=True).clamp(0, 255).round()
+    rows = patches_by_hand(frames, 14, 2)
+    count = 2 * 20 * 28 // 4
+    text = (host.ASSETS / "reward_prompts" / "video_align.txt").read_text().split("{text_prompt}")
+    tokenizer = Tokenizer.from_file(str(folder / "Qwen2-VL" / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TOKENS])
+    ids = tokenizer.encode(
+        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+        + "<|im_start|>user\n<|vision_start|>"
+        + "<|video_pad|>" * count
+        + f"<|vision_end|>{text[0]}{prompt}{text[1]}<|im_end|>\n<|im_start|>assistant\n"
+    ).ids
+    with torch.no_grad():
+        hidden = network.model(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            position_ids=torch.arange(len(ids)).view(1, 1, -1).repeat(3, 1, 1),
+            pixel_values_videos=rows,
+            video_grid_thw=torch.tensor([[2, 20, 28]]),
+        ).last_hidden_state[0]
+    answers = []
+    for number, (token, dimension) in enumerate(zip(TOKENS, ("VQ", "MQ", "TA"), strict=True)):
+        raw = trained["rm_head.weight"] @ hidden[ids.index(tokenizer.token_to_id(token))]
+        raw = raw[number if output_dim == 3 else 0].item()
+        answers.append((raw - FIGURES[f"{dimension}_mean"]) / FIGURES[f"{dimension}_std"])
+    return torch.tensor(answers)
+
+
+def patches_by_hand(frames, patch, merge):
+    """[n, 3, h, w] of 0…255 to rows: two frames deep, four neighbours in a row, channels first in each."""
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    normal = torch.stack([(frames[:, channel] / 255 - mean[channel]) / std[channel] for channel in range(3)], 1)
+    high, wide = frames.shape[2] // patch, frames.shape[3] // patch
+    rows = []
+    for time in range(0, len(frames), 2):
+        for top in range(0, high, merge):
+            for left in range(0, wide, merge):
+                for y in range(top, top + merge):
+                    for x in range(left, left + merge):
+                        block = normal[time : time + 2, :, y * patch : (y + 1) * patch, x * patch : (x + 1) * patch]
+                        rows.append(torch.cat([block[:, channel].flatten() for channel in range(3)]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("output_dim", [1, 3])
+def test_scores_are_those_of_one_video_at_a_time(made, videos, output_dim):
+    folder = made("full", output_dim)
+    expected = [reference(folder, video, own, output_dim) for video, own in zip(videos, PROMPTS, strict=True)]
+    expected = torch.stack(expected)
+    assert expected.std(0).min() > 1e-2  # it tells these videos apart
+    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["adapter", "merged"])
+def test_every_published_layout_scores_alike(made, videos, layout):
+    expected = score(rewards(made()), videos, PROMPTS)
+    torch.testing.assert_close(score(rewards(made(layout)), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+
+
+def test_names_since_transformers_4_52_in_a_model_pth(made, videos, tmp_path):
+    folder = copied(made("merged"), tmp_path)
+    file = folder / "VideoReward" / "model.safetensors"
+    step = folder / "VideoReward" / "checkpoint-5"
+    step.mkdir()
+    torch.save(load_file(file), step / "model.pth")
+    file.unlink()
+    expected = score(rewards(made()), videos, PROMPTS)
+    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+
+
+def test_another_prompt_or_another_order_of_frames_is_another_score(made, videos):
+    ours = rewards(made())
+    told = score(ours, videos, PROMPTS)
+    others = [*PROMPTS[1:], PROMPTS[0]]
+    assert (score(ours, videos.clone(), others)[:, 2] - told[:, 2]).abs().min() > 1e-3
+    assert (score(ours, videos, others)[:, 2] - told[:, 2]).abs().min() > 1e-3  # not what was kept of this tensor
+    assert (score(ours, videos.flip(1), PROMPTS) - told).abs().min() > 1e-5
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_is_its_single_videos(made, videos, batch_size):
+    together = score(rewards(made(), batch_size=0), videos.clone(), PROMPTS)
+    apart = score(rewards(made(), batch_size=batch_size), videos.clone(), PROMPTS)
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+
+
+def test_a_long_prompt_beside_a_short_one_changes_nothing(made, videos):
+    ours = rewards(made(), batch_size=0)
+    alone = score(ours, videos[:1], PROMPTS[:1])
+    beside = score(ours, videos[:2], [PROMPTS[0], "a very " * 200])
+    torch.testing.assert_close(beside[:1], alone, rtol=0, atol=1e-5)
+
+
+def test_without_figures_the_score_is_raw(made, videos, tmp_path):
+    folder = copied(made(), tmp_path)
+    expected = score(rewards(folder), videos, PROMPTS)
+    file = folder / "VideoReward" / "model_config.json"
+    settings = json.loads(file.read_text())
+    mean = torch.tensor([settings["inference_config"][f"{own.upper()}_mean"] for own in DIMENSIONS])
+    std = torch.tensor([settings["inference_config"].pop(f"{own.upper()}_std") for own in DIMENSIONS])
+    del settings["inference_config"]
+    file.write_text(json.dumps(settings))
+    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected * std + mean, rtol=0, atol=1e-5)
+
+
+def test_the_adapters_scale_is_the_checkpoints(made, videos, tmp_path):
+    """rsLoRA divides by the root of the rank: of rank 4 and alpha 4, the scale of alpha 8 without it."""
+    expected = score(rewards(made("adapter")), videos, PROMPTS)
+    folder = copied(made("adapter"), tmp_path)
+    change_settings(folder, "peft_lora_config", lora_alpha=4, use_rslora=True)
+    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+    change_settings(folder, "peft_lora_config", lora_alpha=4, use_rslora=False)
+    assert (score(rewards(folder), videos, PROMPTS) - expected).abs().max() > 1e-2
+
+
+def test_one_forward_pass_for_three_objectives(made, videos):
+    ours = rewards(made(), batch_size=0)
+    ours[2].held_out = True
+    networks = {reward.network for reward in ours}
+    assert len(networks) == 1
+    calls = []
+    handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
+    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 0, 1]))
+    handle.remove()
+    assert len(calls) == 1
+    assert scores.names == ("video_align_vq", "video_align_mq") and scores.held_out_names == ("video_align_ta",)
+
+
+def test_the_latest_of_several_checkpoints_counts(made, videos, tmp_path):
+    folder = copied(made(), tmp_path)
+    steps = folder / "VideoReward"
+    changed = torch.load(steps / "checkpoint-11352" / "model.pth", weights_only=True)
+    changed["base_model.model.rm_head.weight"] = 2 * changed["base_model.model.rm_head.weight"]
+    torch.save(changed, steps / "checkpoint-900" / "model.pth")
+    expected = score(rewards(made()), videos, PROMPTS)
+    torch.testing.assert_close(score(rewards(folder), videos, PROMPTS), expected, rtol=0, atol=1e-5)
+
+
+# --- frames and patches ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("total", "fps", "expected"),
+    [
+        (81, 16, [0, 9, 18, 27, 36, 44, 53, 62, 71, 80]),  # 10.125 frames
+        (49, 16, [0, 10, 19, 29, 38, 48]),
+        (121, 24, [0, 13, 27, 40, 53, 67, 80, 93, 107, 120]),
+        (9, 16, [0, 3, 5, 8]),  # at least four
+        (5, 16, [0, 1, 3, 4]),
+        (3, 16, [0, 2]),  # even
+        (2, 16, [0, 1]),
+        (40, 16, [0, 13, 26, 39]),  # 5 frames: half of it, 2.5, is rounded to the even 2
+        (56, 16, [0, 8, 16, 24, 31, 39, 47, 55]),  # 7 frames: 3.5 is rounded to 4
+    ],
+)
+def test_two_frames_a_second(total, fps, expected):
+    assert sampled_frames(total, fps, 2.0) == expected
+
+
+def test_at_most_768_frames():
+    assert len(sampled_frames(10_000, 16, 2.0)) == 768
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((480, 832), (336, 588)),  # 476 x 840 is too much; both sides over 1.41059, down to multiples of 28
+        ((40, 56), (280, 392)),  # both times 6.693, up
+        ((336, 336), (336, 336)),
+        ((350, 350), (336, 336)),  # 12.5 is rounded to the even 12
+        ((720, 1280), (336, 588)),
+    ],
+)
+def test_size_of_a_frame(size, expected):
+    assert size_within(*size, 28, 100_352, 200_704) == expected
+
+
+def test_patches_are_cut_as_by_hand():
+    frames = (torch.rand(2, 4, 3, 56, 84, generator=torch.Generator().manual_seed(1)) * 255).round()
+    rows, grid = patches(frames, 14, 2, 2)
+    assert grid == (2, 4, 6) and rows.shape == (2 * 2 * 4 * 6, 1176)
+    expected = torch.cat([patches_by_hand(video, 14, 2) for video in frames])
+    torch.testing.assert_close(rows, expected, rtol=0, atol=1e-6)
+
+
+def test_a_frame_of_the_right_size_is_not_touched():
+    videos = torch.randint(0, 256, (1, 2, 336, 336, 3), generator=torch.Generator().manual_seed(2)) / 255
+    frames = resized(videos, 28, 200_704)
+    assert torch.equal(frames, (videos * 255).round().permute(0, 1, 4, 2, 3))
+
+
+def test_resized_frames_are_whole_numbers_within_bounds():
+    videos = torch.rand(1, 2, 20, 20, 3, generator=torch.Generator().manual_seed(3)).round()  # overshoots, if let
+    frames = resized(videos, 28, 200_704)
+    assert frames.shape == (1, 2, 3, 336, 336)
+    assert torch.equal(frames, frames.round()) and frames.min() == 0 and frames.max() == 255
+
+
+def test_the_prompt_is_the_published_one_to_the_letter():
+    content = (host.ASSETS / "reward_prompts" / "video_align.txt").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "fdb6309bac618dd0c8b1b589d3a0970a974f7856eecbb355a190b2dce54af700"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_refused(made):
+    with pytest.raises(RewardError, match=r"'video_align_vq'.*scores videos.*\(2, 8, 8, 3\).*Fix: "):
+        score(rewards(made()), torch.rand(2, 8, 8, 3), PROMPTS[:2])
+
+
+def test_a_video_of_one_frame_is_refused(made):
+    with pytest.raises(RewardError, match="1 frame has no motion.*Fix: "):
+        score(rewards(made()), torch.rand(2, 1, 8, 8, 3), PROMPTS[:2])
+
+
+def test_a_missing_checkpoint_says_what_to_get(made):
+    with pytest.raises(FileNotFoundError, match=r"KlingTeam/VideoReward \(5.03 GB\).*otca_rewards.*\$OTCA_MODELS"):
+        VideoAlign(model="nowhere/VideoReward", base=str(made() / "Qwen2-VL"))
+
+
+def test_a_missing_base_says_what_to_get(made):
+    with pytest.raises(FileNotFoundError, match=r"Qwen/Qwen2-VL-2B-Instruct \(4.4 GB"):
+        VideoAlign(model=str(made() / "VideoReward"), base="nowhere")
+
+
+def test_beside_a_model_pth_the_base_needs_no_weights(made, videos, tmp_path):
+    expected = score(rewards(made()), videos, PROMPTS)
+    folder = copied(made(), tmp_path)
+    (folder / "Qwen2-VL" / "model.safetensors").unlink()
+    assert torch.equal(score(rewards(folder), videos, PROMPTS), expected)
+
+
+def test_an_adapter_without_its_bases_weights(made, tmp_path):
+    folder = copied(made("adapter"), tmp_path)
+    (folder / "Qwen2-VL" / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"Qwen2-VL has no model\*\.safetensors.*Fix: "):
+        rewards(folder)
+
+
+def test_half_an_adapter(made, tmp_path):
+    folder = copied(made("adapter"), tmp_path)
+    (folder / "VideoReward" / "checkpoint-11352" / "non_lora_state_dict.pth").unlink()
+    with pytest.raises(FileNotFoundError, match="neither model.pth nor non_lora_state_dict.pth.*Fix: "):
+        rewards(folder)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        ("full", "checkpoint-11352/model.pth"),
+        ("adapter", "checkpoint-11352/adapter_model.safetensors"),
+        ("adapter", "checkpoint-11352/non_lora_state_dict.pth"),
+        ("merged", "model.safetensors"),
+    ],
+)
+def test_a_truncated_file_is_named(made, tmp_path, layout, name):
+    folder = copied(made(layout), tmp_path)
+    file = folder / "VideoReward" / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=f"{file.name} .*cannot be read as weights.*Fix: "):
+        rewards(folder)
+
+
+def test_nothing_is_unpickled(made, tmp_path):
+    folder = copied(made(), tmp_path)
+    file = folder / "VideoReward" / "checkpoint-11352" / "model.pth"
+    torch.save({"rm_head.weight": math.prod}, file)
+    with pytest.raises(ValueError, match="model.pth .*cannot be read as weights"):
+        rewards(folder)
+
+
+def test_a_missing_tensor_is_named(made, tmp_path):
+    folder = copied(made("merged"), tmp_path)
+    file = folder / "VideoReward" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.language_model.layers.1.self_attn.q_proj.weight"]
+    save_file(tensors, file)
+    with pytest.raises(
+        ValueError, match=r"1 tensors; language_model.layers.1.self_attn.q_proj.weight is missing.*Fix: "
+    ):
+        rewards(folder)
+
+
+def test_a_base_of_another_size_does_not_fit(made, tmp_path):
+    folder = copied(made(), tmp_path)
+    file = folder / "Qwen2-VL" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 1}))
+    with pytest.raises(ValueError, match="do not fit.*is not of this network.*Fix: "):
+        rewards(folder)
+
+
+def test_another_kind_of_base_is_refused(made):
+    with pytest.raises(ValueError, match="shapes-clip holds a model of type clip, where qwen2_vl is needed.*Fix: "):
+        VideoAlign(model=str(made() / "VideoReward"), base=str(host.ASSETS / "shapes-clip"))
+
+
+def test_another_models_checkpoint_is_told_by_its_head(made, tmp_path):
+    folder = copied(made("merged"), tmp_path)
+    file = folder / "VideoReward" / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"rm_head.weight": torch.zeros(4, 32)}, file)
+    with pytest.raises(ValueError, match=r"shape \(4, 32\).*1 or 3 rows.*Fix: "):
+        rewards(folder)
+
+
+def test_settings_that_older_files_lack_are_the_references_own(made, videos, tmp_path):
+    folder = copied(made(), tmp_path)
+    file = folder / "VideoReward" / "model_config.json"
+    settings = json.loads(file.read_text())
+    del settings["data_config"]["sample_type"], settings["data_config"]["num_frames"]
+    del settings["peft_lora_config"]["use_rslora"]
+    file.write_text(json.dumps(settings))
+    assert torch.equal(score(rewards(folder), videos, PROMPTS), score(rewards(made()), videos, PROMPTS))
+
+
+def test_settings_that_ask_for_another_prompt_are_refused(made, tmp_path):
+    folder = copied(made(), tmp_path)
+    change_settings(folder, "data_config", prompt_template_type="video_score")
+    with pytest.raises(ValueError, match="prompt_template_type 'video_score'; only 'detailed_special'"):
+        rewards(folder)
+
+
+# --- precision and place --------------------------------------------------------------------------------------------
+
+
+def test_in_bfloat16_the_head_keeps_its_precision(made, videos):
+    ours, exact = rewards(made(), dtype="bfloat16"), rewards(made())
+    network = ours[0].network
+    assert network is not exact[0].network
+    assert network.model.language_model.embed_tokens.weight.dtype == torch.bfloat16
+    assert network.model.rm_head.weight.dtype == torch.float32
+    assert network.model.language_model.rotary_emb.inv_freq.dtype == torch.bfloat16  # as the reference's .to makes it
+    told = score(ours, videos, PROMPTS)
+    assert torch.equal(told, told.float()) and not torch.equal(told, told.bfloat16().float())
+    torch.testing.assert_close(told, score(exact, videos, PROMPTS), rtol=0.1, atol=0.1)
+
+
+def test_offloaded_it_leaves_after_use_and_comes_back(made, videos, monkeypatch):
+    ours = rewards(made(), offload=True)
+    moves = []
+    monkeypatch.setattr(ours[0].network, "come_back", lambda: moves.append("back"))
+    monkeypatch.setattr(ours[0].network, "leave", lambda: moves.append("left"))
+    score(ours, videos, PROMPTS)
+    assert moves == ["back"] * 3 + ["left"] * 3
+    assert ours[0].network._networks()[0].rm_head is ours[0].network.model.rm_head  # the head moves with the rest

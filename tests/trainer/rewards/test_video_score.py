@@ -1,0 +1,164 @@
+"""VideoScore against transformers' Idefics2, one video at a time, with frames and tokens made by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from comfyui_otca.assets.make.tiny_video_rewards import video_score
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.rewards import RewardError
+from comfyui_otca.trainer.rewards.base import score, score_stack
+from comfyui_otca.trainer.rewards.video_score import VideoScore, spread_frames
+
+PROMPTS = ["a red ball rolls", "a green cat that jumps over the wall of a garden, slowly, twice", "x {y}"]
+
+
+@pytest.fixture(scope="module")
+def videos():
+    """Larger than the tiny checkpoint's longest side, so that they are resized."""
+    return torch.rand(3, 7, 44, 98, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return video_score(tmp_path_factory.mktemp("video_score"))
+
+
+def rewards(folder, **options):
+    return [
+        VideoScore(f"video_score_{own}", dimension=own, model=str(folder), **options) for own in VideoScore.DIMENSIONS
+    ]
+
+
+def reference(folder, video, prompt, frames):
+    """[5] for one video [F, 44, 98, 3] of which `frames` are seen."""
+    from transformers import Idefics2Config, Idefics2Model
+
+    tensors = {}
+    for shard in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(shard)
+    network = Idefics2Model(Idefics2Config.from_pretrained(folder)).eval()
+    network.load_state_dict({name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")})
+    pictures = []
+    for frame in frames:
+        picture = Image.fromarray((video[frame] * 255).round().to(torch.uint8).numpy())
+        picture = picture.resize((70, 31), Image.Resampling.BILINEAR)  # the longest side 70, 44 · 70 / 98 = 31.4
+        pictures.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 * 2 - 1)
+    start, end = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text().split("{text_prompt}")
+    fake = "<fake_token_around_image>"
+    text = f"{start}{prompt}{end}" + f"{fake}<image><image><image><image>{fake} " * len(frames)
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    with torch.no_grad():
+        hidden = network(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            pixel_values=torch.stack(pictures)[None],
+            pixel_attention_mask=torch.ones(1, len(frames), 31, 70, dtype=torch.long),
+        ).last_hidden_state[0, -1]
+    return tensors["score.weight"] @ hidden + tensors["score.bias"]
+
+
+@pytest.mark.parametrize(("most", "frames"), [(48, range(7)), (3, (0, 2, 4))])
+def test_scores_are_those_of_one_video_at_a_time(folder, videos, most, frames):
+    expected = [reference(folder, video, prompt, frames) for video, prompt in zip(videos, PROMPTS, strict=True)]
+    told = score(rewards(folder, most_frames=most, batch_size=0), videos.clone(), PROMPTS)
+    assert told.std(0).min() > 1e-2  # it tells these videos apart
+    torch.testing.assert_close(told, torch.stack(expected), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_batch_is_its_single_videos(folder, videos, batch_size):
+    together = score(rewards(folder, batch_size=0), videos.clone(), PROMPTS)
+    apart = score(rewards(folder, batch_size=batch_size), videos.clone(), PROMPTS)
+    torch.testing.assert_close(together, apart, rtol=0, atol=1e-5)
+
+
+def test_a_long_prompt_beside_a_short_one_changes_nothing(folder, videos):
+    ours = rewards(folder, batch_size=0)
+    alone = score(ours, videos[:1], PROMPTS[:1])
+    beside = score(ours, videos[:2], [PROMPTS[0], "a very " * 200])
+    torch.testing.assert_close(beside[:1], alone, rtol=0, atol=1e-5)
+
+
+def test_one_forward_pass_for_five_objectives(folder, videos):
+    ours = rewards(folder, batch_size=0)
+    calls = []
+    handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
+    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 0, 1]))
+    handle.remove()
+    assert len(calls) == 1
+    assert scores.values.shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("total", "most"), [(81, 48), (81, 16), (48, 48), (49, 48), (17, 16), (7, 16), (1, 48), (121, 16)]
+)
+def test_frames_are_those_of_the_reference(total, most):
+    frames = spread_frames(total, most)
+    if total <= most:
+        assert frames == list(range(total))
+    else:
+        # the published example, but for an extra last frame where rounding gives it one
+        assert frames == np.arange(0, total, total / most).astype(int)[:most].tolist()
+
+
+def test_the_prompt_is_the_published_one_to_the_letter():
+    content = (host.ASSETS / "reward_prompts" / "video_score.txt").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == "49b386d9ea3003760c983cc258cf4211faf858d58191f95fcfacdf68a8fed2c0"
+
+
+def test_pictures_are_refused(folder):
+    with pytest.raises(RewardError, match=r"'video_score_visual'.*scores videos.*\(2, 8, 8, 3\).*Fix: "):
+        score(rewards(folder), torch.rand(2, 8, 8, 3), PROMPTS[:2])
+
+
+def test_a_missing_checkpoint_says_what_to_get():
+    with pytest.raises(FileNotFoundError, match=r"TIGER-Lab/VideoScore-v1.1 \(about 17 GB\)"):
+        VideoScore(model="nowhere/VideoScore")
+
+
+def test_a_missing_shard_is_told(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "copy")
+    (place / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match="do not fit.* is missing.*Fix: "):
+        VideoScore(model=str(place))
+
+
+def test_a_truncated_shard_is_named(folder, tmp_path):
+    place = shutil.copytree(folder, tmp_path / "copy")
+    file = place / "model-00002-of-00002.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="model-00002-of-00002.safetensors .*cannot be read as weights.*Fix: "):
+        VideoScore(model=str(place))
+
+
+def test_another_kind_of_model_is_refused():
+    with pytest.raises(ValueError, match="shapes-clip holds a model of type clip, where idefics2 is needed.*Fix: "):
+        VideoScore(model=str(host.ASSETS / "shapes-clip"))
+
+
+def test_in_bfloat16_the_head_keeps_its_precision(folder, videos):
+    ours = rewards(folder, dtype="bfloat16", batch_size=0)
+    network = ours[0].network
+    assert network.model.text_model.embed_tokens.weight.dtype == torch.bfloat16
+    assert network.model.score.weight.dtype == torch.float32
+    told = score(ours, videos, PROMPTS)
+    assert not torch.equal(told, told.bfloat16().float())
+    torch.testing.assert_close(told, score(rewards(folder), videos, PROMPTS), rtol=0.1, atol=0.1)
+
+
+def test_offloaded_it_leaves_after_use_and_comes_back(folder, videos, monkeypatch):
+    ours = rewards(folder, offload=True)
+    moves = []
+    monkeypatch.setattr(ours[0].network, "come_back", lambda: moves.append("back"))
+    monkeypatch.setattr(ours[0].network, "leave", lambda: moves.append("left"))
+    score(ours, videos, PROMPTS)
+    assert moves == ["back"] * 5 + ["left"] * 5

@@ -1,0 +1,49 @@
+"""What rewards for videos share: several scores of one forward pass, over a few of the frames."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .network import NetworkReward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class VideoReward(NetworkReward):
+    """One dimension of what a network says of a video. Rewards of the other dimensions share its forward pass.
+
+    A subclass names its DIMENSIONS in the order of the network's scores; the network has
+    `score(videos [B, n, H, W, 3], prompts) -> [B, D]`.
+
+    Args:
+        dimension: one of DIMENSIONS.
+        options: those of `NetworkReward`.
+    """
+
+    DIMENSIONS: tuple[str, ...]
+
+    def __init__(self, name: str, coefficient: float, held_out: bool, network, dimension: str, **options):
+        super().__init__(name, coefficient, held_out, network, **options)
+        self.dimension = dimension
+
+    @abstractmethod
+    def frames(self, total: int) -> list[int]:
+        """Which of a video's frames the network looks at."""
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        raise ValueError(
+            f"it scores videos, and was given pictures of shape {tuple(images.shape)}. "
+            f"Fix: sample videos (a video model, frames above 1), or connect a reward for pictures in its place"
+        )
+
+    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        chosen = self.frames(videos.shape[1])
+        scores = self.network.once(
+            videos,
+            (*chosen, *prompts),
+            lambda: self.in_batches(self.network.score, videos[:, chosen], prompts),
+        )
+        return scores[:, self.DIMENSIONS.index(self.dimension)]

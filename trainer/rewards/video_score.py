@@ -1,0 +1,122 @@
+"""VideoScore: five dimensions of a video by one pass of an Idefics2 with a linear head (He et al., 2406.15252)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import host
+from . import filling
+from .network import Network, shared
+from .video import VideoReward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKPOINT = "TIGER-Lab/VideoScore-v1.1"
+
+
+class VideoScore(VideoReward):
+    """One of five dimensions, about 1 (bad) to 4 (real).
+
+    Args:
+        dimension: one of DIMENSIONS.
+        model: folder or cached hub id of the checkpoint, as published.
+        most_frames: that it looks at; of longer videos as many, evenly spread.
+    """
+
+    DIMENSIONS = ("visual", "temporal", "dynamic", "alignment", "factual")
+
+    def __init__(
+        self,
+        name: str = "video_score",
+        coefficient: float = 1.0,
+        held_out: bool = False,
+        *,
+        dimension: str = "visual",
+        model: str = CHECKPOINT,
+        most_frames: int = 48,
+        device: str = "auto",
+        dtype: str = "auto",
+        **options,
+    ):
+        network = shared(VideoScoreNetwork, find(model), device, dtype)
+        super().__init__(name, coefficient, held_out, network, dimension, **options)
+        self.most_frames = most_frames
+
+    def frames(self, total: int) -> list[int]:
+        return spread_frames(total, self.most_frames)
+
+
+def find(model: str) -> Path:
+    """The folder of the checkpoint."""
+    return host.find_model(model, "preprocessor_config.json", f"{CHECKPOINT} (about 17 GB)")
+
+
+def spread_frames(total: int, most: int) -> list[int]:
+    """All frames, or `most` of them, evenly spread from the first on."""
+    count = min(most, total)
+    return [number * total // count for number in range(count)]
+
+
+class VideoScoreNetwork(Network):
+    """Idefics2 with five numbers read off the last token: mantis-vl's Idefics2ForSequenceClassification."""
+
+    AUTO_DTYPE = torch.bfloat16
+
+    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(place, device, dtype)
+        from accelerate import init_empty_weights
+        from transformers import AutoTokenizer, Idefics2Config, Idefics2Model, Idefics2Processor
+
+        filling.check_type(place, "idefics2")
+        tensors = filling.read(sorted(place.glob("model*.safetensors")))
+        config = Idefics2Config.from_pretrained(place, local_files_only=True)
+        with init_empty_weights():
+            self.model = Idefics2Model(config)
+            self.model.score = torch.nn.Linear(config.text_config.hidden_size, len(VideoScore.DIMENSIONS))
+        filling.fill(self.model, {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, place)
+        self.model.to(dtype).score.float()  # else bfloat16 would make close scores equal
+        self.processor = Idefics2Processor(
+            _processor().from_pretrained(place, local_files_only=True),
+            AutoTokenizer.from_pretrained(place, local_files_only=True, padding_side="right"),
+            image_seq_len=config.perceiver_config.resampler_n_latents,
+        )
+        self.prompt = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")
+        self.settle(device)
+
+    def _networks(self) -> list[torch.nn.Module]:
+        return [self.model]
+
+    @torch.no_grad()
+    def score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B, 5] float32 for frames [B, n, H, W, 3] in [0, 1]."""
+        frames = "<image> " * videos.shape[1]
+        inputs = self.processor(
+            text=[self.prompt.replace("{text_prompt}", prompt) + frames for prompt in prompts],
+            images=[_pil(video) for video in videos.cpu()],
+            padding=True,
+            return_tensors="pt",
+        ).to(self.device)
+        hidden = self.model(**inputs, use_cache=False).last_hidden_state
+        last = inputs.attention_mask.sum(1) - 1
+        return self.model.score(hidden[torch.arange(len(videos)), last].float()).cpu()
+
+
+def _processor():
+    import transformers
+
+    # The Pillow backend scores alike on every machine; transformers before 5 has it under the plain name.
+    name = (
+        "Idefics2ImageProcessorPil" if hasattr(transformers, "Idefics2ImageProcessorPil") else "Idefics2ImageProcessor"
+    )
+    return getattr(transformers, name)
+
+
+def _pil(video: Tensor) -> list:
+    from PIL import Image
+
+    return [Image.fromarray(frame) for frame in (video * 255).round().to(torch.uint8).numpy()]
