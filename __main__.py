@@ -86,12 +86,26 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
+    parser.add_argument(
+        "--allow-python",
+        action="append",
+        default=[],
+        type=_existing_folder,
+        metavar="FOLDER",
+        help="let Python rewards run the files in that folder, with all your rights. May be given more than once",
+    )
 
 
 def _folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder has no name")
     return Path(text)
+
+
+def _existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return Path(text).resolve()
 
 
 def _positive(text: str) -> int:
@@ -191,8 +205,12 @@ def _nodes(options: argparse.Namespace) -> int:
 
 def _load(options: argparse.Namespace):
     from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+    from .trainer.host import ALLOW_PYTHON
     from .trainer.workflow import Workflow
 
+    if options.allow_python:  # by the environment, so that child processes are allowed the same
+        allowed = [os.environ.get(ALLOW_PYTHON), *map(str, options.allow_python)]
+        os.environ[ALLOW_PYTHON] = os.pathsep.join(filter(None, allowed))
     path = options.workflow / "workflow.json" if options.workflow.is_dir() else options.workflow
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
     for change in options.set:

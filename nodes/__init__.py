@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, fusion, model, rewards, sampling, training
+from . import credit, data, external_rewards, fusion, model, rewards, sampling, training
 
 _NODES = [
     model.LoadFlowModel,
@@ -16,6 +16,8 @@ _NODES = [
     rewards.RewardJpegCompressibility,
     rewards.RewardJpegIncompressibility,
     rewards.RewardShapesAccuracy,
+    external_rewards.RewardHTTP,
+    external_rewards.RewardPython,
     rewards.RewardStack,
     credit.TCDWeights,
     credit.UniformWeights,

@@ -32,6 +32,7 @@ from ...trainer.rewards import reward_class
 from ...trainer.rewards.base import score, score_stack
 from ...trainer.sde import transition
 from ...trainer.types import Prompts, SamplerSettings
+from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
@@ -191,12 +192,33 @@ def sampler_group():
 def reward_strip(kind: str, digits: int = 3):
     """Pictures from the lowest to the highest score by one reward, with the score beneath."""
     own = trajectories()
-    values = score([reward_class(kind)()], own.images, own.texts)[:, 0]
+    return score_strip(
+        score([reward_class(kind)()], own.images, own.texts)[:, 0], digits, kind in ("clip_t", "accuracy")
+    )
+
+
+def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
+    """The same of any scores; with prompts where what was asked for matters."""
+    own = trajectories()
     order = values.argsort(stable=True)[torch.linspace(0, len(values) - 1, 8).round().long()]
     captions = [f"{values[row]:.{digits}g}" for row in order]
-    if kind in ("clip_t", "accuracy"):  # what was asked for matters to these
+    if prompts:
         captions = [f"{value}: {own.texts[row]}" for value, row in zip(captions, order.tolist(), strict=True)]
     return plots.sample_grid(own.images[order], captions, columns=4)
+
+
+def reward_http():
+    """By the example server's own function."""
+    pictures = (trajectories().images * 255).round().byte().numpy()
+    return score_strip(torch.tensor(example_server.score(pictures, trajectories().texts)))
+
+
+def reward_python():
+    """By the function on the node's page."""
+    page = (ROOT / "web" / "docs" / "OTCA_RewardPython.md").read_text(encoding="utf-8")
+    names: dict = {}
+    exec(textwrap.dedent(page[page.index("    def score(") :].split("\n\n")[0]), names)
+    return score_strip(names["score"](trajectories().images, trajectories().texts))
 
 
 def reward_table():
@@ -358,6 +380,8 @@ DRAWINGS = {
             "accuracy",
         )
     },
+    "reward_http": reward_http,
+    "reward_python": reward_python,
     "reward_table": reward_table,
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,

@@ -15,6 +15,8 @@ REWARDS = {
     "jpeg_incompressibility": "pixels.JpegIncompressibility",
     "colorfulness": "pixels.Colorfulness",
     "sharpness": "pixels.Sharpness",
+    "http": "http.HTTPReward",
+    "python": "python.PythonReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
 
