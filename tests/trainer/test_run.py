@@ -118,6 +118,8 @@ def test_metrics_of_a_run(finished_run):
         phases = sum(line[f"seconds/{phase}"] for phase in ("rollout", "reward", "credit", "update"))
         assert line["seconds/iteration"] == pytest.approx(phases)
         assert line["samples_per_second"] == pytest.approx(6 / phases)
+        each = [line[f"seconds/reward/{name}"] for name in evaluated]
+        assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
         assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
         assert line["kl/reference"] > 0, "the reference is the model before training"
     assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"

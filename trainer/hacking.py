@@ -1,0 +1,125 @@
+"""Reward hacking: the rewards that are trained rise while one that is held out falls.
+
+Two looks at a run, neither of which needs anything but its own metrics.jsonl and evaluation.jsonl, so that a resumed run
+comes to the same verdicts. The means of the sampled batches jump with their prompts, so their trend is judged by the
+Mann-Kendall test; evaluations repeat their prompts and seeds, so two of them are compared pair by pair, by Wilcoxon's signed
+ranks. Both see only the order of values, so no outlier decides. Imports neither torch nor anything of ours.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+WINDOW = 50  # iterations that a trend is looked for in, at most …
+SHORTEST = 10  # … and at least
+# Standard normal deviates. FALL is far out, since a held-out reward that only fluctuates is looked at in every iteration, and
+# the trained ones rise in every good run: at -2, two in five runs of 140 iterations would be warned of nothing.
+RISE, FALL = 2.0, -3.5
+
+
+def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
+    """A sentence for a human where a run, given by its rows so far, shows reward hacking by either look; else None."""
+    return _by_batches(history[-WINDOW:]) or _by_evaluations(evaluations)
+
+
+def trend(values: Sequence[float]) -> float:
+    """z of the Mann-Kendall test, corrected for ties: positive where later values tend to be larger.
+
+    S = Σ_{i<j} sign(x_j − x_i), Var S = (n(n−1)(2n+5) − Σ_ties t(t−1)(2t+5)) / 18, z = (S − sign S) / √Var S.
+    """
+    n = len(values)
+    total = sum(_sign(later - earlier) for i, earlier in enumerate(values) for later in values[i + 1 :])
+    ties = sum(t * (t - 1) * (2 * t + 5) for t in Counter(values).values())
+    variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
+    return (total - _sign(total)) / math.sqrt(variance) if total else 0.0
+
+
+def shift(differences: Sequence[float]) -> float:
+    """z of Wilcoxon's signed-rank test: positive where the differences tend to be. Zeros count for nothing, ties share ranks.
+
+    W = Σ sign(d) rank(|d|), Var W = Σ rank², z = (W − sign W) / √Var W.
+    """
+    sizes = sorted(abs(difference) for difference in differences if difference)
+    first, count = {size: i for i, size in reversed([*enumerate(sizes, 1)])}, Counter(sizes)
+    ranks = [(_sign(d), first[abs(d)] + (count[abs(d)] - 1) / 2) for d in differences if d]
+    total = sum(sign * rank for sign, rank in ranks)
+    return (total - _sign(total)) / math.sqrt(sum(rank**2 for _, rank in ranks)) if total else 0.0
+
+
+def _by_batches(rows: Sequence[Mapping]) -> str | None:
+    """Every held-out reward over the iterations in which it and all trained ones were measured."""
+    trained = _means(rows, "reward")
+    for key in _means(rows, "held_out") if trained else ():
+        whole = [row for row in rows if all(_measured(row.get(other)) for other in (key, *trained))]
+        if len(whole) < SHORTEST:
+            continue
+        columns = [_standardised([row[other] for row in whole]) for other in trained]
+        rise = trend([math.fsum(values) for values in zip(*columns, strict=True)])
+        own = [row[key] for row in whole]
+        if rise > RISE and (fall := trend(own)) < FALL:
+            third = len(own) // 3
+            ends = statistics.fmean(own[:third]), statistics.fmean(own[-third:])
+            when = f"from iteration {whole[0]['iteration']} to {whole[-1]['iteration']}"
+            return _told(key.split("/", 1)[1][: -len("/mean")], when, rise, fall, *ends)
+    return None
+
+
+def _by_evaluations(evaluations: Sequence[Mapping]) -> str | None:
+    """The last evaluation against the one in which the held-out reward stood best, for every held-out reward."""
+    *earlier, last = evaluations or ({},)
+    for name in [name for name, figures in last.get("rewards", {}).items() if figures["held_out"]]:
+        alike = [row for row in earlier if _comparable(row, last, name) and _measured(row["rewards"][name]["mean"])]
+        if not alike or not _measured(last["rewards"][name]["mean"]):
+            continue
+        best = max(alike, key=lambda row: row["rewards"][name]["mean"])
+        gains = [_gains(best, last, n) for n, figures in last["rewards"].items() if not figures["held_out"]]
+        rise = shift([math.fsum(values) for values in zip(*gains, strict=True) if all(map(_measured, values))])
+        fall = shift([value for value in _gains(best, last, name) if _measured(value)])
+        if rise > RISE and fall < FALL:
+            when = f"on the fixed prompts, from iteration {best['iteration']} to {last['iteration']}"
+            return _told(name, when, rise, fall, *(row["rewards"][name]["mean"] for row in (best, last)))
+    return None
+
+
+def _told(name: str, when: str, rise: float, fall: float, before: float, after: float) -> str:
+    return (
+        f"this looks like reward hacking: {when}, the trained rewards rise (z = {rise:.1f}) while {name}, which is held out, "
+        f"falls from {before:.3g} to {after:.3g} (z = {fall:.1f}). Fix: take an earlier checkpoint, lower learning_rate, or "
+        "raise kl_coefficient"
+    )
+
+
+def _standardised(values: Sequence[float]) -> list[float]:
+    """In units of their own standard deviation, so that no reward outweighs another by its scale."""
+    spread = statistics.pstdev(values)
+    return [value / spread if spread else 0.0 for value in values]
+
+
+def _comparable(before: Mapping, after: Mapping, name: str) -> bool:
+    """Whether both evaluations scored the same prompts and as many seeds by the same rewards."""
+    same = before.get("prompts") == after.get("prompts") and before["rewards"].keys() == after["rewards"].keys()
+    return same and len(before["rewards"][name]["values"]) == len(after["rewards"][name]["values"])
+
+
+def _gains(before: Mapping, after: Mapping, name: str) -> list[float]:
+    """Of every pair of prompt and seed, in units of the reward's spread; NaN where one of both could not be scored."""
+    spread = before["rewards"][name]["std"] or 1.0
+    pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
+    return [(new - old) / spread if _measured(old) and _measured(new) else math.nan for old, new in pairs]
+
+
+def _measured(value: float | None) -> bool:
+    """What is NaN in a running process was read back from the file as null."""
+    return value is not None and math.isfinite(value)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _means(rows: Sequence[Mapping], kind: str) -> list[str]:
+    """The keys of the newest row that hold a mean of that kind."""
+    return [key for key in (rows[-1] if rows else ()) if key.startswith(f"{kind}/") and key.endswith("/mean")]
