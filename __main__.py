@@ -70,6 +70,28 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--device", help="auto, cpu, cuda …")
     export.set_defaults(command=_export)
 
+    score = commands.add_parser("score", help="score pictures and videos that are there", description=_score.__doc__)
+    score.add_argument("files", nargs="+", metavar="FILE", help="pictures, videos, folders or patterns of them")
+    score.add_argument(
+        "--reward",
+        action="append",
+        required=True,
+        metavar="KIND[:OPTION=VALUE,…]",
+        help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
+    )
+    score.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one prompt a line, or .jsonl (default: <name>.txt or metadata.jsonl beside the files)",
+    )
+    score.add_argument("--prompt", help="the same prompt for all files")
+    score.add_argument("--csv", type=Path, metavar="FILE", help="writes every single score")
+    score.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="files at once (default 8)")
+    score.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    _python_argument(score)
+    score.set_defaults(command=_score)
+
     nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
     nodes.set_defaults(command=_nodes)
     return otca
@@ -86,6 +108,10 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
+    _python_argument(parser)
+
+
+def _python_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-python",
         action="append",
@@ -185,6 +211,27 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _score(options: argparse.Namespace) -> int:
+    """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
+    from .trainer import host, scoring
+
+    _allow_python(options)
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    files = scoring.find_files(options.files)
+    if options.prompt is not None:
+        prompts = [options.prompt] * len(files)
+    else:
+        prompts = scoring.prompts_of(files, options.prompts)
+    rewards = [scoring.parse_reward(text) for text in options.reward]
+    scores = scoring.score_files(rewards, files, prompts, options.batch_size)
+    names = [reward.name for reward in rewards]
+    print(scoring.table(names, scores))
+    if options.csv is not None:
+        scoring.write_csv(options.csv, files, prompts, names, scores)
+    return 0
+
+
 def _nodes(options: argparse.Namespace) -> int:
     """Lists what the graph can be built of."""
     from .nodes import NODE_CLASS_MAPPINGS
@@ -205,12 +252,9 @@ def _nodes(options: argparse.Namespace) -> int:
 
 def _load(options: argparse.Namespace):
     from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-    from .trainer.host import ALLOW_PYTHON
     from .trainer.workflow import Workflow
 
-    if options.allow_python:  # by the environment, so that child processes are allowed the same
-        allowed = [os.environ.get(ALLOW_PYTHON), *map(str, options.allow_python)]
-        os.environ[ALLOW_PYTHON] = os.pathsep.join(filter(None, allowed))
+    _allow_python(options)
     path = options.workflow / "workflow.json" if options.workflow.is_dir() else options.workflow
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
     for change in options.set:
@@ -219,6 +263,15 @@ def _load(options: argparse.Namespace):
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         workflow.set(name, value)
     return workflow
+
+
+def _allow_python(options: argparse.Namespace) -> None:
+    """By the environment, so that child processes are allowed the same."""
+    from .trainer.host import ALLOW_PYTHON
+
+    if options.allow_python:
+        allowed = [os.environ.get(ALLOW_PYTHON), *map(str, options.allow_python)]
+        os.environ[ALLOW_PYTHON] = os.pathsep.join(filter(None, allowed))
 
 
 def _show(problem) -> str:
@@ -234,9 +287,10 @@ def _bad_input() -> tuple[type[Exception], ...]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
+    from .trainer.rewards import RewardError
     from .trainer.workflow import NodeError
 
-    return (NodeError, OSError)
+    return (NodeError, RewardError, OSError)
 
 
 def _main_of_clone():

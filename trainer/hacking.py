@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 WINDOW = 50  # iterations that a trend is looked for in, at most …
 SHORTEST = 10  # … and at least
 # Standard normal deviates. FALL is far out, since a held-out reward that only fluctuates is looked at in every iteration, and
-# the trained ones rise in every good run: at -2, two in five runs of 140 iterations would be warned of nothing.
+# the trained ones rise in every good run: at -2, every second run of 140 iterations would be warned of mere noise.
 RISE, FALL = 2.0, -3.5
 
 

@@ -132,7 +132,8 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
     except host.interrupts():
         raise
     except Exception as error:
-        raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
+        told = error if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        raise RewardError(f"reward {reward.name!r} failed: {told}") from error
     if column.shape != (len(images),):
         raise RewardError(
             f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"

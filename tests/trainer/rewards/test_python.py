@@ -266,7 +266,7 @@ def test_an_error_names_its_line(allowed):
     path = write(allowed, text)
     with pytest.raises(RewardError) as caught:
         score([PythonReward(file="mine.py")], IMAGES, PROMPTS)
-    assert f"reward 'mine' failed: RewardError: {path}, line 3, in helper: ZeroDivisionError" in str(caught.value)
+    assert f"reward 'mine' failed: {path}, line 3, in helper: ZeroDivisionError" in str(caught.value)
 
 
 def test_an_error_of_what_it_calls_names_its_own_line(allowed):
