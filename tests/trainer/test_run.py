@@ -270,6 +270,33 @@ def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, 
     assert_same_beginning(folder, finished_run)
 
 
+def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
+    """A resumed run would not make up for the evaluation."""
+    calls = []
+
+    def score(images):
+        calls.append(len(images))
+        if len(calls) == 2:  # the evaluation before training: two prompts, two seeds
+            host.terminal.stop_signal = signal.SIGINT
+        host.check_stop()
+        return images.mean((1, 2, 3))
+
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert calls == [6, 4], "the next iteration does not begin"
+    assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0]
+
+
+def test_a_stop_amid_the_scoring(small_graph, tmp_path):
+    def score(images):
+        host.terminal.stop_signal = signal.SIGINT
+        host.check_stop()
+
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert rows(tmp_path / "run") == []
+
+
 def test_a_stop_file(small_workflow, tmp_path):
     host.terminal.output = folder = tmp_path / "run"
 

@@ -122,7 +122,7 @@ function runHead(actions) {
   const state = h("div.otca-run-state");
   const pace = h("div.otca-quiet");
   const error = h("div.otca-error", { role: "alert" });
-  const warning = h("div.otca-error.otca-warning", { role: "status" });
+  const warning = h("div.otca-warning", { role: "status" });
   const buttons = {
     stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
     resume: button("pi-play", TEXT.resume, () => actions.resume()),
