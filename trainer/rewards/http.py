@@ -179,7 +179,7 @@ class Server(OncePerBatch):
             for sample, value in enumerate(column):
                 if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                     raise RewardError(
-                        f"{self.url} gave {value!r} among its {which}, for sample {sample}. Fix: a number, or null for "
+                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a number, or null for "
                         "what cannot be scored"
                     )
         return {
