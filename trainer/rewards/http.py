@@ -179,8 +179,8 @@ class Server(OncePerBatch):
             for sample, value in enumerate(column):
                 if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                     raise RewardError(
-                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a number, or null for "
-                        "what cannot be scored"
+                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a "
+                        "number, or null for what cannot be scored"
                     )
         return {
             name: [math.nan if value is None else float(value) for value in column] for name, column in columns.items()
