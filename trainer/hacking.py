@@ -1,9 +1,10 @@
-"""Reward hacking: the rewards that are trained rise while one that is held out falls.
+"""Reward hacking: a reward that is trained rises while one that is held out falls.
 
 Two looks at a run, neither of which needs anything but its own metrics.jsonl and evaluation.jsonl, so that a resumed run
 comes to the same verdicts. The means of the sampled batches jump with their prompts, so their trend is judged by the
 Mann-Kendall test; evaluations repeat their prompts and seeds, so two of them are compared pair by pair, by Wilcoxon's signed
-ranks. Both see only the order of values, so no outlier decides. Imports neither torch nor anything of ours.
+ranks. Both see only the order of values, so no outlier decides. One trained reward that rises is enough: where several are
+trained, one of them is often given up for another, and their mean stays. Imports neither torch nor anything of ours.
 """
 
 from __future__ import annotations
@@ -52,18 +53,17 @@ def shift(differences: Sequence[float]) -> float:
 def _by_batches(rows: Sequence[Mapping]) -> str | None:
     """Every held-out reward over the iterations in which it and all trained ones were measured."""
     trained = _means(rows, "reward")
-    for key in _means(rows, "held_out") if trained else ():
+    for key in _means(rows, "held_out"):
         whole = [row for row in rows if all(_measured(row.get(other)) for other in (key, *trained))]
         if len(whole) < SHORTEST:
             continue
-        columns = [_standardised([row[other] for row in whole]) for other in trained]
-        rise = trend([math.fsum(values) for values in zip(*columns, strict=True)])
         own = [row[key] for row in whole]
-        if rise > RISE and (fall := trend(own)) < FALL:
-            third = len(own) // 3
-            ends = statistics.fmean(own[:third]), statistics.fmean(own[-third:])
-            when = f"from iteration {whole[0]['iteration']} to {whole[-1]['iteration']}"
-            return _told(key.split("/", 1)[1][: -len("/mean")], when, rise, fall, *ends)
+        rises = {_name(other): trend([row[other] for row in whole]) for other in trained}
+        third = len(own) // 3
+        ends = statistics.fmean(own[:third]), statistics.fmean(own[-third:])
+        when = f"from iteration {whole[0]['iteration']} to {whole[-1]['iteration']}"
+        if told := _told(when, rises, _name(key), trend(own), *ends):
+            return told
     return None
 
 
@@ -75,27 +75,25 @@ def _by_evaluations(evaluations: Sequence[Mapping]) -> str | None:
         if not alike or not _measured(last["rewards"][name]["mean"]):
             continue
         best = max(alike, key=lambda row: row["rewards"][name]["mean"])
-        gains = [_gains(best, last, n) for n, figures in last["rewards"].items() if not figures["held_out"]]
-        rise = shift([math.fsum(values) for values in zip(*gains, strict=True) if all(map(_measured, values))])
-        fall = shift([value for value in _gains(best, last, name) if _measured(value)])
-        if rise > RISE and fall < FALL:
-            when = f"on the fixed prompts, from iteration {best['iteration']} to {last['iteration']}"
-            return _told(name, when, rise, fall, *(row["rewards"][name]["mean"] for row in (best, last)))
+        trained = [other for other, figures in last["rewards"].items() if not figures["held_out"]]
+        rises = {other: shift(_gains(best, last, other)) for other in trained}
+        when = f"on the fixed prompts, from iteration {best['iteration']} to {last['iteration']}"
+        ends = [row["rewards"][name]["mean"] for row in (best, last)]
+        if told := _told(when, rises, name, shift(_gains(best, last, name)), *ends):
+            return told
     return None
 
 
-def _told(name: str, when: str, rise: float, fall: float, before: float, after: float) -> str:
+def _told(when: str, rises: Mapping[str, float], name: str, fall: float, before: float, after: float) -> str | None:
+    """The sentence, where there is something to tell."""
+    rising = [f"{other} (z = {z:.1f})" for other, z in rises.items() if z > RISE]
+    if not rising or fall >= FALL:
+        return None
     return (
-        f"this looks like reward hacking: {when}, the trained rewards rise (z = {rise:.1f}) while {name}, which is held out, "
+        f"this looks like reward hacking: {when}, trained rewards rise, {', '.join(rising)}, while {name}, which is held out, "
         f"falls from {before:.3g} to {after:.3g} (z = {fall:.1f}). Fix: take an earlier checkpoint, lower learning_rate, or "
         "raise kl_coefficient"
     )
-
-
-def _standardised(values: Sequence[float]) -> list[float]:
-    """In units of their own standard deviation, so that no reward outweighs another by its scale."""
-    spread = statistics.pstdev(values)
-    return [value / spread if spread else 0.0 for value in values]
 
 
 def _comparable(before: Mapping, after: Mapping, name: str) -> bool:
@@ -105,10 +103,9 @@ def _comparable(before: Mapping, after: Mapping, name: str) -> bool:
 
 
 def _gains(before: Mapping, after: Mapping, name: str) -> list[float]:
-    """Of every pair of prompt and seed, in units of the reward's spread; NaN where one of both could not be scored."""
-    spread = before["rewards"][name]["std"] or 1.0
+    """Of every pair of prompt and seed that was scored both times."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
-    return [(new - old) / spread if _measured(old) and _measured(new) else math.nan for old, new in pairs]
+    return [new - old for old, new in pairs if _measured(old) and _measured(new)]
 
 
 def _measured(value: float | None) -> bool:
@@ -118,6 +115,10 @@ def _measured(value: float | None) -> bool:
 
 def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
+
+
+def _name(key: str) -> str:
+    return key.split("/", 1)[1].removesuffix("/mean")
 
 
 def _means(rows: Sequence[Mapping], kind: str) -> list[str]:

@@ -101,7 +101,9 @@ def test_details_tell_of_reward_hacking(site, made):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     made(files={"metrics.jsonl": text.encode()})
     told = site.get("/otca/runs/first").json["warning"]
-    assert "from iteration 21 to 70, the trained rewards rise" in told and "accuracy, which is held out, falls" in told
+    assert (
+        "from iteration 21 to 70, trained rewards rise, clip_t" in told and "accuracy, which is held out, falls" in told
+    )
     made("calm")
     assert site.get("/otca/runs/calm").json["warning"] is None
 

@@ -21,10 +21,10 @@ def history(trained, held_out, name="accuracy"):
     return [{"iteration": i, "reward/clip_t/mean": t, f"held_out/{name}/mean": h} for i, (t, h) in pairs]
 
 
-def evaluation(iteration, trained, held_out, prompts=("a", "b"), std=1.0):
+def evaluation(iteration, trained, held_out, prompts=("a", "b")):
     """A row of evaluation.jsonl with the values of every pair."""
     rewards = {
-        name: {"mean": sum(values) / len(values), "std": std, "held_out": name == "accuracy", "values": list(values)}
+        name: {"mean": sum(values) / len(values), "held_out": name == "accuracy", "values": list(values)}
         for name, values in (("clip_t", trained), ("accuracy", held_out))
     }
     return {"iteration": iteration, "prompts": list(prompts), "rewards": rewards}
@@ -73,7 +73,7 @@ def test_a_clear_decline_is_told_in_a_sentence():
     told = warning(history(range(12), [1 - 0.05 * i for i in range(12)]), [])
     # S = ±66 of 12 values, Var S = 12·11·29/18, the thirds are 0…3 and 8…11
     assert f"{65 / math.sqrt(12 * 11 * 29 / 18):.1f}" == "4.5"
-    assert "from iteration 1 to 12, the trained rewards rise (z = 4.5)" in told
+    assert "from iteration 1 to 12, trained rewards rise, clip_t (z = 4.5), while accuracy, which is held out" in told
     assert "accuracy, which is held out, falls from 0.925 to 0.525 (z = -4.5)" in told
     assert "Fix: take an earlier checkpoint" in told
 
@@ -87,13 +87,13 @@ def test_what_is_no_hacking():
     assert warning([{"iteration": i, "reward/clip_t/mean": i} for i in range(20)], []) is None, "nothing is held out"
 
 
-def test_rewards_of_other_units_weigh_the_same():
-    """One reward of large numbers that falls does not hide two that rise."""
-    rows = history(range(20), [-i for i in range(20)])
+def test_one_trained_reward_that_rises_is_enough():
+    """As in the quickstart at a high learning rate: sharpness is bought with what the prompts say."""
+    rows = history([-10.0 * i for i in range(20)], [-i for i in range(20)])
+    assert warning(rows, []) is None, "all fall"
     for i, row in enumerate(rows):
-        row["reward/small/mean"] = 0.01 * i + 0.001 * (-1) ** i
-        row["reward/large/mean"] = -1e6 * i
-    assert "the trained rewards rise" in warning(rows, [])
+        row["reward/sharpness/mean"] = 0.01 * i
+    assert "trained rewards rise, sharpness (z = 6.1), while accuracy" in warning(rows, [])  # 189 / √950
 
 
 def test_only_the_last_iterations_count():
@@ -149,7 +149,7 @@ def test_the_last_evaluation_is_compared_with_the_best_one():
     # all 20 differences are of one sign: z = (210 - 1) / √(20·21·41/6)
     z = f"{209 / math.sqrt(20 * 21 * 41 / 6):.1f}"
     told = warning([], rows)
-    assert "on the fixed prompts, from iteration 50 to 100" in told and f"rise (z = {z})" in told
+    assert "on the fixed prompts, from iteration 50 to 100" in told and f"rise, clip_t (z = {z})," in told
     assert f"falls from 0.819 to 0.581 (z = -{z})" in told
     assert warning([], rows[:2]) is None
     assert warning([], [*rows, evaluation(150, [2.0] * pairs, [0.9] * pairs)]) is None, "it recovered"
