@@ -76,6 +76,28 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--device", help="auto, cpu, cuda …")
     export.set_defaults(command=_export)
 
+    score = commands.add_parser("score", help="score pictures and videos that are there", description=_score.__doc__)
+    score.add_argument("files", nargs="+", metavar="FILE", help="pictures, videos, folders or patterns of them")
+    score.add_argument(
+        "--reward",
+        action="append",
+        required=True,
+        metavar="KIND[:OPTION=VALUE,…]",
+        help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
+    )
+    score.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one prompt a line, or .jsonl (default: <name>.txt or metadata.jsonl beside the files)",
+    )
+    score.add_argument("--prompt", help="the same prompt for all files")
+    score.add_argument("--csv", type=Path, metavar="FILE", help="writes every single score")
+    score.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="files at once (default 8)")
+    score.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    _python_argument(score)
+    score.set_defaults(command=_score)
+
     nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
     nodes.set_defaults(command=_nodes)
     return otca
@@ -92,12 +114,30 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
+    _python_argument(parser)
+
+
+def _python_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-python",
+        action="append",
+        default=[],
+        type=_existing_folder,
+        metavar="FOLDER",
+        help="let Python rewards run the files in that folder, with all your rights. May be given more than once",
+    )
 
 
 def _folder(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder has no name")
     return Path(text)
+
+
+def _existing_folder(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} is no folder")
+    return Path(text).resolve()
 
 
 def _positive(text: str) -> int:
@@ -186,6 +226,27 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _score(options: argparse.Namespace) -> int:
+    """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
+    from .trainer import host, scoring
+
+    _allow_python(options)
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    files = scoring.find_files(options.files)
+    if options.prompt is not None:
+        prompts = [options.prompt] * len(files)
+    else:
+        prompts = scoring.prompts_of(files, options.prompts)
+    rewards = [scoring.parse_reward(text) for text in options.reward]
+    scores = scoring.score_files(rewards, files, prompts, options.batch_size)
+    names = [reward.name for reward in rewards]
+    print(scoring.table(names, scores))
+    if options.csv is not None:
+        scoring.write_csv(options.csv, files, prompts, names, scores)
+    return 0
+
+
 def _nodes(options: argparse.Namespace) -> int:
     """Lists what the graph can be built of."""
     from .nodes import NODE_CLASS_MAPPINGS
@@ -208,6 +269,7 @@ def _load(options: argparse.Namespace):
     from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from .trainer.workflow import Workflow
 
+    _allow_python(options)
     path = options.workflow / "workflow.json" if options.workflow.is_dir() else options.workflow
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
     for change in options.set:
@@ -221,6 +283,15 @@ def _load(options: argparse.Namespace):
 def _complain(error: BaseException) -> None:
     process = os.environ.get("RANK")
     print(f"otca{f' process {process}' if process else ''}: {error}", file=sys.stderr)
+
+
+def _allow_python(options: argparse.Namespace) -> None:
+    """By the environment, so that child processes are allowed the same."""
+    from .trainer.host import ALLOW_PYTHON
+
+    if options.allow_python:
+        allowed = [os.environ.get(ALLOW_PYTHON), *map(str, options.allow_python)]
+        os.environ[ALLOW_PYTHON] = os.pathsep.join(filter(None, allowed))
 
 
 def _show(problem) -> str:
@@ -237,9 +308,10 @@ def _bad_input() -> tuple[type[Exception], ...]:
 
 def _failures() -> tuple[type[Exception], ...]:
     from .trainer.distributed import PeerFailed
+    from .trainer.rewards import RewardError
     from .trainer.workflow import NodeError
 
-    return (NodeError, PeerFailed, OSError)
+    return (NodeError, PeerFailed, RewardError, OSError)
 
 
 def _main_of_clone():

@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, fusion, image_rewards, model, rewards, sampling, training, video_rewards
+from . import credit, data, external_rewards, fusion, image_rewards, model, rewards, sampling, training, video_rewards
 
 _NODES = [
     model.LoadFlowModel,
@@ -23,6 +23,8 @@ _NODES = [
     rewards.RewardShapesAccuracy,
     video_rewards.RewardVideoAlign,
     video_rewards.RewardVideoScore,
+    external_rewards.RewardHTTP,
+    external_rewards.RewardPython,
     rewards.RewardStack,
     credit.TCDWeights,
     credit.UniformWeights,

@@ -183,7 +183,8 @@ class TrainingRun:
         run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {}, model)
         if not host.in_comfyui():
             # No stop amid an evaluation: it would be missing from the resumed run.
-            run.record(model, report, last=iterations)
+            with host.finishing():
+                run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
         run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
         run.mark("running", iterations)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..trainer import hacking
 from ..trainer.graph import RUN_NODE
 from ..trainer.layout import (
     ADAPTERS,
@@ -131,7 +132,13 @@ class Run:
             "held_out": _names(last, "held_out"),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
+            "warning": self.warning(),
         }
+
+    def warning(self) -> str | None:
+        """What the trainer would say of the run as it stands."""
+        rows, _ = self.metrics(max(0, self.iteration() - hacking.WINDOW))
+        return hacking.warning(rows, self._evaluations())
 
     def status(self) -> dict[str, Any]:
         """What the run's process last wrote about itself; empty where it wrote nothing that can be read."""
@@ -181,13 +188,16 @@ class Run:
 
     def evaluations(self) -> list[dict]:
         """What every reward came to on the fixed prompts, without the single values."""
-        path = self.file(EVALUATIONS)
-        rows = list(filter(None, map(_row, path.read_bytes().splitlines()))) if path else []
+        rows = self._evaluations()
         for row in rows:
             row.pop("prompts", None)
             for figures in row["rewards"].values():
                 figures.pop("values", None)
         return rows
+
+    def _evaluations(self) -> list[dict]:
+        path = self.file(EVALUATIONS)
+        return list(filter(None, map(_row, path.read_bytes().splitlines()))) if path else []
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""

@@ -180,6 +180,7 @@ def comfyui(monkeypatch, tmp_path):
             self.value += amount
 
     management.throw_exception_if_processing_interrupted = throw
+    management.InterruptProcessingException = Interrupt
     management.unload_all_models, management.soft_empty_cache = unload, lambda: None
     management.current_loaded_models = state.loaded
     management.get_torch_device = lambda: state.device

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+ALLOW_PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
@@ -29,6 +30,7 @@ class _Terminal:
     output: Path | None = None
     device: str | None = None
     download: bool = False  # hub ids may be fetched
+    stop_waits: bool = False
 
 
 terminal = _Terminal()
@@ -55,10 +57,31 @@ def check_stop() -> None:
         import comfy.model_management
 
         comfy.model_management.throw_exception_if_processing_interrupted()
+    if terminal.stop_waits:
+        return
     if terminal.stop_signal is not None:
         raise Stopped(f"signal {terminal.stop_signal}")
     if terminal.output is not None and (terminal.output / "stop").exists():
         raise Stopped(f"the file {terminal.output / 'stop'}")
+
+
+def interrupts() -> tuple[type[BaseException], ...]:
+    """What `check_stop` raises: an Exception in old ComfyUI, which whoever catches those must let pass."""
+    if in_comfyui():
+        import comfy.model_management
+
+        return (Stopped, comfy.model_management.InterruptProcessingException)
+    return (Stopped,)
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[None]:
+    """Within, a headless stop waits: for what a resumed run would not make up for."""
+    terminal.stop_waits = True
+    try:
+        yield
+    finally:
+        terminal.stop_waits = False
 
 
 def progress(total: int) -> Callable[[], None]:
@@ -340,6 +363,34 @@ def find_reward_file(name: str, size: str, source: str) -> Path:
         f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, model_folders()))}. Fix: get it from "
         f"{address} and put it into ComfyUI's models/otca_rewards or a folder named by $OTCA_MODELS"
     )
+
+
+def find_python_reward(name: str) -> Path:
+    """A .py file that may be run as a reward: a path, or a name in a folder of $OTCA_ALLOW_PYTHON_REWARDS; links followed.
+
+    A workflow is often somebody else's, so it alone runs nothing: the file must lie in a folder that the user has named.
+
+    Raises:
+        PermissionError: no folder is allowed, or the file lies outside all of them.
+        FileNotFoundError: it lies in none of them.
+    """
+    folders = [Path(os.path.realpath(folder)) for folder in _folders_of(ALLOW_PYTHON)]
+    if not folders:
+        raise PermissionError(
+            f"{name!r} is Python code, which would run with all your rights, and no folder is allowed. Fix: read the file; if "
+            f"you trust it, start ComfyUI or otca with {ALLOW_PYTHON} set to its folder, or otca with --allow-python FOLDER"
+        )
+    listed = ", ".join(map(str, folders))
+    for place in [folder / Path(name).expanduser() for folder in folders]:  # an absolute path stays what it is
+        real = Path(os.path.realpath(place))
+        if not real.is_file():
+            continue
+        if real.suffix == ".py" and any(folder in real.parents for folder in folders):
+            return real
+        raise PermissionError(
+            f"{name!r} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
+        )
+    raise FileNotFoundError(f"{name!r} was not found in {listed}. Fix: put it there, or correct the name")
 
 
 def find_file(name: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -12,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, distributed, host, lora, plots, rollout, weights
+from . import checkpoint, distributed, hacking, host, lora, plots, rollout, weights
 from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner, write_text
 from .rewards.base import score
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .flow.base import FlowModel
     from .types import Advantages, Metrics, Report
 
+logger = logging.getLogger(__name__)
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 
@@ -59,6 +61,7 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
     metrics |= {**advantages.metrics, **update}
     metrics["seconds/rollout"] = trajectories.seconds
     metrics["seconds/reward"] = sum(scores.seconds.values())
+    metrics |= {f"seconds/reward/{name}": seconds for name, seconds in scores.seconds.items()}
     metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
     phases = ("rollout", "reward", "credit", "update")
     metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
@@ -84,6 +87,7 @@ class Run:
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved = self.iteration
+        self._warned = False
         self._events = None
 
     @property
@@ -130,11 +134,13 @@ class Run:
             self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
             row = {"iteration": self.iteration + 1, **report.metrics}
             self.history.append(row)
+            if report.advantages.scores.held_out_names:
+                row["warning/reward_hacking"] = float(self.warning() is not None)
             self._append(METRICS, row)
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
-            self._to_tensorboard(row["iteration"], report.metrics)
+            self._to_tensorboard(row["iteration"], {name: value for name, value in row.items() if name != "iteration"})
         # What an earlier call was kept from doing is made up for.
         final = self.iteration == last
         on_canvas = host.in_comfyui()
@@ -151,6 +157,14 @@ class Run:
             self.plot()
         if not on_canvas and save_due:  # after the evaluation: else a run killed amid it would resume without
             self._save_once(model)
+        told = self.warning()
+        if told and not self._warned:
+            logger.warning("iteration %d: %s", self.iteration, told)
+        self._warned = told is not None
+
+    def warning(self) -> str | None:
+        """What a human should know of the run as it stands."""
+        return hacking.warning(self.history, self.evaluations)
 
     def belongs_to(self, model: FlowModel | None) -> bool:
         """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""

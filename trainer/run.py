@@ -188,6 +188,8 @@ def _summary(run: Run, say: Say) -> None:
             if name in last and None not in (before["mean"], last[name]["mean"]):
                 told = " -> ".join(f"{row['mean']:.3f} ± {row['standard_error']:.3f}" for row in figures)
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {told}")
+    if told := run.warning():
+        say(told)
     say(f"done after {run.iteration} iterations: {run.folder} (samples.png, rewards.png, credit.png, lora.safetensors)")
 
 

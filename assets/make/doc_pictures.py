@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, moca
 from ...trainer.grpo import clipped_objective
+from ...trainer.host import ALLOW_PYTHON
 from ...trainer.prompts import choose
 from ...trainer.record import read_lines
 from ...trainer.rewards import preprocess, reward_class
@@ -34,6 +36,7 @@ from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
 from ...trainer.sde import transition
 from ...trainer.types import Prompts, SamplerSettings
+from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
@@ -228,10 +231,17 @@ def sampler_group():
 def reward_strip(kind: str, digits: int = 3):
     """Pictures from the lowest to the highest score by one reward, with the score beneath."""
     own = trajectories()
-    values = score([reward_class(kind)()], own.images, own.texts)[:, 0]
+    return score_strip(
+        score([reward_class(kind)()], own.images, own.texts)[:, 0], digits, kind in ("clip_t", "accuracy")
+    )
+
+
+def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
+    """The same of any scores; with prompts where what was asked for matters."""
+    own = trajectories()
     order = values.argsort(stable=True)[torch.linspace(0, len(values) - 1, 8).round().long()]
     captions = [f"{values[row]:.{digits}g}" for row in order]
-    if kind in ("clip_t", "accuracy"):  # what was asked for matters to these
+    if prompts:
         captions = [f"{value}: {own.texts[row]}" for value, row in zip(captions, order.tolist(), strict=True)]
     return plots.sample_grid(own.images[order], captions, columns=4)
 
@@ -254,6 +264,23 @@ def reward_views():
         axis.set_xticks([])
         axis.set_yticks([])
     return _drawn(figure)
+
+
+def reward_http():
+    """By the example server's own function."""
+    pictures = (trajectories().images * 255).round().byte().numpy()
+    return score_strip(torch.tensor(example_server.score(pictures, trajectories().texts)))
+
+
+def reward_python():
+    """By the function on the node's page."""
+    page = (ROOT / "web" / "docs" / "OTCA_RewardPython.md").read_text(encoding="utf-8")
+    file = Path(workplace().name) / "by_hand.py"
+    file.write_text(textwrap.dedent(page[page.index("    def score(") :].split("\n\n")[0]), encoding="utf-8")
+    os.environ[ALLOW_PYTHON] = str(file.parent)
+    return score_strip(
+        score([reward_class("python")(file=str(file))], trajectories().images, trajectories().texts)[:, 0]
+    )
 
 
 def reward_table():
@@ -443,6 +470,8 @@ DRAWINGS = {
         )
     },
     "reward_views": reward_views,
+    "reward_http": reward_http,
+    "reward_python": reward_python,
     "reward_table": reward_table,
     "video_align_frames": video_align_frames,
     "video_score_frames": video_score_frames,

@@ -96,6 +96,18 @@ def test_details(site, made):
     assert details["settings"]["SDE Sampler"]["group_size"] == 3 and "model" not in details["settings"]["SDE Sampler"]
 
 
+def test_details_tell_of_reward_hacking(site, made):
+    lines = [json.loads(made.row(i)) | {"reward/clip_t/mean": i, "held_out/accuracy/mean": -i} for i in range(1, 71)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    made(files={"metrics.jsonl": text.encode()})
+    told = site.get("/otca/runs/first").json["warning"]
+    assert (
+        "from iteration 21 to 70, trained rewards rise, clip_t" in told and "accuracy, which is held out, falls" in told
+    )
+    made("calm")
+    assert site.get("/otca/runs/calm").json["warning"] is None
+
+
 def test_running_is_believed_of_a_living_process_only(site, made, this_process):
     made("alive", status=this_process)
     made("reborn", status={**this_process, "process_started": this_process["process_started"] - 60})

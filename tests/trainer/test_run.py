@@ -118,6 +118,8 @@ def test_metrics_of_a_run(finished_run):
         phases = sum(line[f"seconds/{phase}"] for phase in ("rollout", "reward", "credit", "update"))
         assert line["seconds/iteration"] == pytest.approx(phases)
         assert line["samples_per_second"] == pytest.approx(6 / phases)
+        each = [line[f"seconds/reward/{name}"] for name in evaluated]
+        assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
         assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
         assert line["kl/reference"] > 0, "the reference is the model before training"
     assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"
@@ -266,6 +268,33 @@ def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, 
     code, _, errors = otca("train", folder, "--resume", "--iterations", 1)
     assert code == 0, errors
     assert_same_beginning(folder, finished_run)
+
+
+def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
+    """A resumed run would not make up for the evaluation."""
+    calls = []
+
+    def score(images):
+        calls.append(len(images))
+        if len(calls) == 2:  # the evaluation before training: two prompts, two seeds
+            host.terminal.stop_signal = signal.SIGINT
+        host.check_stop()
+        return images.mean((1, 2, 3))
+
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert calls == [6, 4], "the next iteration does not begin"
+    assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0]
+
+
+def test_a_stop_amid_the_scoring(small_graph, tmp_path):
+    def score(images):
+        host.terminal.stop_signal = signal.SIGINT
+        host.check_stop()
+
+    host.terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert rows(tmp_path / "run") == []
 
 
 def test_a_stop_file(small_workflow, tmp_path):

@@ -91,10 +91,11 @@ test("rewards come trained first, then held out, also before the first iteration
 test("series, phases and credit steps of the metrics", () => {
   const rows = [
     row(1, { loss: 3, "seconds/update": 1, "seconds/rollout": 2, "credit/step/10": 1, "credit/step/2": 1 }),
-    row(2, { "seconds/iteration": 3 }),
+    row(2, { "seconds/iteration": 3, "seconds/reward": 5, "seconds/reward/clip_t": 4, "seconds/reward/sharpness": 1 }),
   ];
+  assert.deepEqual(runs.timedRewards(rows), ["clip_t", "sharpness"]);
   assert.deepEqual(runs.series(rows, "loss"), [3, null]);
-  assert.deepEqual(runs.phases(rows), ["rollout", "update"]);
+  assert.deepEqual(runs.phases(rows), ["rollout", "reward", "update"]);
   assert.deepEqual(runs.creditSteps(rows), [2, 10]);
 });
 

@@ -21,6 +21,8 @@ REWARDS = {
     "sharpness": "pixels.Sharpness",
     "video_align": "video_align.VideoAlign",
     "video_score": "video_score.VideoScore",
+    "http": "http.HTTPReward",
+    "python": "python.PythonReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
 

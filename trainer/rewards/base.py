@@ -6,12 +6,13 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import host
 from ..resident import Resident
 from ..types import Scores
 
@@ -58,6 +59,26 @@ class Reward(Resident, ABC):
 
     def rest(self) -> None:
         """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
+
+
+T = TypeVar("T")
+
+
+class OncePerBatch:
+    """Something that several rewards ask, and that answers the same question about the same batch once."""
+
+    def __init__(self):
+        self._results = WeakTensorKeyDictionary()
+
+    def once(self, batch: Tensor, what: Hashable, compute: Callable[[], T]) -> T:
+        """`compute()`, or what it gave the last time for this very tensor: rewards that share a forward pay for one.
+
+        The result is forgotten with the batch.
+        """
+        results = self._results.setdefault(batch, {})
+        if what not in results:
+            results[what] = compute()
+        return results[what]
 
 
 _stills_of = WeakTensorKeyDictionary()
@@ -108,8 +129,11 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
         with torch.no_grad():
             scored = reward.score_videos if images.ndim == 5 else reward.score
             column = torch.as_tensor(scored(images, prompts)).float().cpu()
+    except host.interrupts():
+        raise
     except Exception as error:
-        raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
+        told = error if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        raise RewardError(f"reward {reward.name!r} failed: {told}") from error
     if column.shape != (len(images),):
         raise RewardError(
             f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import host
 from ..resident import Resident
-from .base import Reward
+from .base import OncePerBatch, Reward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class Network(Resident):
+class Network(OncePerBatch, Resident):
     """A scoring network, loaded once for all rewards that use the same checkpoint on the same device in the same precision.
 
     A subclass loads itself in `__init__(place, device, dtype)`, keeps its modules in `_networks()` and ends with `settle`.
@@ -29,22 +28,12 @@ class Network(Resident):
     AUTO_DTYPE = torch.float32  # "auto" on an accelerator; on a CPU it is always float32
 
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__()
         self.place, self.dtype = place, dtype
-        self._results = WeakTensorKeyDictionary()
 
     @property
     def device(self) -> torch.device:
         return next(self._networks()[0].parameters()).device
-
-    def once(self, batch: Tensor, what: Hashable, compute: Callable[[], Tensor]) -> Tensor:
-        """`compute()`, or what it gave the last time for this very tensor: rewards that share a forward pay for one.
-
-        The result is forgotten with the batch.
-        """
-        results = self._results.setdefault(batch, {})
-        if what not in results:
-            results[what] = compute()
-        return results[what]
 
 
 N = TypeVar("N", bound=Network)

@@ -104,6 +104,11 @@ export function phases(rows) {
   return ["rollout", "reward", "credit", "update"].filter((phase) => rows.some((row) => `seconds/${phase}` in row));
 }
 
+/** Rewards whose seconds were recorded, in the order of the stack. */
+export function timedRewards(rows) {
+  return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "seconds/reward/");
+}
+
 /** Numbers of the trained steps whose credit was recorded, ascending. */
 export function creditSteps(rows) {
   return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "credit/step/")

@@ -17,6 +17,7 @@ import {
   sampleIteration,
   secondsLeft,
   series,
+  timedRewards,
 } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { pictureDialog } from "./dialogs.js";
@@ -37,6 +38,7 @@ const TEXT = {
   heldOut: "held out",
   training: "Training",
   time: "Seconds per phase",
+  rewardTime: "Seconds per reward",
   credit: "Credit of each step",
   creditNote: "Mean weight of each trained denoising step; 1 is what uniform weighting would give.",
   step: "step",
@@ -120,6 +122,7 @@ function runHead(actions) {
   const state = h("div.otca-run-state");
   const pace = h("div.otca-quiet");
   const error = h("div.otca-error", { role: "alert" });
+  const warning = h("div.otca-warning", { role: "status" });
   const buttons = {
     stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
     resume: button("pi-play", TEXT.resume, () => actions.resume()),
@@ -128,7 +131,12 @@ function runHead(actions) {
   };
   for (const element of Object.values(buttons)) element.hidden = true; // until the run is known
   return {
-    element: h("header.otca-run-head", {}, name, state, pace, error, h("div.otca-buttons", {}, Object.values(buttons))),
+    element: h(
+      "header.otca-run-head",
+      {},
+      [name, state, pace, error, warning],
+      h("div.otca-buttons", {}, Object.values(buttons)),
+    ),
     update({ run, rows }) {
       setText(name, run.id);
       state.replaceChildren(statusBadge(run.status), h("span", {}, PLACE[run.place]), progressBar(run));
@@ -137,6 +145,7 @@ function runHead(actions) {
       const each = rows.at(-1)?.["seconds/iteration"];
       setText(pace, [TEXT.progress(run), each && TEXT.each(each), left && TEXT.left(left)].filter(Boolean).join(" · "));
       setText(error, run.error ?? "");
+      setText(warning, run.warning ?? "");
       const offered = offeredActions(run);
       for (const [action, element] of Object.entries(buttons)) element.hidden = !offered[action];
       setText(buttons.resume.lastChild, run.status === "finished" ? TEXT.goOn : TEXT.resume);
@@ -161,23 +170,7 @@ function curveSections() {
       const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
       return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
     });
-    const timed = phases(rows);
-    const time = timed.length > 0 && {
-      drawn: stackedBars({
-        title: TEXT.time,
-        legend: timed.map((phase) => ({ label: phase, color: PHASE_COLORS[phase] })),
-      }),
-      model: (data) => ({
-        xs: series(data.rows, "iteration"),
-        parts: timed.map((phase) => ({
-          name: phase,
-          ys: series(data.rows, `seconds/${phase}`),
-          color: PHASE_COLORS[phase],
-        })),
-        unit: "s",
-        rest: "",
-      }),
-    };
+    const time = secondsCharts(rows);
     const steps = creditSteps(rows);
     const credit = steps.length > 0 && {
       drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
@@ -188,7 +181,7 @@ function curveSections() {
       }),
     };
     charts.forEach(({ drawn }) => drawn.dispose());
-    charts = [...rewards, credit, ...training, time].filter(Boolean);
+    charts = [...rewards, credit, ...training, ...time].filter(Boolean);
     const grid = (entries) =>
       h(
         "div.otca-chart-grid",
@@ -200,7 +193,7 @@ function curveSections() {
         section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)),
         credit && h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)),
         training.length > 0 && section(TEXT.training, null, grid(training)),
-        time && h("section.otca-section", {}, time.drawn.element),
+        ...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)),
       ].filter(Boolean),
     );
   }
@@ -217,6 +210,7 @@ function curveSections() {
         rewardPanels(data.rows, data.evaluations),
         trainingCharts(data.rows).map(({ keys }) => keys),
         phases(data.rows),
+        timedRewards(data.rows),
         creditSteps(data.rows),
       ]);
       if (wanted !== layout) build(data);
@@ -225,6 +219,31 @@ function curveSections() {
     },
     dispose: () => charts.forEach(({ drawn }) => drawn.dispose()),
   };
+}
+
+/** Where the time goes: the phases, and the rewards if there are several. */
+function secondsCharts(rows) {
+  const rewards = timedRewards(rows);
+  const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
+  return [
+    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (name) => PHASE_COLORS[name] },
+    {
+      title: TEXT.rewardTime,
+      prefix: "seconds/reward/",
+      names: rewards.length > 1 ? rewards : [],
+      colorOf: (name) => colors[rewards.indexOf(name)],
+    },
+  ]
+    .filter(({ names }) => names.length)
+    .map(({ title, prefix, names, colorOf }) => ({
+      drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
+      model: (data) => ({
+        xs: series(data.rows, "iteration"),
+        parts: names.map((name) => ({ name, ys: series(data.rows, prefix + name), color: colorOf(name) })),
+        unit: "s",
+        rest: "",
+      }),
+    }));
 }
 
 /** What a reward's chart draws: single iterations, their running mean, evaluations. */

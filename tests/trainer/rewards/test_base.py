@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
 
-from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
+from comfyui_otca.nodes.rewards import RewardSharpness
+from comfyui_otca.trainer.rewards.base import OncePerBatch, Reward, RewardError, parse_bounds, score, score_stack
 
 IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
 GROUPS = torch.tensor([0, 0, 1])
@@ -167,3 +169,86 @@ def test_progress_is_told_once_a_reward_and_may_stop_the_scoring():
 
     with pytest.raises(Stop):
         stack(Fixed(torch.zeros(3)), on_step=stop)
+
+
+# --- rescale, bounds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "bounds"),
+    [("", None), ("  ", None), ("0.1, 0.4", (0.1, 0.4)), ("-2,1e3", (-2.0, 1000.0)), (" 0 , inf ", (0.0, math.inf))],
+)
+def test_bounds(text, bounds):
+    assert parse_bounds(text) == bounds
+
+
+@pytest.mark.parametrize(
+    "text", ["0.4", "0.4, 0.1", "1, 1", "1, 2, 3", "low, high", "nan, 1", "0, nan", ",", "0.1;0.4"]
+)
+def test_what_is_no_pair_of_bounds(text):
+    with pytest.raises(ValueError, match="is no pair of bounds. Fix: ") as caught:
+        parse_bounds(text)
+    assert repr(text) in str(caught.value)
+
+
+def bounded(answer, rescale=1.0, bounds=None, **options):
+    reward = Fixed(torch.tensor(answer), **options)
+    reward.rescale, reward.bounds = rescale, bounds
+    return reward
+
+
+def test_scores_are_rescaled_then_bounded():
+    rewards = (
+        bounded([1.0, 2.0, 3.0], 10.0, None, name="rescaled"),
+        bounded([1.0, 2.0, 3.0], 1.0, (1.5, 2.5), name="bounded"),
+        bounded([1.0, 2.0, 3.0], 10.0, (15.0, 25.0), name="both", held_out=True),
+    )
+    scores = stack(*rewards)
+    assert scores.values.tolist() == [[10.0, 1.5], [20.0, 2.0], [30.0, 2.5]]
+    assert scores.held_out.tolist() == [[15.0], [20.0], [25.0]]
+    # An evaluation measures by the same rule.
+    assert score(rewards, IMAGES, PROMPTS).tolist() == [[10.0, 1.5, 15.0], [20.0, 2.0, 20.0], [30.0, 2.5, 25.0]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_bounds_make_no_score_of_what_is_none(bad):
+    values = stack(bounded([1.0, bad, 3.0], 2.0, (0.0, 5.0))).values[:, 0]
+    assert values[[0, 2]].tolist() == [2.0, 5.0] and values[1].isnan()
+
+
+def test_bounds_hold_for_videos():
+    videos = torch.linspace(0, 1, 5)[None, :, None, None, None].expand(3, 5, 4, 4, 3)
+
+    class Brightness(Reward):
+        def score(self, images, prompts):
+            return images.mean((1, 2, 3))
+
+    reward = Brightness("brightness")
+    reward.rescale, reward.bounds = 4.0, (0.0, 1.5)  # the mean over frames is 0.5
+    assert score([reward], videos, PROMPTS)[:, 0].tolist() == [1.5, 1.5, 1.5]
+
+
+def test_a_node_sets_them():
+    (reward,) = RewardSharpness().build(1.0, rescale=0.01, clip="0, 1.5")
+    assert (reward.rescale, reward.bounds) == (0.01, (0.0, 1.5))
+    (plain,) = RewardSharpness().build(1.0)
+    noise = torch.rand(3, 8, 8, 3, generator=torch.Generator().manual_seed(0))
+    raw, own = score([plain, reward], noise, PROMPTS).T
+    assert raw.min() > 150 and own.tolist() == [1.5] * 3
+    assert RewardSharpness.VALIDATE_INPUTS("0, 1.5") is True and RewardSharpness.VALIDATE_INPUTS(None) is True
+    assert RewardSharpness.VALIDATE_INPUTS("1.5, 0").startswith("clip: '1.5, 0' is no pair of bounds")
+
+
+# --- what rewards share ---------------------------------------------------------------------------------------------
+
+
+def test_the_same_question_about_the_same_batch_is_answered_once():
+    asked, shared = [], OncePerBatch()
+
+    def compute(what):
+        return shared.once(batch, what, lambda: asked.append(what) or len(asked))
+
+    batch = torch.zeros(2)
+    assert [compute("a"), compute("b"), compute("a")] == [1, 2, 1]
+    batch = torch.zeros(2)
+    assert compute("a") == 3, "an equal batch is another one"

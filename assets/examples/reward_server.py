@@ -1,0 +1,66 @@
+"""A reward server to copy: `python -m comfyui_otca.assets.examples.reward_server --port 8189`, then the node Reward: HTTP.
+
+It scores brightness. Put your model's scores in its place, in `score`; nothing else has to change, and nothing of this pack is
+needed: aiohttp, numpy, Pillow, and imageio for videos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+from collections.abc import Callable, Sequence
+
+import imageio.v3 as iio
+import numpy as np
+from aiohttp import web
+from PIL import Image
+
+MOST_BYTES = 2**30  # of one request
+
+Scorer = Callable[[Sequence[np.ndarray], Sequence[str]], list]
+
+
+def score(samples: Sequence[np.ndarray], prompts: Sequence[str]) -> list[float | None]:
+    """One number a sample, None for what cannot be scored; or {name: such a list} for several rewards at once.
+
+    Args:
+        samples: pictures [H, W, 3] or videos [F, H, W, 3], uint8.
+        prompts: one a sample.
+    """
+    return [float(sample.mean()) / 255 for sample in samples]
+
+
+def decode(media: str, data: str) -> np.ndarray:
+    content = base64.b64decode(data)
+    if media == "mp4":
+        return iio.imread(content, extension=".mp4", plugin="FFMPEG")
+    return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))
+
+
+def application(scorer: Scorer = score) -> web.Application:
+    async def answer(request: web.Request) -> web.Response:
+        asked = await request.json()
+        if asked["version"] != 1:
+            raise web.HTTPBadRequest(text=f"version {asked['version']} is not known here")
+        samples = [decode(asked["media"], sample["data"]) for sample in asked["samples"]]
+        prompts = [sample["prompt"] for sample in asked["samples"]]
+        # In a thread, so that the server goes on answering while the model works.
+        return web.json_response({"scores": await asyncio.to_thread(scorer, samples, prompts)})
+
+    app = web.Application(client_max_size=MOST_BYTES)
+    app.router.add_post("/score", answer)
+    return app
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from other machines")
+    parser.add_argument("--port", type=int, default=8189)
+    options = parser.parse_args()
+    web.run_app(application(), host=options.host, port=options.port)
+
+
+if __name__ == "__main__":
+    main()

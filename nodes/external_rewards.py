@@ -1,0 +1,120 @@
+"""Stage 4, rewards that are not ours: a server's, and a function's in a file of the user's."""
+
+from ..trainer import host
+from .rewards import RewardNode
+
+
+class RewardHTTP(RewardNode):
+    TITLE = "Reward: HTTP"
+    DESCRIPTION = (
+        "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
+    )
+    KIND = "http"
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "url": (
+                "STRING",
+                {
+                    "default": "http://127.0.0.1:8189/score",
+                    "tooltip": "Where the server takes scores by POST. Pictures and prompts go there.",
+                },
+            )
+        }
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "score_key": (
+                "STRING",
+                {"default": "", "tooltip": "Which score, of a server that gives several; they share one request."},
+            ),
+            "timeout": (
+                "FLOAT",
+                {
+                    "default": 60.0,
+                    "min": 0.1,
+                    "max": 86400.0,
+                    "step": 1.0,
+                    "tooltip": "Seconds that one request may take.",
+                },
+            ),
+            "retries": (
+                "INT",
+                {
+                    "default": 3,
+                    "min": 0,
+                    "max": 20,
+                    "tooltip": "Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …",
+                },
+            ),
+            "batch_size": ("INT", {"default": 16, "min": 0, "max": 4096, "tooltip": "Samples to one request; 0: all."}),
+            "token_variable": (
+                "STRING",
+                {
+                    "default": "",
+                    "tooltip": "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so.",
+                },
+            ),
+            "fps": (
+                "FLOAT",
+                {
+                    "default": 16.0,
+                    "min": 1.0,
+                    "max": 240.0,
+                    "step": 1.0,
+                    "tooltip": "Frames a second of the mp4 files that videos are sent as.",
+                },
+            ),
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
+        from ..trainer.rewards.http import check_token_variable, check_url
+
+        checks = {"url": (check_url, url), "token_variable": (check_token_variable, token_variable)}
+        for name, (check, value) in checks.items():
+            try:
+                if value is not None:  # linked: what comes is known only when the graph runs
+                    check(value)
+            except ValueError as error:
+                return f"{name}: {error}"
+        return super().VALIDATE_INPUTS(clip)
+
+
+class RewardPython(RewardNode):
+    TITLE = "Reward: Python"
+    DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
+    KIND = "python"
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "file": (
+                "STRING",
+                {
+                    "default": "my_reward.py",
+                    "tooltip": "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing.",
+                },
+            ),
+            "function": (
+                "STRING",
+                {"default": "score", "tooltip": "Takes images [B, H, W, 3] and prompts, returns B scores."},
+            ),
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, file, clip=""):
+        try:
+            if file is not None:
+                host.find_python_reward(file)
+        except OSError as error:
+            return f"file: {error}"
+        return super().VALIDATE_INPUTS(clip)
+
+    @classmethod
+    def IS_CHANGED(cls, file, **_):
+        import hashlib
+
+        return hashlib.sha256(host.find_python_reward(file).read_bytes()).hexdigest()

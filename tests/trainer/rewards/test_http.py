@@ -1,0 +1,413 @@
+"""Real reward servers on free ports: what is sent, what is made of the answers, and what of servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import socket
+import threading
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+import torch
+from aiohttp import web
+from PIL import Image
+
+from comfyui_otca.assets.examples import reward_server
+from comfyui_otca.nodes.external_rewards import RewardHTTP
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.rewards import http
+from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
+
+PROMPTS = ["one", "two", "three"]
+SHADES = torch.tensor([0.0, 51 / 255, 1.0])
+IMAGES = SHADES[:, None, None, None].expand(3, 4, 6, 3).clone()
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+    monkeypatch.setattr(http, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(http, "STOP_INTERVAL", 0.01)
+
+
+@pytest.fixture
+def serve():
+    """serve(application) -> its address, until the test ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runners = []
+
+    def run(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    async def start(application):
+        runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/score"
+
+    yield lambda application: run(start(application))
+    for runner in runners:
+        run(runner.cleanup())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+@pytest.fixture
+def answering(serve):
+    """answering(first, second, …) -> address and the list of requests; the last answer is repeated.
+
+    An answer is a JSON value, text, a response, or a function of the request that gives one.
+    """
+
+    def start(*answers):
+        requests = []
+
+        async def answer(request):
+            content = await request.read()
+            requests.append((request.headers.copy(), json.loads(content)))
+            given = answers[min(len(requests), len(answers)) - 1]
+            given = given(requests[-1][1]) if callable(given) else given
+            given = await given if asyncio.iscoroutine(given) else given
+            if isinstance(given, dict):
+                return web.json_response(given)
+            return web.Response(text=given) if isinstance(given, str) else web.Response(**dict(given))
+
+        application = web.Application(client_max_size=2**26)
+        application.router.add_post("/score", answer)
+        return serve(application), requests
+
+    return start
+
+
+def status(number, text="no", **headers):
+    return (("status", number), ("text", text), ("headers", headers))
+
+
+def ask(url, images=IMAGES, prompts=PROMPTS, **options):
+    return score([http.HTTPReward(url=url, **options)], images, prompts)[:, 0]
+
+
+def error_of(url, **options):
+    with pytest.raises(RewardError, match="^reward 'http' failed: ") as caught:
+        ask(url, **options)
+    text = str(caught.value)
+    assert url in text and "Fix: " in text
+    return text
+
+
+# --- what is sent, and the example server ---------------------------------------------------------------------------
+
+
+def test_pictures_go_out_as_png_with_their_prompts_in_batches(answering):
+    url, requests = answering(lambda asked: {"scores": [len(sample["prompt"]) for sample in asked["samples"]]})
+    assert ask(url, batch_size=2).tolist() == [3.0, 3.0, 5.0]
+    assert [len(asked["samples"]) for _, asked in requests] == [2, 1]
+    for headers, asked in requests:
+        assert headers["Content-Type"] == "application/json" and "Authorization" not in headers
+        assert (asked["version"], asked["media"], asked["fps"]) == (1, "png", None)
+    samples = [sample for _, asked in requests for sample in asked["samples"]]
+    assert [sample["prompt"] for sample in samples] == PROMPTS
+    for sample, shade in zip(samples, (0, 51, 255), strict=True):
+        picture = Image.open(io.BytesIO(base64.b64decode(sample["data"])))
+        assert picture.format == "PNG" and picture.size == (6, 4) and picture.getpixel((0, 0)) == (shade,) * 3
+
+
+def test_batch_size_0_is_one_request(answering):
+    url, requests = answering({"scores": [1, 2, 3]})
+    assert ask(url, batch_size=0).tolist() == [1.0, 2.0, 3.0] and len(requests) == 1
+
+
+def test_videos_go_out_as_mp4(answering):
+    url, requests = answering({"scores": [1.0, 2.0]})
+    videos = torch.zeros(2, 5, 32, 48, 3)
+    videos[0, 3:] = 1.0
+    assert ask(url, videos, ["a", "b"], fps=12.0).tolist() == [1.0, 2.0]
+    [(_, asked)] = requests
+    assert (asked["media"], asked["fps"]) == ("mp4", 12.0)
+    content = base64.b64decode(asked["samples"][0]["data"])
+    assert iio.immeta(content, extension=".mp4", plugin="FFMPEG")["fps"] == 12.0
+    frames = iio.imread(content, extension=".mp4", plugin="FFMPEG")
+    assert frames.shape == (5, 32, 48, 3)
+    means = frames.mean((1, 2, 3)) / 255
+    assert np.abs(means - [0, 0, 0, 1, 1]).max() < 0.05
+
+
+def test_the_example_server_scores_brightness(serve):
+    url = serve(reward_server.application())
+    torch.testing.assert_close(ask(url), SHADES)
+    videos = SHADES[:, None, None, None, None].expand(3, 5, 32, 48, 3)
+    assert (ask(url, videos) - SHADES).abs().max() < 0.02  # mp4 is lossy
+
+
+def test_the_example_server_takes_a_scorer_of_ones_own(serve):
+    def scorer(samples, prompts):
+        return {"height": [sample.shape[0] for sample in samples], "length": [len(prompt) for prompt in prompts]}
+
+    url = serve(reward_server.application(scorer))
+    assert ask(url, score_key="height").tolist() == [4.0, 4.0, 4.0]
+    assert ask(url, score_key="length").tolist() == [3.0, 3.0, 5.0]
+
+
+def test_within_a_running_loop_as_in_comfyui(answering):
+    url, _ = answering({"scores": [1, 2, 3]})
+
+    async def node():
+        return ask(url)
+
+    assert asyncio.run(node()).tolist() == [1.0, 2.0, 3.0]
+
+
+# --- several scores, one request ------------------------------------------------------------------------------------
+
+
+def test_rewards_of_one_server_share_one_request(answering):
+    url, requests = answering({"scores": {"vq": [1, 2, 3], "mq": [4, 5, 6]}})
+    rewards = [http.HTTPReward(key, url=url, score_key=key) for key in ("vq", "mq")]
+    assert score(rewards, IMAGES, PROMPTS).tolist() == [[1.0, 4.0], [2.0, 5.0], [3.0, 6.0]]
+    assert len(requests) == 1
+    score(rewards, IMAGES.clone(), PROMPTS)
+    assert len(requests) == 2, "another batch is another request"
+    score(rewards, IMAGES, PROMPTS[::-1])
+    assert len(requests) == 3, "and so are other prompts"
+
+
+def test_a_batch_that_is_gone_is_forgotten(answering):
+    url, _ = answering({"scores": [1, 2, 3]})
+    reward, images = http.HTTPReward(url=url), IMAGES.clone()
+    score([reward], images, PROMPTS)
+    assert len(reward.server._results) == 1
+    del images
+    assert len(reward.server._results) == 0
+
+
+def test_a_wrong_score_key_names_the_right_ones(answering):
+    several, _ = answering({"scores": {"vq": [1, 2, 3], "mq": [4, 5, 6]}})
+    assert "Fix: set score_key to one of mq, vq" in error_of(several)
+    assert "score_key is 'ta'" in error_of(several, score_key="ta")
+    single, _ = answering({"scores": [1, 2, 3]})
+    assert "Fix: leave score_key empty" in error_of(single, score_key="vq")
+
+
+def test_other_scores_for_another_batch(answering):
+    url, _ = answering({"scores": {"vq": [1, 2]}}, {"scores": [3]})
+    assert "gave other scores for each batch: ['vq'] and ['']" in error_of(url, batch_size=2, score_key="vq")
+
+
+# --- servers that misbehave -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ['{"scores": [1.5, null, 2]}', '{"scores": [1.5, NaN, 2]}'])
+def test_what_could_not_be_scored_masks_its_sample(answering, answer):
+    url, _ = answering(answer)
+    scores = score_stack([http.HTTPReward(url=url)], IMAGES, PROMPTS, torch.tensor([0, 0, 1])).values[:, 0]
+    assert scores[[0, 2]].tolist() == [1.5, 2.0] and scores[1].isnan()
+
+
+def test_a_server_that_is_down(serve):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/score"
+    text = error_of(url, retries=2)
+    assert "could not be reached" in text and "3 times in a row" in text and "start the reward server" in text
+
+
+def test_a_server_that_is_slow(answering):
+    async def late():
+        await asyncio.sleep(60)
+
+    url, requests = answering(lambda asked: late())
+    text = error_of(url, timeout=0.2, retries=1)
+    assert "gave no answer within 0.2 s, 2 times in a row" in text and "raise timeout" in text
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize("number", [500, 503, 429])
+def test_a_server_that_recovers_is_asked_again(answering, number):
+    url, requests = answering(status(number), status(number), {"scores": [1, 2, 3]})
+    assert ask(url, retries=2).tolist() == [1.0, 2.0, 3.0]
+    assert len(requests) == 3 and requests[0][1] == requests[2][1]
+
+
+def test_a_server_that_does_not_recover(answering):
+    url, requests = answering(status(500, "out of memory\n" + "x" * 5000))
+    text = error_of(url, retries=2)
+    assert "answered 500 Internal Server Error: 'out of memory" in text and "3 times in a row" in text
+    assert 150 < text.count("x") < 200, "the first 200 characters of the answer"
+    assert len(requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"), [(400, "server's own log"), (401, "token_variable"), (404, "correct url"), (413, "batch_size")]
+)
+def test_a_refusal_is_final(answering, number, fix):
+    url, requests = answering(status(number, "not you"))
+    text = error_of(url)
+    assert f"answered {number}" in text and "'not you'" in text and fix in text
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("number", [301, 302, 307, 308])
+def test_redirects_are_not_followed(answering, number):
+    elsewhere, reached = answering({"scores": [1, 2, 3]})
+    url, requests = answering(status(number, Location=elsewhere))
+    text = error_of(url)
+    assert "redirects are not followed" in text and repr(elsewhere) in text
+    assert len(requests) == 1 and not reached
+
+
+@pytest.mark.parametrize("answer", ["<html>hello</html>", "[1, 2, 3]", '{"score": [1, 2, 3]}', "", "3"])
+def test_garbage_is_shown(answering, answer):
+    url, requests = answering(answer)
+    assert f"answered {answer!r}. Fix: it must be JSON like" in error_of(url)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"scores": [1, 2]}, "gave 2 scores for 3 samples"),
+        ({"scores": [1, 2, 3, 4]}, "gave 4 scores for 3 samples"),
+        ({"scores": 1.0}, "gave no list of scores for 3 samples"),
+        ({"scores": {}}, "gave no list of scores for 3 samples"),
+        ({"scores": None}, "gave no list of scores for 3 samples"),
+        ({"scores": {"vq": [1, 2]}}, "gave 2 scores 'vq' for 3 samples"),
+        ({"scores": [1, "high", 3]}, "gave 'high' among its scores, for sample 1"),
+        ({"scores": [1, 2, True]}, "gave True among its scores, for sample 2"),
+        ({"scores": [[1], 2, 3]}, "gave [1] among its scores, for sample 0"),
+    ],
+)
+def test_a_wrong_count_or_type_is_named(answering, answer, told):
+    assert told in error_of(answering(answer)[0])
+
+
+# --- tokens and addresses -------------------------------------------------------------------------------------------
+
+
+def test_a_token_comes_from_the_environment(answering, monkeypatch):
+    url, requests = answering({"scores": [1, 2, 3]})
+    monkeypatch.delenv("OTCA_REWARD_TOKEN_TEST", raising=False)
+    assert "OTCA_REWARD_TOKEN_TEST, which is not set" in error_of(url, token_variable="OTCA_REWARD_TOKEN_TEST")
+    assert not requests
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_TEST", "s3cret")
+    ask(url, token_variable="OTCA_REWARD_TOKEN_TEST")
+    assert requests[0][0]["Authorization"] == "Bearer s3cret"
+
+
+def test_a_token_never_stands_in_an_error(answering, monkeypatch):
+    url, _ = answering(status(403))
+    monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
+    assert "s3cret" not in error_of(url, token_variable="OTCA_REWARD_TOKEN")
+
+
+def test_a_workflow_cannot_name_another_secret():
+    with pytest.raises(ValueError, match="'HF_TOKEN' does not begin with OTCA_REWARD_TOKEN. Fix: "):
+        http.HTTPReward(url="http://127.0.0.1/score", token_variable="HF_TOKEN")
+    told = RewardHTTP.VALIDATE_INPUTS("http://127.0.0.1/score", "HF_TOKEN")
+    assert told.startswith("token_variable: 'HF_TOKEN'")
+
+
+@pytest.mark.parametrize("url", ["", "file:///etc/passwd", "ftp://host/score", "127.0.0.1:8189/score", "http:///score"])
+def test_only_http_addresses(url):
+    with pytest.raises(ValueError, match="is no address of a server. Fix: "):
+        http.HTTPReward(url=url)
+    assert RewardHTTP.VALIDATE_INPUTS(url).startswith("url: ")
+
+
+def test_an_address_carries_no_password():
+    told = RewardHTTP.VALIDATE_INPUTS("https://me:s3cret@host/score")
+    assert told.startswith("url: the address of host carries") and "s3cret" not in told
+
+
+def test_the_node(answering):
+    url, requests = answering({"scores": {"vq": [1, 2, 3]}})
+    assert RewardHTTP.VALIDATE_INPUTS(url) is True
+    assert RewardHTTP.VALIDATE_INPUTS(None, None, None) is True, "linked"
+    assert RewardHTTP.VALIDATE_INPUTS(url, "", "2, 1").startswith("clip: ")
+    (reward,) = RewardHTTP().build(0.5, True, "mine", rescale=2.0, clip="3, 5", url=url, score_key="vq")
+    assert (reward.name, reward.coefficient, reward.held_out) == ("mine", 0.5, True)
+    assert not requests, "the server is reached only when something is scored"
+    assert score([reward], IMAGES, PROMPTS)[:, 0].tolist() == [3.0, 4.0, 5.0]
+
+
+# --- stopping -------------------------------------------------------------------------------------------------------
+
+
+def stop_while(reward, started):
+    """Scores in this thread; asks to stop as soon as `started` says so."""
+
+    def ask_to_stop():
+        assert started.wait(30)
+        host.terminal.stop_signal = 2
+
+    asking = threading.Thread(target=ask_to_stop)
+    asking.start()
+    try:
+        score([reward], IMAGES, PROMPTS)
+    finally:
+        asking.join()
+
+
+def test_stop_ends_a_request(answering):
+    started, cancelled = threading.Event(), threading.Event()
+
+    async def never():
+        started.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    url, _ = answering(lambda asked: never())
+    before = threading.active_count()
+    with pytest.raises(host.Stopped):
+        stop_while(http.HTTPReward(url=url, timeout=600), started)
+    assert threading.active_count() == before
+    assert cancelled.wait(30), "the server learns of it"
+
+
+def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
+    monkeypatch.setattr(http, "FIRST_WAIT", 600.0)
+    started = threading.Event()
+
+    def busy(asked):
+        started.set()
+        return status(503)
+
+    url, requests = answering(busy)
+    with pytest.raises(host.Stopped):
+        stop_while(http.HTTPReward(url=url), started)
+    assert len(requests) == 1
+
+
+def test_an_evaluation_ends_before_a_headless_stop(answering):
+    url, _ = answering({"scores": [1, 2, 3]})
+    host.terminal.stop_signal = 2
+    with host.finishing():
+        assert ask(url).tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("kind", [Exception, BaseException])
+def test_comfyuis_interrupt_passes_whatever_it_is(answering, comfyui, kind):
+    import comfy.model_management as management
+
+    Interrupt = type("InterruptProcessingException", (kind,), {})
+
+    def throw():
+        raise Interrupt
+
+    management.InterruptProcessingException, management.throw_exception_if_processing_interrupted = Interrupt, throw
+
+    async def late():
+        await asyncio.sleep(600)
+
+    url, _ = answering(lambda asked: late())
+    with pytest.raises(Interrupt):
+        ask(url)

@@ -1,0 +1,290 @@
+"""A reward server in any language: pictures or videos and their prompts go out as JSON, scores come back.
+
+The request, a POST of application/json, and the two forms of the answer:
+
+    {"version": 1, "media": "png", "fps": null, "samples": [{"prompt": "a red circle", "data": "iVBORw0…"}, …]}
+    {"scores": [0.25, null, …]}
+    {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
+
+`data` is a whole PNG, or an mp4 of `fps` frames a second, in base64; null is what could not be scored. A server to begin with:
+assets/examples/reward_server.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import math
+import os
+import threading
+import weakref
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
+
+import torch
+
+from .. import host
+from .base import OncePerBatch, Reward, RewardError
+
+if TYPE_CHECKING:
+    import aiohttp
+    from torch import Tensor
+
+VERSION = 1
+TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
+FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
+STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
+SHOWN = 200  # characters of an answer in an error
+
+T = TypeVar("T")
+
+
+class HTTPReward(Reward):
+    """Asks a `Server`; rewards with the same server, and the same manners of asking it, share one request a batch.
+
+    Args:
+        score_key: which of the server's scores, where it gives several.
+        timeout: seconds that one request may take.
+        retries: further tries after a connection that failed, a timeout, a status of 5xx or 429.
+        batch_size: samples to one request; 0: all at once.
+        token_variable: the environment variable that holds a bearer token; empty: none is sent.
+        fps: frames a second of the videos that are sent.
+    """
+
+    def __init__(
+        self,
+        name: str = "http",
+        coefficient: float = 1.0,
+        held_out: bool = False,
+        *,
+        url: str,
+        score_key: str = "",
+        timeout: float = 60.0,
+        retries: int = 3,
+        batch_size: int = 16,
+        token_variable: str = "",
+        fps: float = 16.0,
+    ):
+        super().__init__(name, coefficient, held_out)
+        self.server = _shared(check_url(url), timeout, retries, batch_size, check_token_variable(token_variable), fps)
+        self.score_key = score_key
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self._column(images, prompts)
+
+    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        return self._column(videos, prompts)
+
+    def _column(self, batch: Tensor, prompts: Sequence[str]) -> Tensor:
+        columns = self.server.once(batch, tuple(prompts), lambda: self.server.scores(batch, prompts))
+        if self.score_key not in columns:
+            told = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
+            fix = f"set score_key to one of {told}" if any(columns) else "leave score_key empty"
+            raise RewardError(f"{self.server.url} gave {told}, and score_key is {self.score_key!r}. Fix: {fix}")
+        return torch.tensor(columns[self.score_key])
+
+
+class Server(OncePerBatch):
+    """One address, and how it is asked."""
+
+    def __init__(self, url: str, timeout: float, retries: int, batch_size: int, token_variable: str, fps: float):
+        super().__init__()
+        self.url, self.timeout, self.retries, self.batch_size = url, timeout, retries, batch_size
+        self.token_variable, self.fps = token_variable, fps
+
+    def scores(self, batch: Tensor, prompts: Sequence[str]) -> dict[str, list[float]]:
+        """{name of a score: one a sample}; the name is empty where the server gives only one.
+
+        Args:
+            batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
+
+        Raises:
+            RewardError: the server could not be reached, or gave something else.
+        """
+        frames = (batch * 255).round().to(torch.uint8).numpy()
+        media = "mp4" if batch.ndim == 5 else "png"
+        encoded = [_mp4(clip, self.fps) if media == "mp4" else _png(clip) for clip in frames]
+        samples = [
+            {"prompt": prompt, "data": base64.b64encode(data).decode()}
+            for prompt, data in zip(prompts, encoded, strict=True)
+        ]
+        head = {"version": VERSION, "media": media, "fps": self.fps if media == "mp4" else None}
+        size = self.batch_size or len(samples)
+        parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+        answers = _stoppable(self._ask([{**head, "samples": part} for part in parts]))
+        read = [self._read(text, len(part)) for text, part in zip(answers, parts, strict=True)]
+        if any(columns.keys() != read[0].keys() for columns in read):
+            names = " and ".join(str(sorted(columns)) for columns in read)
+            raise RewardError(f"{self.url} gave other scores for each batch: {names}. Fix: the same for all")
+        return {name: [value for columns in read for value in columns[name]] for name in read[0]}
+
+    async def _ask(self, requests: Sequence[dict]) -> list[str]:
+        import aiohttp
+
+        headers = {"Content-Type": "application/json"}
+        if self.token_variable:
+            headers["Authorization"] = f"Bearer {self._token()}"
+        limit = aiohttp.ClientTimeout(total=self.timeout)
+        async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
+            return [await self._answer(session, json.dumps(request).encode()) for request in requests]
+
+    async def _answer(self, session: aiohttp.ClientSession, body: bytes) -> str:
+        """The text of a good answer to one request."""
+        import aiohttp
+
+        for attempt in range(self.retries + 1):
+            if attempt:
+                await asyncio.sleep(FIRST_WAIT * 2 ** (attempt - 1))
+            try:
+                # A redirect would take pictures and token to another host.
+                async with session.post(self.url, data=body, allow_redirects=False) as response:
+                    text = (await response.read()).decode("utf-8", "replace")
+            except asyncio.TimeoutError:
+                problem = f"gave no answer within {self.timeout:g} s"
+                fix = "raise timeout, lower batch_size, or look at the server's own log"
+                continue
+            except aiohttp.ClientError as error:
+                problem = f"could not be reached ({type(error).__name__}: {error})"
+                fix = "start the reward server, or correct url"
+                continue
+            if response.status == 200:
+                return text
+            problem, fix = f"answered {response.status} {response.reason}: {text[:SHOWN]!r}", _remedy(response)
+            if response.status != 429 and response.status < 500:
+                raise RewardError(f"{self.url} {problem}. Fix: {fix}")
+        tries = f", {self.retries + 1} times in a row" if self.retries else ""
+        raise RewardError(f"{self.url} {problem}{tries}. Fix: {fix}")
+
+    def _read(self, text: str, count: int) -> dict[str, list[float]]:
+        """The scores in an answer about `count` samples."""
+        shown = f"{text[:SHOWN]!r}"
+        try:
+            scores = json.loads(text)["scores"]
+        except (ValueError, TypeError, KeyError):
+            raise RewardError(
+                f'{self.url} answered {shown}. Fix: it must be JSON like {{"scores": [0.5, null]}}'
+            ) from None
+        columns = scores if scores and isinstance(scores, dict) else {"": scores}
+        for name, column in columns.items():
+            which = f"scores {name!r}" if name else "scores"
+            if not isinstance(column, list) or len(column) != count:
+                given = f"{len(column)} {which}" if isinstance(column, list) else f"no list of {which}"
+                raise RewardError(
+                    f"{self.url} gave {given} for {count} samples: {shown}. Fix: one a sample, in their order"
+                )
+            for sample, value in enumerate(column):
+                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                    raise RewardError(
+                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a "
+                        "number, or null for what cannot be scored"
+                    )
+        return {
+            name: [math.nan if value is None else float(value) for value in column] for name, column in columns.items()
+        }
+
+    def _token(self) -> str:
+        token = os.environ.get(self.token_variable)
+        if not token:
+            raise RewardError(
+                f"{self.url} should get the token in the environment variable {self.token_variable}, which is not set. "
+                f"Fix: set it where ComfyUI or otca is started, or leave token_variable empty"
+            )
+        return token
+
+
+_servers: weakref.WeakValueDictionary[tuple, Server] = weakref.WeakValueDictionary()
+
+
+def _shared(*settings) -> Server:
+    server = _servers.get(settings)
+    if server is None:
+        server = _servers[settings] = Server(*settings)
+    return server
+
+
+def check_url(url: str) -> str:
+    """The address of a server. Raises ValueError for anything but http and https, and for one that carries a password."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address of a server. Fix: for example http://127.0.0.1:8189/score")
+    if parts.username or parts.password:
+        raise ValueError(
+            f"the address of {parts.hostname} carries a name or password, which would be saved with the workflow. Fix: put "
+            "a token into an environment variable, and name that in token_variable"
+        )
+    return url
+
+
+def check_token_variable(name: str) -> str:
+    """A variable that was meant for this. Raises ValueError: a workflow must not send other secrets to its author."""
+    if name and not name.startswith(TOKEN_PREFIX):
+        raise ValueError(
+            f"{name!r} does not begin with {TOKEN_PREFIX}. Fix: rename the variable, as in {TOKEN_PREFIX}_MINE"
+        )
+    return name
+
+
+def _remedy(response: aiohttp.ClientResponse) -> str:
+    if 300 <= response.status < 400:
+        place = response.headers.get("Location", "")
+        return f"redirects are not followed; if you trust {place[:SHOWN]!r}, give that as url"
+    if response.status in (401, 403):
+        return "name the variable with the server's token in token_variable"
+    if response.status in (404, 405):
+        return "correct url: it needs the path that takes scores by POST"
+    if response.status == 413:
+        return "lower batch_size"
+    return "look at the server's own log"
+
+
+def _stoppable(work: Coroutine[None, None, T]) -> T:
+    """What `work` returns. It is cancelled where the user asks to stop.
+
+    It runs in a thread of its own, since ComfyUI calls nodes from within a running event loop.
+    """
+    abandoned = threading.Event()
+
+    async def watched() -> T:
+        task = asyncio.ensure_future(work)
+        while not (await asyncio.wait({task}, timeout=STOP_INTERVAL))[0]:
+            if abandoned.is_set():
+                task.cancel()
+        return task.result()
+
+    with ThreadPoolExecutor(1) as thread:
+        future = thread.submit(lambda: asyncio.run(watched()))
+        try:
+            while not wait([future], timeout=STOP_INTERVAL).done:
+                host.check_stop()
+        except BaseException:
+            abandoned.set()
+            raise
+        return future.result()
+
+
+def _png(frame) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(frame).save(buffer, "PNG", compress_level=1)
+    return buffer.getvalue()
+
+
+def _mp4(frames, fps: float) -> bytes:
+    import imageio.v3 as iio
+
+    height, width = (side // 2 * 2 for side in frames.shape[1:3])  # the codec wants even sides
+    return iio.imwrite(
+        "<bytes>",
+        frames[:, :height, :width],
+        extension=".mp4",
+        plugin="FFMPEG",
+        fps=fps,
+        codec="libx264",
+        quality=9,
+        macro_block_size=2,
+    )

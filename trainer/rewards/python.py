@@ -1,0 +1,88 @@
+"""A reward that is one function in a file of the user's. Off until the user allows a folder: see `host.find_python_reward`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.machinery
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from .. import host
+from .base import Reward, RewardError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PythonReward(Reward):
+    """Whatever `function(images, prompts)` in `file` returns: [B] numbers, NaN for what cannot be scored.
+
+    The function receives a float32 tensor [B, H, W, 3] in [0, 1] on the CPU, its own copy, and a list of B prompts. Of videos it
+    receives VIDEO_FRAMES frames each, and the score is their mean.
+
+    Args:
+        file: the name of a .py file in an allowed folder, or its path.
+    """
+
+    def __init__(
+        self, name: str = "", coefficient: float = 1.0, held_out: bool = False, *, file: str, function: str = "score"
+    ):
+        self.path = host.find_python_reward(file)
+        super().__init__(name or self.path.stem, coefficient, held_out)
+        module = _load(self.path)
+        self.function = getattr(module, function, None)
+        if not callable(self.function):
+            known = ", ".join(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+            raise RewardError(
+                f"{self.path} has no function {function!r}. Fix: define {function}(images, prompts), or choose of: "
+                f"{known or 'nothing, there is none'}"
+            )
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float]:
+        return _told(self.path, lambda: self.function(images.clone(), list(prompts)))
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """Runs the very text that was read: Python's cache of compiled files does not see a change within a second."""
+
+    def __init__(self, name: str, path: Path):
+        super().__init__(name, str(path))
+        self.source = path.read_bytes()
+
+    def get_code(self, fullname: str):
+        return self.source_to_code(self.source, self.path)
+
+
+def _load(path: Path) -> ModuleType:
+    """The file as a module under a name of its own; the same one for all nodes, until the text changes."""
+    name = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
+    loader = _Source(name, path)
+    known = sys.modules.get(name)
+    if known is not None and known.__loader__.source == loader.source:
+        return known
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader, origin=str(path)))
+    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    try:
+        _told(path, lambda: loader.exec_module(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _told(path: Path, call: Callable):
+    """`call()`, whose errors name the line of the user's file that they come from."""
+    try:
+        return call()
+    except host.interrupts():
+        raise
+    except Exception as error:
+        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        # A SyntaxError has no line that ran.
+        place = f", line {lines[-1].lineno}, in {lines[-1].name}" if lines else ""
+        raise RewardError(f"{path}{place}: {type(error).__name__}: {error}. Fix: correct that file") from error
