@@ -191,7 +191,10 @@ class Run:
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         rows = distributed.rows(len(pairs))
-        own = [pairs[row] for row in rows] or pairs[:1]  # with fewer pairs than processes some only keep pace
+        own = [pairs[row] for row in rows]
+        own += pairs[:1] * (
+            -(-len(pairs) // distributed.world()) - len(own)
+        )  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
         images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
