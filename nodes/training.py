@@ -168,6 +168,15 @@ class TrainingRun:
                     "INT",
                     {"default": 0, "min": 0, "max": 1000, "tooltip": "Denoising steps there; 0: the sampler's."},
                 ),
+                "keep_checkpoints": (
+                    "INT",
+                    {
+                        "default": 2,
+                        "min": 1,
+                        "max": 1000,
+                        "tooltip": "Last checkpoints that stay; older ones are deleted.",
+                    },
+                ),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
         }

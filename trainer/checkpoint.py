@@ -1,70 +1,110 @@
-"""All that a run needs to go on bit-exactly, in safetensors and JSON: adapter, optimizer, average, counters, RNG."""
+"""All that a run needs to go on bit-exactly, in safetensors and JSON: adapter, optimizer, average, counters, RNG.
+
+A checkpoint is a folder that appears as a whole or not at all. Its state.json holds the SHA-256 of every other file, so that a
+damaged one is noticed before any of it is used, and the one before is taken instead.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
+import logging
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
+from . import distributed
+from .layout import new_folder
 from .lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
 
+logger = logging.getLogger(__name__)
+
 KEEP = 2
+STATE = "state.json"
 
 
-def save(model: FlowModel, folder: Path, iteration: int) -> Path:
-    """Writes `folder/<iteration>/` aside and renames it when complete; keeps the last two."""
+class Damaged(ValueError):
+    """A checkpoint that is not as it was written; names the file."""
+
+
+def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Path:
+    """Writes `folder/<iteration>/`, which appears when it is complete, and keeps the last `keep`.
+
+    Those of later iterations go too: the run went back behind them.
+
+    Raises:
+        OSError: it could not be written. Those that were there still are.
+    """
     target = folder / f"{iteration:06d}"
-    aside = folder / f".{target.name}.{os.getpid()}"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    write_tensors(aside / "adapter.safetensors", {k: v.detach().cpu() for k, v in model.trainable_named().items()})
-    write_tensors(aside / "rng.safetensors", {"torch": torch.get_rng_state()})
-    optimizer = model.optimizer_state()
-    if optimizer:
-        write_tensors(aside / "optimizer.safetensors", optimizer)
-    state = {"iteration": iteration, "policy_version": model.version, "nonfinite_in_a_row": model.nonfinite_in_a_row}
-    state["optimizer"] = bool(optimizer)
-    if model.ema is not None:
-        write_tensors(aside / "ema.safetensors", {f"{i:05d}": p for i, p in enumerate(model.ema.shadow_params)})
-        state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
-    (aside / "state.json").write_text(json.dumps(state, indent=1))
-    shutil.rmtree(target, ignore_errors=True)
-    os.replace(aside, target)
-    for old in complete(folder)[:-KEEP]:
-        shutil.rmtree(old)
+    for left in folder.glob(".[0-9]*"):  # by a process that was killed while it wrote
+        shutil.rmtree(left)
+    with new_folder(target) as aside:
+        write_tensors(aside / "adapter.safetensors", {k: v.detach().cpu() for k, v in model.trainable_named().items()})
+        write_tensors(aside / "rng.safetensors", {"torch": torch.get_rng_state()})
+        optimizer = model.optimizer_state()
+        if optimizer:
+            write_tensors(aside / "optimizer.safetensors", optimizer)
+        state = {"iteration": iteration, "policy_version": model.version}
+        state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
+        state["processes"] = distributed.world()
+        if model.ema is not None:
+            write_tensors(aside / "ema.safetensors", {f"{i:05d}": p for i, p in enumerate(model.ema.shadow_params)})
+            state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
+        state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.iterdir())}
+        (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
+    kept = [place for place in complete(folder) if int(place.name) <= iteration][-keep:]
+    for other in _numbered(folder):
+        if other not in kept:
+            shutil.rmtree(other)
     return target
 
 
 def restore(model: FlowModel, folder: Path) -> int:
-    """Puts the last complete checkpoint into the model; returns its iteration, or 0 where there is none.
+    """Puts the last checkpoint that is whole into the model; returns its iteration, or 0 where there is none.
 
     Raises:
-        ValueError: a file is truncated, or belongs to another model or adapter.
+        ValueError: all are damaged, or the last belongs to another model or adapter.
     """
-    found = complete(folder)
-    if not found:
-        return 0
-    place = found[-1]
-    try:
-        return _restore(model, place)
-    except (ValueError, KeyError) as error:
-        raise ValueError(
-            f"{error}. Fix: resume with the model, rank and targets of the run, or delete {place} to use the one before"
-        ) from error
+    problems = []
+    for place in reversed(_numbered(folder)):
+        try:
+            state = _verified(place)
+        except Damaged as error:
+            problems.append(str(error))
+            continue
+        for problem in problems:
+            logger.warning("%s: going on from iteration %d instead", problem, state["iteration"])
+        try:
+            return _restore(model, place, state)
+        except (ValueError, KeyError) as error:
+            raise ValueError(
+                f"{error}. Fix: resume with the model, rank and targets of the run, or delete {place} to use the one before"
+            ) from error
+    if problems:
+        raise ValueError(f"{'; '.join(problems)}. Fix: put the files back, or train anew in another folder")
+    return 0
 
 
-def _restore(model: FlowModel, place: Path) -> int:
+def _verified(place: Path) -> dict:
+    """The checkpoint's state. Raises Damaged, with the first file that is not as it was written."""
     try:
-        state = json.loads((place / "state.json").read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{place / 'state.json'} is truncated ({error})") from error
+        state = json.loads((place / STATE).read_text(encoding="utf-8"))
+        for name, digest in state.get("sha256", {}).items():  # none in checkpoints of earlier versions
+            if _sha256(place / name) != digest:
+                raise Damaged(f"{place / name} is damaged: its SHA-256 is not that of {STATE}")
+    except FileNotFoundError as error:
+        raise Damaged(f"{error.filename} is missing") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise Damaged(f"{place / STATE} is damaged ({error})") from error
+    return state
+
+
+def _restore(model: FlowModel, place: Path, state: dict) -> int:
     adapter, own = read_tensors(place / "adapter.safetensors"), model.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
         raise ValueError(f"{place} was made with another model or adapter")
@@ -77,10 +117,29 @@ def _restore(model: FlowModel, place: Path) -> int:
         model.restore_average(read_tensors(place / "ema.safetensors"), **state["ema"])
     torch.set_rng_state(read_tensors(place / "rng.safetensors")["torch"])
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
+    if state.get("processes", 1) != distributed.world() and distributed.is_main():
+        logger.warning(
+            "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
+            "their last digits from those that the run would have had",
+            place,
+            state["processes"],
+            distributed.world(),
+        )
     return state["iteration"]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def complete(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    found = (place for place in folder.glob("[0-9]*") if (place / "state.json").is_file())
-    return sorted(found, key=lambda place: int(place.name))
+    return [place for place in _numbered(folder) if (place / STATE).is_file()]
+
+
+def _numbered(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*"), key=lambda place: int(place.name))

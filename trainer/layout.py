@@ -5,8 +5,11 @@ Imports neither torch nor anything of ours.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 METRICS = "metrics.jsonl"  # one object an iteration
@@ -70,7 +73,51 @@ def alive(pid: object, started: object) -> bool:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes aside, then renames: a reader finds the old text or the new one, never part of one."""
+    """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    try:
+        aside.write_text(text, encoding="utf-8")
+        flush(aside)
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill. When that is done it and all in it are flushed to disk, and it takes `target`'s place.
+
+    A failure leaves `target` as it was. What a killed process left behind beside it is swept up.
+    """
+    for left in target.parent.glob(f".{target.name}.*"):
+        shutil.rmtree(left)
+    aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))
+    aside.mkdir(parents=True)
+    try:
+        yield aside
+        for place in [*aside.rglob("*"), aside]:
+            flush(place)
+        if target.is_dir():
+            os.replace(target, old)
+        os.replace(aside, target)
+        flush(target.parent)
+    except BaseException:
+        if old.is_dir() and not target.is_dir():
+            os.replace(old, target)
+        raise
+    finally:
+        for place in (aside, old):
+            if place.is_dir():
+                shutil.rmtree(place)
+
+
+def flush(path: Path) -> None:
+    """Waits until the disk holds a file's content, or a folder's names."""
+    if path.is_dir() and os.name == "nt":  # which opens no folders, and keeps names by a journal
+        return
+    place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)

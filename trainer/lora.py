@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from .layout import plain_name
+from .layout import flush, plain_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,12 +121,18 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes aside, flushes to disk, then renames: a reader finds the old file or the new one, never part of one."""
+    """Writes aside, flushes to disk, then renames: a reader finds the old file or the new one, never part of one.
+
+    Raises:
+        OSError: names the file.
+    """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
-        with open(aside, "r+b") as file:
-            os.fsync(file.fileno())
+        flush(aside)
         os.replace(aside, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
     finally:
         aside.unlink(missing_ok=True)
+    flush(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, distributed, hacking, host, lora, plots, rollout, weights
-from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, owner, write_text
+from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, flush, owner, write_text
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class RunSettings:
     evaluation_prompts: str = ""
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with
+    keep_checkpoints: int = checkpoint.KEEP
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:
@@ -67,6 +69,22 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
     metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
     metrics["samples_per_second"] = len(trajectories.groups) / metrics["seconds/iteration"]
     return Report(metrics, advantages, trajectories)
+
+
+def _writing(method: Callable) -> Callable:
+    """Has a method of Run say where and what to do, where the disk does not take what it writes."""
+
+    @functools.wraps(method)
+    def wrapped(self, *args, **kwargs):
+        try:
+            return method(self, *args, **kwargs)
+        except OSError as error:
+            raise RunError(
+                f"{error.filename or self.folder} could not be written ({error.strerror or error}); the last checkpoint stays. "
+                "Fix: free space there or make it writable, then go on by --resume, or on the canvas by queueing again"
+            ) from error
+
+    return wrapped
 
 
 class Run:
@@ -95,8 +113,14 @@ class Run:
         """Number of iterations on record."""
         return self.history[-1]["iteration"] if self.history else 0
 
+    @_writing
     def begin(self, iteration: int = 0) -> None:
         """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again."""
+        if self.iteration < iteration:
+            raise RunError(
+                f"{self.folder / METRICS} ends at iteration {self.iteration}, before the checkpoint of iteration {iteration}. "
+                f"Fix: put the file back, or delete later checkpoints in {self.folder / CHECKPOINTS}"
+            )
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         self._trained, self._saved = None, iteration
@@ -105,6 +129,7 @@ class Run:
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 write_text(self.folder / name, "".join(map(json_line, rows)))
 
+    @_writing
     def mark(self, status: str, total: int, error: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
 
@@ -131,12 +156,12 @@ class Run:
         """
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
-            self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
             row = {"iteration": self.iteration + 1, **report.metrics}
-            self.history.append(row)
             if report.advantages.scores.held_out_names:
-                row["warning/reward_hacking"] = float(self.warning() is not None)
-            self._append(METRICS, row)
+                recent = [*self.history[-hacking.WINDOW :], row]
+                row["warning/reward_hacking"] = float(hacking.warning(recent, self.evaluations) is not None)
+            self._append(METRICS, self.history, row)
+            self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
@@ -212,11 +237,14 @@ class Run:
                 "held_out": reward.held_out,
                 "values": values[:, k].tolist(),
             }
-        self.evaluations.append(row)
-        self._append(EVALUATIONS, row)
-        if not self.writes:
-            return
-        stills = plots.stills(images)
+        self._append(EVALUATIONS, self.evaluations, row)
+        if self.writes:
+            self._show(images, captions, row)
+
+    @_writing
+    def _show(self, images: Tensor, captions: list[str], row: Mapping) -> None:
+        """Pictures and figures of an evaluation."""
+        iteration, stills = row["iteration"], plots.stills(images)
         self._before_after(stills, captions, iteration)
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self._to_tensorboard(iteration, means)
@@ -228,6 +256,7 @@ class Run:
     def curves(self) -> np.ndarray:
         return plots.reward_curves(self.history, self.evaluations)
 
+    @_writing
     def plot(self) -> None:
         """Draws rewards.png and credit.png anew."""
         if not self.writes:
@@ -236,23 +265,46 @@ class Run:
         if self._last is not None:
             plots.save(plots.credit_over_time(self.history, self._last), self.folder / "credit.png")
 
+    @_writing
     def save(self, model: FlowModel) -> None:
         """A checkpoint to resume from, and the adapter to use."""
         if self.writes:
-            checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration)
+            for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
+                flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
+            checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
             with model.averaged():
                 metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
                 weights.save(model, self.folder, metadata)
         self._saved = self.iteration
 
+    @_writing
     def close(self) -> None:
         if self._events is not None:
             self._events.close()
 
-    def _append(self, name: str, row: Mapping) -> None:
+    @_writing
+    def _append(self, name: str, rows: list[dict], row: dict) -> None:
+        """Adds a row to those in memory and on disk: to both, or where that fails to neither."""
         if self.writes:
-            with open(self.folder / name, "a", encoding="utf-8") as file:
-                file.write(json_line(row))
+            line = json_line(row).encode()
+            # Without a buffer, which would write the rest of a line when the file is closed.
+            with open(self._whole(name, rows), "ab", buffering=0) as file:
+                end = file.tell()
+                try:
+                    while line:
+                        line = line[file.write(line) :]
+                except OSError:
+                    file.truncate(end)
+                    raise
+        rows.append(row)
+
+    def _whole(self, name: str, rows: list[dict]) -> Path:
+        """The file of these rows, written anew where somebody has removed it."""
+        path = self.folder / name
+        if not path.is_file():
+            logger.warning("%s is gone, and is written anew", path)
+            write_text(path, "".join(map(json_line, rows)))
+        return path
 
     def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
         from safetensors.torch import load_file
@@ -266,6 +318,7 @@ class Run:
             if len(before) == len(images):
                 plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
 
+    @_writing
     def _to_tensorboard(self, iteration: int, figures: Mapping[str, float]) -> None:
         if not self.writes:
             return

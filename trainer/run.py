@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import signal
 import sys
 import time
@@ -20,6 +21,8 @@ from .workflow import NodeError, Workflow, WorkflowError
 if TYPE_CHECKING:
     from .flow.base import FlowModel
     from .record import Run
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -100,10 +103,12 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         except NodeError:
             # Between the update and its line on record the model stands nowhere that could be resumed.
             if run.stands_at(model):
-                run.save(model)
+                with _as_well_as_can_be():
+                    run.save(model)
             raise
         finally:
-            run.close()
+            with _as_well_as_can_be():
+                run.close()
     distributed.meet()  # nobody leaves while another may still fail
     run.mark("finished", total)
     _summary(run, say)
@@ -125,8 +130,18 @@ def _marked(run: Run, total: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        run.mark("failed", total, f"{type(error).__name__}: {error}")
+        with _as_well_as_can_be():
+            run.mark("failed", total, f"{type(error).__name__}: {error}")
         raise
+
+
+@contextlib.contextmanager
+def _as_well_as_can_be() -> Iterator[None]:
+    """For what is done because of an error, which is the one to be told: that the disk is full too is only said."""
+    try:
+        yield
+    except RunError as error:
+        logger.error("%s", error)
 
 
 def only(workflow: Workflow, class_type: str) -> str:

@@ -1,11 +1,16 @@
-"""Checkpoints: everything comes back to the bit, the last two stay, and half-written ones are not seen."""
+"""Checkpoints: everything comes back to the bit, a failed write loses none, and a damaged one is named and passed over."""
 
 from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
 
 import pytest
 import torch
 
-from comfyui_otca.trainer import checkpoint
+from comfyui_otca.trainer import checkpoint, distributed, layout, lora
 from comfyui_otca.trainer.credit import uniform
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
@@ -74,12 +79,22 @@ def test_before_any_update(model, load_model, step, tmp_path):
     assert_bit_equal(state(other), state(model))
 
 
-def test_the_last_two_stay(model, tmp_path):
+def test_the_last_ones_stay(model, tmp_path):
     for iteration in (1, 2, 3):
         checkpoint.save(model, tmp_path, iteration)
     assert sorted(place.name for place in tmp_path.iterdir()) == ["000002", "000003"]
     checkpoint.save(model, tmp_path, 3)
     assert [place.name for place in checkpoint.complete(tmp_path)] == ["000002", "000003"]
+    for keep, left in ((3, ["000002", "000003", "000004"]), (1, ["000004"])):
+        checkpoint.save(model, tmp_path, 4, keep)
+        assert sorted(place.name for place in tmp_path.iterdir()) == left
+
+
+def test_what_a_run_went_back_behind_goes(model, tmp_path):
+    """Else it would be taken for the newest."""
+    for iteration in (4, 8, 6):
+        checkpoint.save(model, tmp_path, iteration)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
 
 
 def test_the_order_is_that_of_numbers(model, tmp_path):
@@ -89,13 +104,14 @@ def test_the_order_is_that_of_numbers(model, tmp_path):
     assert checkpoint.restore(model, tmp_path) == 1_000_000
 
 
-def test_incomplete_folders_are_not_seen(model, tmp_path):
+def test_unfinished_folders_are_not_seen_and_swept_up(model, tmp_path):
     assert checkpoint.restore(model, tmp_path / "nowhere") == 0
     checkpoint.save(model, tmp_path, 4)
-    (tmp_path / "000009").mkdir()
     (tmp_path / ".000005.123").mkdir()
     (tmp_path / ".000005.123" / "state.json").write_text("{}")
     assert checkpoint.restore(model, tmp_path) == 4
+    checkpoint.save(model, tmp_path, 6)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
 
 
 def test_another_adapter_is_refused(model, load_model, tmp_path):
@@ -107,17 +123,150 @@ def test_another_adapter_is_refused(model, load_model, tmp_path):
     assert_bit_equal(state(other), before)
 
 
-@pytest.mark.parametrize("name", ["adapter", "optimizer", "ema", "rng"])
-def test_a_truncated_file_is_named(model, load_model, step, tmp_path, name):
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # one bit of the last number: still a safetensors file
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "a bit": (flip, "is damaged: its SHA-256 is not that of state.json"),
+    "cut short": (lambda file: file.write_bytes(file.read_bytes()[:-8]), "is damaged"),
+    "removed": (lambda file: file.unlink(), "is missing"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["adapter.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(model, load_model, step, tmp_path, caplog, name, damage):
+    step(model, 1)
+    checkpoint.save(model, tmp_path, 1)
+    saved = state(model)
+    step(model, 2)
+    file = checkpoint.save(model, tmp_path, 2) / name
+    harm, told = DAMAGE[damage]
+    harm(file)
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 1
+    assert_bit_equal(state(other), saved)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{file} {told}") and message.endswith("going on from iteration 1 instead")
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.write_text('{"iteration"'), lambda file: file.unlink()])
+def test_with_no_other_a_damaged_one_is_an_error(model, tmp_path, harm):
+    """And no start from scratch, which would forget the run."""
+    file = checkpoint.save(model, tmp_path, 1) / "state.json"
+    harm(file)
+    with pytest.raises(ValueError, match=r"000001/state\.json is (damaged|missing).*Fix: put the files back"):
+        checkpoint.restore(model, tmp_path)
+
+
+def test_the_sums_are_those_of_the_files(model, step, tmp_path):
     step(model, 1)
     place = checkpoint.save(model, tmp_path, 1)
-    file = place / f"{name}.safetensors"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(ValueError, match=rf"{name}\.safetensors is truncated"):
-        checkpoint.restore(load_model(), tmp_path)
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
+    del files["state.json"]
+    assert set(files) == {f"{name}.safetensors" for name in ("adapter", "optimizer", "ema", "rng")}
+    assert json.loads((place / "state.json").read_text())["sha256"] == files
 
 
-def test_a_truncated_state_is_named(model, tmp_path):
-    (checkpoint.save(model, tmp_path, 1) / "state.json").write_text('{"iteration"')
-    with pytest.raises(ValueError, match=r"state\.json is truncated.*Fix: "):
-        checkpoint.restore(model, tmp_path)
+def test_one_of_an_earlier_version_has_no_sums(model, load_model, tmp_path):
+    file = checkpoint.save(model, tmp_path, 3) / "state.json"
+    content = json.loads(file.read_text())
+    del content["sha256"], content["processes"]
+    file.write_text(json.dumps(content))
+    assert checkpoint.restore(load_model(), tmp_path) == 3
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Counts what is asked of the disk, and is full from the `full`-th time on."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.full, self.flushed = 0, None, []
+        for module, name in ((lora, "save_file"), (os, "replace"), (os, "fsync")):
+            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def _counted(self, function):
+        def wrapped(*arguments, **options):
+            self.asked += 1
+            if self.full is not None and self.asked >= self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if function.__name__ == "fsync":
+                self.flushed.append(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+            return function(*arguments, **options)
+
+        return wrapped
+
+
+def test_a_full_disk_loses_none(model, load_model, step, tmp_path, monkeypatch):
+    """Full at every single write, rename and flush of a checkpoint, new or written again."""
+    step(model, 1)
+    for iteration in (1, 2):
+        checkpoint.save(model, tmp_path, iteration)
+    saved = state(model)
+    step(model, 2)
+    disk = Disk(monkeypatch)
+    checkpoint.save(model, tmp_path / "elsewhere", 2)
+    count = disk.asked
+    assert count > 15
+    for iteration in (3, 2):
+        for disk.full in range(1, count):  # the last flush is that of the parent, after the rename
+            disk.asked = 0
+            with pytest.raises(OSError, match="No space left on device"):
+                checkpoint.save(model, tmp_path, iteration)
+            assert sorted(p.name for p in tmp_path.iterdir() if p.name != "elsewhere") == ["000001", "000002"]
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 2
+    assert_bit_equal(state(other), saved)
+
+
+def test_everything_is_flushed_before_it_appears(model, step, tmp_path, monkeypatch):
+    """Each file, then the folder, then, once it has its name, the folder's parent."""
+    step(model, 1)
+    disk = Disk(monkeypatch)
+    place = checkpoint.save(model, tmp_path, 1)
+    aside = tmp_path / f".000001.{os.getpid()}"
+    *before, folder, parent = disk.flushed
+    assert {str(aside / file.name) for file in place.iterdir()} <= set(before)
+    assert (folder, parent) == (str(aside), str(tmp_path))
+
+
+def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
+    target = tmp_path / "best"
+    with layout.new_folder(target) as aside:
+        (aside / "a").write_text("old")
+    replace = os.replace
+
+    def refuse(source, place):
+        if place == target and ".old" not in str(source):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="Read-only"), layout.new_folder(target) as aside:
+        (aside / "a").write_text("new")
+    assert (target / "a").read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_another_number_of_processes_goes_on_and_says_so(model, load_model, step, tmp_path, caplog, monkeypatch):
+    step(model, 1)
+    monkeypatch.setattr(distributed, "world", lambda: 4)
+    place = checkpoint.save(model, tmp_path, 1)
+    assert json.loads((place / "state.json").read_text())["processes"] == 4
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 1 and not caplog.records
+    monkeypatch.setattr(distributed, "world", lambda: 1)
+    assert checkpoint.restore(other, tmp_path) == 1
+    assert_bit_equal(state(other), state(model))
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "was written by 4 processes and is read by 1" in told and "last digits" in told

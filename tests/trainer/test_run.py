@@ -217,7 +217,7 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
         train(small_workflow(), say=say)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"iteration": 9, "reward/cl')
-    (folder / "checkpoints" / "000099").mkdir(parents=True)
+    (folder / "checkpoints" / ".000099.1").mkdir(parents=True)
     code, printed, _ = otca("train", folder, "--resume", "--iterations", cut + 1)
     assert code == 0
     assert ("no checkpoint yet" if cut == 1 else f"after iteration {cut - 1}") in printed
@@ -351,13 +351,131 @@ def test_a_file_in_the_folders_place(workflow_file, tmp_path, otca, below):
     assert place.read_text() == "mine"
 
 
-def test_a_damaged_checkpoint_is_named(finished_run, tmp_path, otca):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, tmp_path, otca, caplog):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     file = folder / "checkpoints" / "000006" / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-50])
+    code, printed, _ = otca("train", folder, "--resume")
+    assert code == 0 and "after iteration 4" in printed
+    assert any(f"{file} is damaged" in r.getMessage() for r in caplog.records)
+    assert_same_run(folder, finished_run)
+
+
+def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    for place in (folder / "checkpoints").iterdir():
+        (place / "state.json").unlink()
     code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
-    assert code == 2 and "000006/optimizer.safetensors is truncated" in errors
+    assert code == 2 and "000006/state.json is missing" in errors and "Fix: put the files back" in errors
     assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("lines", [None, 3])
+def test_metrics_that_end_before_the_checkpoint(finished_run, tmp_path, otca, lines):
+    """Their next line would be of another iteration than it says."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file = folder / "metrics.jsonl"
+    kept = file.read_text().splitlines(keepends=True)[:lines]
+    file.unlink()
+    if lines:
+        file.write_text("".join(kept))
+    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    ends = f"{file} ends at iteration {lines or 0}, before the checkpoint of iteration 6. Fix: put the file back"
+    assert code == 2 and ends in errors
+    assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000004", "000006"]
+
+
+def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workflow, tmp_path, caplog):
+    host.terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        if line.startswith("iteration 3/"):
+            (folder / "metrics.jsonl").unlink()
+            (folder / "evaluation.jsonl").unlink()
+
+    assert train(small_workflow(), say=say) == 0
+    assert_same_run(folder, finished_run)
+    gone = [r.getMessage() for r in caplog.records if "is gone, and is written anew" in r.getMessage()]
+    assert len(gone) == 2
+
+
+def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
+    host.terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        if line.startswith("iteration 1/"):
+            shutil.rmtree(folder)
+
+    with pytest.raises(NodeError, match=rf"{folder}.*could not be written \(No such file or directory\).*Fix: "):
+        train(small_workflow(), say=say)
+    assert not folder.exists()
+
+
+def limited(folder, size, iterations):
+    """The run goes on in a process whose files must not grow beyond `size`, as on a disk that is full."""
+    code = (
+        "import resource, signal, sys; from comfyui_otca.__main__ import main; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "train", str(folder), "--resume", "--iterations", str(iterations)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("full_at", ["metrics.jsonl", "a checkpoint"])
+def test_a_disk_that_fills_up(finished_run, otca, tmp_path, full_at):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file, before = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_text()
+    # Half a line more, or all lines but no adapter.
+    size = len(before) + 500 if full_at == "metrics.jsonl" else len(before) + 20_000
+    assert size < (folder / "lora.safetensors").stat().st_size
+    ended = limited(folder, size, 8)
+    assert ended.returncode == 1, ended.stderr
+    assert f"{folder}" in ended.stderr and "could not be written" in ended.stderr and "File too large" in ended.stderr
+    assert "Fix: free space there" in ended.stderr and "Traceback" not in ended.stderr
+    assert file.read_text().startswith(before) and file.read_text().endswith("\n")
+    assert len(rows(folder)) == (6 if full_at == "metrics.jsonl" else 8)
+    assert [place.name for place in (folder / "checkpoints").iterdir() if place.name[0] == "."] == []
+    assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000004", "000006"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+
+    code, printed, _ = otca("train", folder, "--resume", "--iterations", 8)
+    assert code == 0 and "after iteration 6" in printed
+    assert len(rows(folder)) == 8 and untimed(folder)[:6] == untimed(finished_run)
+
+
+def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
+    """A disk that takes half of it: what the file held before stays, and the run can go on in the same process."""
+
+    class Half:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+
+    run = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    run.begin()
+    run._append("metrics.jsonl", run.history, {"iteration": 1, "loss": 0.5})
+    monkeypatch.setattr(record, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False)
+    with pytest.raises(record.RunError, match="No space left on device"):
+        run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+    monkeypatch.undo()
+    assert run.iteration == 1
+    run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.25}\n'
+    )
 
 
 # --- rewards that fail ----------------------------------------------------------------------------------------------
