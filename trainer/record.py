@@ -271,10 +271,10 @@ class Run:
         if self.writes:
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
-            checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
-            with model.averaged():
-                metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
-                weights.save(model, self.folder, metadata)
+        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
+        with model.averaged():
+            metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
+            weights.save(model, self.folder, metadata)
         self._saved = self.iteration
 
     @_writing

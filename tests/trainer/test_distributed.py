@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import together
 from comfyui_otca.trainer import distributed, grpo, host, record, rollout
 from comfyui_otca.trainer.credit import tcd, uniform
@@ -24,6 +27,7 @@ from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import train
 from comfyui_otca.trainer.types import Prompts, Scores
+from comfyui_otca.trainer.workflow import Workflow
 
 TEXTS = ("a red circle on a blue background", "a green square on a white background")
 
@@ -203,7 +207,8 @@ def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, sm
     gradients, *states, reference, metrics, metrics_2, count = _full_update(path, settings)
     found = together(2, _full_update, path, settings)
     assert sum(own[-1] for own in found) == count, "nothing is held twice"
-    for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found:
+    assert not any(found[1][1:5]), "whole states are for the process that writes them"
+    for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found[:1]:
         assert own_gradients.keys() == gradients.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
@@ -315,6 +320,37 @@ def test_a_training_of_two(small_workflow, tmp_path):
     resumed = load_file(tmp_path / "again" / "lora.safetensors")
     for name, tensor in first.items():
         assert torch.equal(resumed[name], tensor)
+
+
+def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
+    """Checkpoints are whole, so that one process, or two again, go on from them."""
+
+    def workflow(iterations):
+        run = {**TWO["OTCA_TrainingRun"], "iterations": iterations, "evaluation_prompts": "a red circle\na blue square"}
+        changes = {
+            "OTCA_LoadFlowModel": {"training": "full"},
+            "OTCA_GRPOStep": {"learning_rate": 1e-5, "ema_decay": 0.5},
+            "OTCA_TrainingRun": {**run, "evaluation_seeds": 1},
+        }
+        graph = small_workflow(changes).graph
+        del graph["13"]  # there is no adapter to save
+        return Workflow(graph, NODE_CLASS_MAPPINGS)
+
+    assert [code for code, _ in together(2, _train, workflow(1), tmp_path / "begun")] == [0, 0]
+    shutil.copytree(tmp_path / "begun", tmp_path / "alone")
+    assert [code for code, _ in together(2, _train, workflow(2), tmp_path / "begun", True)] == [0, 0]
+    assert [code for code, _ in together(2, _train, workflow(2), tmp_path / "at once")] == [0, 0]
+    assert _train(workflow(2), tmp_path / "alone", True)[0] == 0
+    weights = Path("transformer") / "diffusion_pytorch_model.safetensors"
+    at_once, again, alone = (load_file(tmp_path / name / weights) for name in ("at once", "begun", "alone"))
+    for name, tensor in at_once.items():
+        assert torch.equal(again[name], tensor), "resumed bit for bit"
+        torch.testing.assert_close(alone[name].float(), tensor.float(), rtol=0, atol=3e-5, msg=name)
+    assert [row["iteration"] for row in rows(tmp_path / "alone")] == [1, 2]
+    metrics = [rows(tmp_path / name)[1] for name in ("at once", "begun")]
+    for name, value in metrics[0].items():
+        if not name.startswith(("seconds/", "samples_per_second")):
+            assert metrics[1][name] == value, name
 
 
 def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):

@@ -314,8 +314,20 @@ class FlowModel(Resident, ABC):
             parameter.copy_(value)
 
     def trained_state(self) -> dict[str, Tensor]:
-        """What is trained, by name, whole, on the CPU; of a sharded model all processes have to ask for it."""
-        return {name: distributed.full(parameter) for name, parameter in self.trainable_named().items()}
+        """What is trained, by name, whole, on the CPU.
+
+        Of a sharded model all processes have to ask for it, here and below, and only the main one gets it.
+        """
+        return self.whole(self.trainable_named())
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of this model on the CPU, as `trained_state`."""
+        state = {}
+        for name, tensor in tensors.items():
+            full = distributed.full(tensor)
+            if distributed.is_main() or not self.is_sharded:  # one at a time, else there would be no room for them
+                state[name] = full
+        return state
 
     def load_trained_state(self, tensors: Mapping[str, Tensor]) -> None:
         self._copy([distributed.like(tensors[name], own) for name, own in self.trainable_named().items()])
@@ -351,11 +363,7 @@ class FlowModel(Resident, ABC):
     def optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's moments and step counts, as `<parameter number>.<name>`; empty before the first update."""
         state = self._optimizer.state_dict()["state"] if self._optimizer else {}
-        return {
-            f"{number}.{name}": distributed.full(tensor)
-            for number, own in state.items()
-            for name, tensor in own.items()
-        }
+        return self.whole({f"{number}.{name}": tensor for number, own in state.items() for name, tensor in own.items()})
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         parameters = self.trainable_parameters()
@@ -368,7 +376,7 @@ class FlowModel(Resident, ABC):
 
     def average_state(self) -> dict[str, Tensor]:
         """The moving average, as `optimizer_state`."""
-        return {f"{number:05d}": distributed.full(shadow) for number, shadow in enumerate(self.ema.shadow_params)}
+        return self.whole({f"{number:05d}": shadow for number, shadow in enumerate(self.ema.shadow_params)})
 
     def restore_average(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:
         self.ema = self._average(decay)
