@@ -17,6 +17,20 @@ def together(count: int, function: Callable, *arguments) -> list:
 
     None stands for a process that was killed.
     """
+    processes, receivers = start(count, _answer, function, arguments)
+    try:
+        return [_result(receiver, process) for receiver, process in zip(receivers, processes, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def start(count: int, function: Callable, *arguments) -> tuple[list, list]:
+    """`function(*arguments)` begun in `count` forked processes that can meet: the processes, and what they send to.
+
+    Their exit codes are 1 where it raised.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,12 +42,7 @@ def together(count: int, function: Callable, *arguments) -> list:
     ]
     for process in processes:
         process.start()
-    try:
-        return [_result(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
+    return processes, [receiver for receiver, _ in pipes]
 
 
 def _result(receiver, process):
@@ -49,9 +58,22 @@ def _work(rank: int, count: int, port: int, sender, function: Callable, argument
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ |= {
+        "LOCAL_WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": "1",
+    }  # as torchrun has it: no fight over the cores
     distributed.world.cache_clear()
     PartialState._reset_state()
-    distributed.begin(cpu=True)
+    try:
+        distributed.begin(cpu=True)
+        function(*arguments, *([sender] if function is _answer else []))
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # the parent's own clean-up is not this process's
+
+
+def _answer(function: Callable, arguments: tuple, sender) -> None:
     try:
         sender.send(function(*arguments))
     except BaseException as error:
