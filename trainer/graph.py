@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 # The nodes that a training has once each.
-RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
+RUN_NODE, STEP_NODE, STACK_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_RewardStack"
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 

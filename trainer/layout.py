@@ -24,6 +24,7 @@ SAMPLES, CHECKPOINTS = "samples", "checkpoints"
 ADAPTER = "lora.safetensors"
 # The last two are those of a model with two experts.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
+BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
 
 LONGEST_NAME = 100

@@ -9,13 +9,27 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, distributed, hacking, host, lora, plots, rollout, weights
-from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, flush, owner, write_text
+from . import best, checkpoint, distributed, hacking, host, lora, plots, rollout, weights
+from .layout import (
+    BEST,
+    BEST_FIGURES,
+    CANVAS,
+    CHECKPOINTS,
+    EVALUATIONS,
+    METRICS,
+    SAMPLES,
+    STATUS,
+    WORKFLOW,
+    flush,
+    new_folder,
+    owner,
+    write_text,
+)
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -44,6 +58,8 @@ class RunSettings:
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with
     keep_checkpoints: int = checkpoint.KEEP
+    best_metric: str = ""  # of evaluations; empty: none is kept as the best
+    stop_after_decline: int = 0  # evaluations in a row; 0: never
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:
@@ -130,10 +146,11 @@ class Run:
                 write_text(self.folder / name, "".join(map(json_line, rows)))
 
     @_writing
-    def mark(self, status: str, total: int, error: str | None = None) -> None:
+    def mark(self, status: str, total: int, error: str | None = None, reason: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
 
-        A reader finds out by the process whether "running" is still true.
+        A reader finds out by the process whether "running" is still true. `reason` is why it ended before its last iteration,
+        or should.
         """
         if not self.writes:
             return
@@ -142,6 +159,7 @@ class Run:
         process = psutil.Process()
         content = {"status": status, "place": "canvas" if host.in_comfyui() else "headless", "total": total}
         content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
+        content["reason"] = reason
         content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
         write_text(self.folder / STATUS, json.dumps(content, indent=1))
 
@@ -154,6 +172,7 @@ class Run:
         Args:
             on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
         """
+        self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             row = {"iteration": self.iteration + 1, **report.metrics}
@@ -176,11 +195,19 @@ class Run:
         if not self._evaluated(0):
             with model.reference():
                 self.evaluate(model, report, 0, on_step)
-        if (final or self.iteration % self.settings.evaluate_every == 0) and not self._evaluated(self.iteration):
+        if final or self.iteration % self.settings.evaluate_every == 0:
+            new = not self._evaluated(self.iteration)
             with model.averaged():
-                self.evaluate(model, report, self.iteration, on_step)
-            self.plot()
-        if not on_canvas and save_due:  # after the evaluation: else a run killed amid it would resume without
+                if new:
+                    self.evaluate(model, report, self.iteration, on_step)
+                self._keep_best(model)
+            if new:
+                self.plot()
+                if on_canvas and (told := self.early_stop()):
+                    logger.warning("iteration %d: %s", self.iteration, told)
+        if not on_canvas and (
+            save_due or self.early_stop()
+        ):  # after the evaluation: else a run killed amid it would resume without
             self._save_once(model)
         told = self.warning()
         if told and not self._warned:
@@ -190,6 +217,45 @@ class Run:
     def warning(self) -> str | None:
         """What a human should know of the run as it stands."""
         return hacking.warning(self.history, self.evaluations)
+
+    def early_stop(self) -> str | None:
+        """Why the run should end here, if its settings say so."""
+        return best.early_stop(self.evaluations, self.settings.stop_after_decline)
+
+    def check_metric(self, rewards: Iterable[str]) -> None:
+        """Raises RunError where best_metric is none of a run with these rewards."""
+        try:
+            if self.settings.best_metric:
+                best.check(self.settings.best_metric, rewards)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+
+    def best_so_far(self) -> dict | None:
+        """What the best evaluation came to, as best.json has it."""
+        metric = self.settings.best_metric
+        found = best.best(self.evaluations, metric) if metric and self.evaluations else None
+        if found is None:
+            return None
+        value = functools.partial(best.value, self.evaluations, metric=metric)
+        before = next((value(row) for row in self.evaluations if row["iteration"] == 0), None)
+        return {"metric": metric, "value": value(found), "iteration": found["iteration"], "before_training": before}
+
+    @_writing
+    def _keep_best(self, model: FlowModel) -> None:
+        """Saves the adapter as it was just evaluated, if no evaluation was better."""
+        figures = self.best_so_far()
+        if self.settings.best_metric and figures is None:
+            logger.warning("%s could not be told, so none is kept as the best", self.settings.best_metric)
+        if figures is None or figures["iteration"] != self.iteration or not self.writes:
+            return
+        if read_object(self.folder / BEST / BEST_FIGURES) == figures:
+            return
+        with new_folder(self.folder / BEST) as aside:
+            weights.save(model, aside, self._metadata())
+            (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+    def _metadata(self) -> dict[str, object]:
+        return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
 
     def belongs_to(self, model: FlowModel | None) -> bool:
         """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
@@ -270,8 +336,7 @@ class Run:
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
             checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
             with model.averaged():
-                metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
-                weights.save(model, self.folder, metadata)
+                weights.save(model, self.folder, self._metadata())
         self._saved = self.iteration
 
     @_writing
