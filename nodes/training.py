@@ -195,6 +195,14 @@ class TrainingRun:
                         "a row; 0: never.",
                     },
                 ),
+                "wandb_project": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "Sends all figures to that Weights & Biases project too, which takes pip install wandb. "
+                        "Empty: none.",
+                    },
+                ),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
         }

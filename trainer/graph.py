@@ -6,13 +6,14 @@ import copy
 import difflib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
-# The nodes that a training has once each.
-RUN_NODE, STEP_NODE, STACK_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_RewardStack"
+RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
+STACK_NODE = "OTCA_RewardStack"
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
@@ -213,6 +214,22 @@ def suggest(name: Any, known: Iterable[Any]) -> str:
     known = list(known)
     listed = ", ".join(map(str, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
     return f"{did_you_mean(name, known)}use one of: {listed or '(there is none)'}"
+
+
+def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
+    """{title of a node: {input: constant}} of a graph in API form; titles that occur twice have the node's id behind them."""
+    titles = {node_id: title(entry) for node_id, entry in graph.items()}
+    counts = Counter(titles.values())
+    return {
+        titles[node_id] if counts[titles[node_id]] == 1 else f"{titles[node_id]} {node_id}": {
+            name: value for name, value in entry["inputs"].items() if not _is_link(value)
+        }
+        for node_id, entry in graph.items()
+    }
+
+
+def title(entry: Mapping) -> str:
+    return (entry.get("_meta") or {}).get("title") or entry["class_type"]
 
 
 # --- graphs: loops, not recursion, since a graph may be deeper than Python's stack ------------------------------

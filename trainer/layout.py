@@ -17,6 +17,7 @@ EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"
+WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 STOP = "stop"  # whoever makes this file asks the run to stop
 PICTURES = ("samples.png", "rewards.png", "credit.png")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import best, checkpoint, distributed, hacking, host, lora, plots, rollout, weights
+from . import best, checkpoint, distributed, graph, hacking, host, lora, plots, rollout, weights
+from .figures import Figures
 from .layout import (
     BEST,
     BEST_FIGURES,
@@ -60,6 +61,7 @@ class RunSettings:
     keep_checkpoints: int = checkpoint.KEEP
     best_metric: str = ""  # of evaluations; empty: none is kept as the best
     stop_after_decline: int = 0  # evaluations in a row; 0: never
+    wandb_project: str = ""  # empty: none
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:
@@ -122,7 +124,8 @@ class Run:
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved = self.iteration
         self._warned = False
-        self._events = None
+        self._figures: Figures | None = None
+        self._shown = len(self.history)  # rows that have gone to `_figures`
 
     @property
     def iteration(self) -> int:
@@ -144,6 +147,17 @@ class Run:
             write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 write_text(self.folder / name, "".join(map(json_line, rows)))
+            self._shown = len(self.history)
+            self.figures()  # before training: wandb may refuse
+
+    def figures(self) -> Figures:
+        """TensorBoard and wandb, as the settings have it now: on the canvas they may change."""
+        project = self.settings.wandb_project
+        if self._figures is not None and self._figures.project != project:
+            self.close()
+        if self._figures is None:
+            self._figures = Figures(self.folder, project, self._shown, graph.settings(self.workflow))
+        return self._figures
 
     @_writing
     def mark(self, status: str, total: int, error: str | None = None, reason: str | None = None) -> None:
@@ -184,7 +198,6 @@ class Run:
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
-            self._to_tensorboard(row["iteration"], {name: value for name, value in row.items() if name != "iteration"})
         # What an earlier call was kept from doing is made up for.
         final = self.iteration == last
         on_canvas = host.in_comfyui()
@@ -195,6 +208,7 @@ class Run:
         if not self._evaluated(0):
             with model.reference():
                 self.evaluate(model, report, 0, on_step)
+        self._show_lines()  # not sooner: steps go up
         if final or self.iteration % self.settings.evaluate_every == 0:
             new = not self._evaluated(self.iteration)
             with model.averaged():
@@ -302,15 +316,25 @@ class Run:
             }
         self._append(EVALUATIONS, self.evaluations, row)
         if self.writes:
-            self._show(images, captions, row)
+            self._show_evaluation(images, captions, row)
 
     @_writing
-    def _show(self, images: Tensor, captions: list[str], row: Mapping) -> None:
-        """Pictures and figures of an evaluation."""
+    def _show_lines(self) -> None:
+        """Figures of the iterations that have not been shown yet."""
+        if self.writes:
+            for row in self.history[self._shown :]:
+                self.figures().write(
+                    row["iteration"], {name: value for name, value in row.items() if name != "iteration"}
+                )
+                self._shown += 1
+
+    @_writing
+    def _show_evaluation(self, images: Tensor, captions: list[str], row: Mapping) -> None:
+        """Pictures and figures."""
         iteration, stills = row["iteration"], plots.stills(images)
         self._before_after(stills, captions, iteration)
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
-        self._to_tensorboard(iteration, means)
+        self.figures().write(iteration, means)
         place = self.folder / SAMPLES / f"{iteration:06d}"
         plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
         if images.ndim == 5:
@@ -341,8 +365,9 @@ class Run:
 
     @_writing
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+        if self._figures is not None:
+            self._figures.close()
+            self._figures = None
 
     @_writing
     def _append(self, name: str, rows: list[dict], row: dict) -> None:
@@ -379,17 +404,6 @@ class Run:
             before = load_file(first)["images"].float() / 255
             if len(before) == len(images):
                 plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
-
-    @_writing
-    def _to_tensorboard(self, iteration: int, figures: Mapping[str, float]) -> None:
-        if not self.writes:
-            return
-        if self._events is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.iteration or None)
-        for name, value in figures.items():
-            self._events.add_scalar(name, value, iteration)
 
 
 def _check_writable(folder: Path) -> None:
