@@ -90,7 +90,7 @@ def read_node(node_id: str, entry: dict, cls: type) -> Node:
                 declared[name] = Declaration(type_, options, section == "required")
     constants, links, unreadable = {}, {}, {}
     for name in [name for name in given if name in declared]:
-        if _is_link(given[name]):
+        if is_link(given[name]):
             links[name] = tuple(given[name])
             continue
         try:
@@ -112,7 +112,7 @@ def hidden_values(nodes: Mapping[str, Node], node: Node) -> dict[str, Any]:
     return {name: makers.get(kind, lambda: None)() for name, kind in node.hidden.items()}
 
 
-def _is_link(value: Any) -> bool:
+def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int
 
 
@@ -222,7 +222,7 @@ def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
     counts = Counter(titles.values())
     return {
         titles[node_id] if counts[titles[node_id]] == 1 else f"{titles[node_id]} {node_id}": {
-            name: value for name, value in entry["inputs"].items() if not _is_link(value)
+            name: value for name, value in entry["inputs"].items() if not is_link(value)
         }
         for node_id, entry in graph.items()
     }
