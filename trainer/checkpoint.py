@@ -41,19 +41,22 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
         OSError: it could not be written. Those that were there still are.
     """
     target = folder / f"{iteration:06d}"
+    trained, optimizer = model.trained_state(), model.optimizer_state()
+    average = model.average_state() if model.ema is not None else {}
+    if not distributed.is_main():
+        return target
     for left in folder.glob(".[0-9]*"):  # by a process that was killed while it wrote
         shutil.rmtree(left)
     with new_folder(target) as aside:
-        write_tensors(aside / "adapter.safetensors", {k: v.detach().cpu() for k, v in model.trainable_named().items()})
+        write_tensors(aside / "adapter.safetensors", trained)
         write_tensors(aside / "rng.safetensors", {"torch": torch.get_rng_state()})
-        optimizer = model.optimizer_state()
         if optimizer:
             write_tensors(aside / "optimizer.safetensors", optimizer)
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         state["processes"] = distributed.world()
         if model.ema is not None:
-            write_tensors(aside / "ema.safetensors", {f"{i:05d}": p for i, p in enumerate(model.ema.shadow_params)})
+            write_tensors(aside / "ema.safetensors", average)
             state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
         state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.iterdir())}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
@@ -108,9 +111,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     adapter, own = read_tensors(place / "adapter.safetensors"), model.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
         raise ValueError(f"{place} was made with another model or adapter")
-    with torch.no_grad():
-        for name, parameter in own.items():
-            parameter.copy_(adapter[name])
+    model.load_trained_state(adapter)
     if state["optimizer"]:
         model.load_optimizer_state(read_tensors(place / "optimizer.safetensors"))
     if "ema" in state:

@@ -202,3 +202,45 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Par
         buckets[-1].append(parameter)
         size += parameter.numel()
     return buckets
+
+
+# -- models that no process holds whole ----------------------------------------------------------------------------------
+
+
+def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Spreads a network's parameters over all processes by FSDP2, its transformer blocks as units.
+
+    Each process holds a part of every parameter, its gradient and its moments; a block is put together for as long as it
+    computes. From now on all processes must call the network equally often. A backward pass leaves the mean over all processes.
+
+    Args:
+        dtype: to compute in. Blocks are sent in it, unless the network keeps some layers in float32.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(_state().device.type, (world(),))
+    halved = dtype != torch.float32 and not network._keep_in_fp32_modules
+    sent = MixedPrecisionPolicy(param_dtype=dtype if halved else None, reduce_dtype=torch.float32, output_dtype=None)
+    for block in network.modules():
+        if type(block).__name__ in (network._no_split_modules or ()):
+            fully_shard(block, mesh=mesh, mp_policy=sent)
+    fully_shard(
+        network, mesh=mesh, reshard_after_forward=True
+    )  # else its own parameters would stay whole after sampling
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A tensor of a sharded network, whole, on the CPU; all processes have to ask for it. Any other one as it is, there."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
+
+
+def like(tensor: Tensor, example: Tensor) -> Tensor:
+    """A whole tensor, spread and placed as `example` is."""
+    tensor = tensor.to(example.device)
+    if not hasattr(example, "full_tensor") or not tensor.ndim:  # step counts are no parameters' likes
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, example.device_mesh, example.placements)

@@ -159,7 +159,8 @@ def update(
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
-        distributed.sum_gradients(model.trainable_parameters())
+        if not model.is_sharded:  # FSDP2 has put them together already
+            distributed.sum_gradients(model.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
         steps += 1
@@ -183,11 +184,12 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([own for own, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     divergence = torch.zeros(0)
-    if len(first):
-        velocity = velocity_at(model, trajectories, step, first)
+    if len(first) or model.is_sharded:
+        asked = first if len(first) else torch.zeros(1, dtype=torch.int64)  # to keep pace with the others
+        velocity = velocity_at(model, trajectories, step, asked)
         with model.reference():
-            divergence = (velocity - velocity_at(model, trajectories, step, first)).square().flatten(1).mean(1)
-    return distributed.whole(divergence.cpu()).mean().item()
+            divergence = (velocity - velocity_at(model, trajectories, step, asked)).square().flatten(1).mean(1)
+    return distributed.whole(divergence[: len(first)].cpu()).mean().item()
 
 
 def _take_graphs(trajectories: Trajectories) -> list[KeptStep]:
@@ -208,10 +210,16 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
     own = list(trajectories.share.rows)
     valid = advantages.valid[own]
     total = max(1, int(advantages.valid.sum())) * seen.shape[1]  # a masked sample is no sample
+    processes = (
+        distributed.world() if model.is_sharded else 1
+    )  # FSDP2 takes the mean of their gradients, the loss wants the sum
     for position, step in enumerate(trajectories.trained):
         advantage = advantages.step_advantage[own, position]
-        # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too.
+        # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes
+        # that hold parts of this model could not go on without this one.
         rows = valid.nonzero()[:, 0] if settings.kl_coefficient else advantage.nonzero()[:, 0]
+        if model.is_sharded:
+            rows = torch.arange(len(advantage))
         if not len(rows):
             continue
         if kept:
@@ -232,7 +240,7 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
                 divergence = (velocity - frozen).square().mean()
                 statistics["kl"] = divergence.detach()
                 loss = loss + settings.kl_coefficient * divergence
-            (loss * len(part) / total).backward()
+            (loss * len(part) * processes / total).backward()
             seen[part, position] = log_prob.detach().cpu()
             tally.add(loss.detach(), statistics, len(part), total)
     tally.passes += 1
@@ -254,7 +262,7 @@ def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -
     if all(parameter.grad is None for parameter in parameters):
         tally.gradient_norms.append(0.0)
         return False
-    norm = torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm).item()
+    norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
     tally.gradient_norms.append(norm)
     if not (math.isfinite(norm) and tally.finite()):
         model.nonfinite_in_a_row += 1

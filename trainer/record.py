@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -123,6 +124,7 @@ class Run:
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved = self.iteration
+        self._best_kept: int | None = None  # the iteration whose adapter this process has put into best/
         self._warned = False
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
@@ -260,13 +262,14 @@ class Run:
         figures = self.best_so_far()
         if self.settings.best_metric and figures is None:
             logger.warning("%s could not be told, so none is kept as the best", self.settings.best_metric)
-        if figures is None or figures["iteration"] != self.iteration or not self.writes:
+        if figures is None or figures["iteration"] != self.iteration or self._best_kept == self.iteration:
             return
-        if read_object(self.folder / BEST / BEST_FIGURES) == figures:
-            return
-        with new_folder(self.folder / BEST) as aside:
+        # A sharded model is put together by all processes, and written by one.
+        with new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside:
             weights.save(model, aside, self._metadata())
-            (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+            if self.writes:
+                (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        self._best_kept = self.iteration
 
     def _metadata(self) -> dict[str, object]:
         return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
@@ -296,7 +299,10 @@ class Run:
         seeds = [EVALUATION_SEED + number for number in range(self.settings.evaluation_seeds)]
         pairs = [(text, seed) for seed in seeds for text in texts]
         rows = distributed.rows(len(pairs))
-        own = [pairs[row] for row in rows] or pairs[:1]  # with fewer pairs than processes some only keep pace
+        own = [pairs[row] for row in rows]
+        own += pairs[:1] * (
+            -(-len(pairs) // distributed.world()) - len(own)
+        )  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
         images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
@@ -358,9 +364,9 @@ class Run:
         if self.writes:
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
-            checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
-            with model.averaged():
-                weights.save(model, self.folder, self._metadata())
+        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
+        with model.averaged():
+            weights.save(model, self.folder, self._metadata())
         self._saved = self.iteration
 
     @_writing

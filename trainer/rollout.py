@@ -55,6 +55,11 @@ def sample(
     sigmas = model.sigmas(settings)
     condition = model.condition(prompts.texts, settings)
     share = distributed.share(len(prompts.texts) * group_size)
+    if model.is_sharded and share.total % distributed.world():
+        raise ValueError(
+            f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
+            "Fix: change prompts_per_iteration or group_size"
+        )
     groups = torch.tensor([row // group_size for row in share.rows])
     sources = [
         (_generator(seed, position, 0), _generator(seed, position, row % group_size + 1))
@@ -171,6 +176,8 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
+    if model.is_sharded:
+        return False  # a graph would hold every block of every step put together
     # Decided once: the free memory moves from one iteration to the next, and the two ways differ in rounding.
     if (settings, samples) not in model.graph_decisions:
         trained = sum(kind != "ode" for kind in step_kinds(settings))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import lora
+from . import distributed, lora
 from .layout import ADAPTER, WEIGHTS
 
 if TYPE_CHECKING:
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None:
     """Writes the adapter as `lora.safetensors`, or each trained network as a diffusers folder of its name."""
     if model.is_adapted:
-        lora.save(model, folder / ADAPTER, metadata)
+        if distributed.is_main():
+            lora.save(model, folder / ADAPTER, metadata)
         return
     for name, network in model.experts.items():
         place = folder / name
-        place.mkdir(parents=True, exist_ok=True)
-        network.save_config(place)
         dtypes = dict(zip(model.trainable_named().values(), model.original_dtypes(), strict=True))
         parameters = dict(network.named_parameters())
         tensors = {
-            key: tensor.detach().to("cpu", dtypes.get(parameters.get(key), tensor.dtype))
-            for key, tensor in network.state_dict().items()
+            key: tensor.to(dtypes.get(parameters.get(key), tensor.dtype))
+            for key, tensor in model.whole(network.state_dict()).items()
         }
+        if not distributed.is_main():
+            continue
+        place.mkdir(parents=True, exist_ok=True)
+        network.save_config(place)
         lora.write_tensors(place / WEIGHTS, tensors, {"format": "pt", **lora.header(metadata)})
 
 

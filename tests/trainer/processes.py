@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.connection
 import os
 import socket
 import time
@@ -28,23 +28,18 @@ def together(count: int, function: Callable, *arguments) -> list:
     ]
     for process in processes:
         process.start()
-    for _, end in pipes:
-        end.close()
     try:
-        return [_result(receiver) for receiver, _ in pipes]
+        return [_result(receiver, process) for (receiver, _), process in zip(pipes, processes, strict=True)]
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _result(receiver):
-    if not receiver.poll(SECONDS):
+def _result(receiver, process):
+    if not multiprocessing.connection.wait([receiver, process.sentinel], SECONDS):
         raise AssertionError(f"a process neither returned nor failed within {SECONDS} s")
-    try:
-        return receiver.recv()
-    except EOFError:
-        return None
+    return receiver.recv() if receiver.poll() else None
 
 
 def _work(rank: int, count: int, port: int, sender, function: Callable, arguments: tuple) -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.trainer.processes import together
 from comfyui_otca.trainer import best, checkpoint, host, record
 from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import train
@@ -292,3 +293,23 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
         str(path.relative_to(tmp_path / "whole" / "best")) for path in (tmp_path / "whole" / "best").rglob("*.*")
     )
     assert found == ["best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
+
+
+def _train_together(workflow, folder):
+    host.terminal.output = folder
+    record._open.clear()
+    return train(workflow, say=lambda line: None)
+
+
+def test_several_processes_agree_on_both(scripted, small_workflow, tmp_path):
+    """Each scores half of the eight pairs, and all come to one verdict."""
+    run = {**RUN, "evaluation_seeds": 4, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}
+    scripted([1.0, 3.0, 2.0, 1.0, 1.0, 1.0], [0.5, 0.8, 0.6, 0.4, 0.9, 0.9])
+    workflow = small_workflow({"OTCA_TrainingRun": run})
+    assert together(2, _train_together, workflow, tmp_path / "run") == [0, 0]
+    assert [row["iteration"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["iteration"] == 1
+    assert (tmp_path / "run" / "best" / "lora.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["reason"].startswith(
+        "accuracy, which is held out"
+    )

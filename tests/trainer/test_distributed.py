@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import together
 from comfyui_otca.trainer import distributed, grpo, host, record, rollout
 from comfyui_otca.trainer.credit import tcd, uniform
+from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import train
 from comfyui_otca.trainer.types import Prompts, Scores
+from comfyui_otca.trainer.workflow import Workflow
 
 TEXTS = ("a red circle on a blue background", "a green square on a white background")
 
@@ -176,6 +183,58 @@ def test_several_processes_make_the_update_of_one(count, changes, load_model, pe
             assert own_metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+FULL = {"sample": {}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.5, "batch_size": 2}}
+
+
+def _full_update(path, settings):
+    """An update of all weights: its gradients, what is trained, the average and the moments, whole; then another one."""
+    model = load_flow_model(path, training="full", device="cpu")
+    with model.reference():
+        reference = copy.deepcopy(model.trained_state())
+    _, _, _, metrics = _update(model, settings, FULL)
+    gradients = {name: distributed.full(p.grad) for name, p in model.trainable_named().items() if p.grad is not None}
+    states = copy.deepcopy((gradients, model.trained_state(), model.average_state(), model.optimizer_state()))
+    local = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in model.trainable_parameters())
+    return *states, reference, metrics, _update(model, settings, FULL)[3], local
+
+
+@pytest.mark.parametrize("family", ["flux", "wan22"])
+def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, small_settings, tmp_path):
+    """FSDP2: every process holds a part of the weights, and together they move as one process's would."""
+    sizes = {} if family == "flux" else {"width": 32, "height": 16, "frames": 5, "guidance": 4.5}
+    path = flux_folder if family == "flux" else tiny.make(family, tmp_path / family)
+    settings = small_settings(**sizes)
+    gradients, *states, reference, metrics, metrics_2, count = _full_update(path, settings)
+    found = together(2, _full_update, path, settings)
+    assert sum(own[-1] for own in found) == count, "nothing is held twice"
+    assert not any(found[1][1:5]), "whole states are for the process that writes them"
+    for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found[:1]:
+        assert own_gradients.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
+        for own_state, state in zip(own_states, states, strict=True):
+            assert own_state.keys() == state.keys()
+        for name, value in states[0].items():
+            # Adam divides by the gradient's size, so that an entry whose gradient is nearly zero may turn by rounding.
+            clear = gradients[name].abs() > 1e-3 if name in gradients else torch.ones_like(value, dtype=torch.bool)
+            torch.testing.assert_close(own_states[0][name][clear], value[clear], rtol=0, atol=1e-6, msg=name)
+            assert torch.equal(own_reference[name], reference[name]), "the reference is the untrained model"
+        assert any(not torch.equal(own_states[0][name], value) for name, value in reference.items())
+        for own, wanted in ((own_metrics, metrics), (own_metrics_2, metrics_2)):
+            for name, value in wanted.items():
+                assert own[name] == pytest.approx(value, rel=1e-2, abs=1e-5), name
+
+
+def _uneven(path, settings):
+    model = load_flow_model(path, training="full", device="cpu")
+    rollout.sample(model, Prompts(TEXTS[:1], (0,)), settings, group_size=3, seed=3)
+
+
+def test_a_sharded_model_wants_equal_shares(flux_folder, small_settings):
+    for error in together(2, _uneven, flux_folder, small_settings()):
+        assert "3 samples cannot be shared equally by 2 processes" in str(error) and "Fix: " in str(error)
+
+
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +320,37 @@ def test_a_training_of_two(small_workflow, tmp_path):
     resumed = load_file(tmp_path / "again" / "lora.safetensors")
     for name, tensor in first.items():
         assert torch.equal(resumed[name], tensor)
+
+
+def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
+    """Checkpoints are whole, so that one process, or two again, go on from them."""
+
+    def workflow(iterations):
+        run = {**TWO["OTCA_TrainingRun"], "iterations": iterations, "evaluation_prompts": "a red circle\na blue square"}
+        changes = {
+            "OTCA_LoadFlowModel": {"training": "full"},
+            "OTCA_GRPOStep": {"learning_rate": 1e-5, "ema_decay": 0.5},
+            "OTCA_TrainingRun": {**run, "evaluation_seeds": 1},
+        }
+        graph = small_workflow(changes).graph
+        del graph["13"]  # there is no adapter to save
+        return Workflow(graph, NODE_CLASS_MAPPINGS)
+
+    assert [code for code, _ in together(2, _train, workflow(1), tmp_path / "begun")] == [0, 0]
+    shutil.copytree(tmp_path / "begun", tmp_path / "alone")
+    assert [code for code, _ in together(2, _train, workflow(2), tmp_path / "begun", True)] == [0, 0]
+    assert [code for code, _ in together(2, _train, workflow(2), tmp_path / "at once")] == [0, 0]
+    assert _train(workflow(2), tmp_path / "alone", True)[0] == 0
+    weights = Path("transformer") / "diffusion_pytorch_model.safetensors"
+    at_once, again, alone = (load_file(tmp_path / name / weights) for name in ("at once", "begun", "alone"))
+    for name, tensor in at_once.items():
+        assert torch.equal(again[name], tensor), "resumed bit for bit"
+        torch.testing.assert_close(alone[name].float(), tensor.float(), rtol=0, atol=3e-5, msg=name)
+    assert [row["iteration"] for row in rows(tmp_path / "alone")] == [1, 2]
+    metrics = [rows(tmp_path / name)[1] for name in ("at once", "begun")]
+    for name, value in metrics[0].items():
+        if not name.startswith(("seconds/", "samples_per_second")):
+            assert metrics[1][name] == value, name
 
 
 def test_ones_failure_ends_all_and_is_named(small_workflow, tmp_path):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
+from .. import distributed, host
 from ..resident import Resident
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class FlowModel(Resident, ABC):
         self._decoding = threading.RLock()
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
+        self.is_sharded = False  # over several processes, which then have to call it equally often
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
                 network.eval().requires_grad_(False)
@@ -243,12 +244,20 @@ class FlowModel(Resident, ABC):
         self.lora_rank, self.lora_alpha = rank, alpha
 
     def train_everything(self) -> None:
-        """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference."""
+        """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference.
+
+        Several processes share them out among themselves.
+        """
         for network in self.experts.values():
             network.requires_grad_(True)
+        dtypes = [parameter.dtype for parameter in self.trainable_parameters()]
         for parameter in self.trainable_parameters():
-            self._originals.append(parameter.detach().clone())
             parameter.data = parameter.data.float()
+        self.is_sharded = distributed.world() > 1
+        for network in self.experts.values() if self.is_sharded else ():
+            distributed.shard(network, self.dtype)
+        parameters = zip(self.trainable_parameters(), dtypes, strict=True)
+        self._originals = [parameter.detach().to(dtype, copy=True) for parameter, dtype in parameters]
 
     def original_dtypes(self) -> list[torch.dtype]:
         """Of the weights as they were loaded, in the order of `trainable_parameters`: some networks keep parts in float32."""
@@ -282,6 +291,14 @@ class FlowModel(Resident, ABC):
                     network.enable_adapters()
             return
         parameters = self.trainable_parameters()
+        if self.is_sharded:  # FSDP2 knows only the memory of its parameters, so values have to change places
+            trained = [parameter.detach().clone() for parameter in parameters]
+            self._copy(self._originals)
+            try:
+                yield
+            finally:
+                self._copy(trained)
+            return
         trained = [parameter.data for parameter in parameters]
         for parameter, original in zip(parameters, self._originals, strict=True):
             parameter.data = original.float()
@@ -290,6 +307,30 @@ class FlowModel(Resident, ABC):
         finally:
             for parameter, data in zip(parameters, trained, strict=True):
                 parameter.data = data
+
+    @torch.no_grad()
+    def _copy(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.trainable_parameters(), values, strict=True):
+            parameter.copy_(value)
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """What is trained, by name, whole, on the CPU.
+
+        Of a sharded model all processes have to ask for it, here and below, and only the main one gets it.
+        """
+        return self.whole(self.trainable_named())
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of this model on the CPU, as `trained_state`."""
+        state = {}
+        for name, tensor in tensors.items():
+            full = distributed.full(tensor)
+            if distributed.is_main() or not self.is_sharded:  # one at a time, else there would be no room for them
+                state[name] = full
+        return state
+
+    def load_trained_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._copy([distributed.like(tensors[name], own) for name, own in self.trainable_named().items()])
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -322,19 +363,25 @@ class FlowModel(Resident, ABC):
     def optimizer_state(self) -> dict[str, Tensor]:
         """The optimizer's moments and step counts, as `<parameter number>.<name>`; empty before the first update."""
         state = self._optimizer.state_dict()["state"] if self._optimizer else {}
-        return {f"{number}.{name}": tensor.cpu() for number, own in state.items() for name, tensor in own.items()}
+        return self.whole({f"{number}.{name}": tensor for number, own in state.items() for name, tensor in own.items()})
 
     def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
-        self._optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
+        parameters = self.trainable_parameters()
+        self._optimizer = torch.optim.AdamW(parameters, fused=True)
         state: dict[int, dict[str, Tensor]] = {}
         for key, tensor in tensors.items():
             number, name = key.split(".")
-            state.setdefault(int(number), {})[name] = tensor
+            state.setdefault(int(number), {})[name] = distributed.like(tensor, parameters[int(number)])
         self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
+
+    def average_state(self) -> dict[str, Tensor]:
+        """The moving average, as `optimizer_state`."""
+        return self.whole({f"{number:05d}": shadow for number, shadow in enumerate(self.ema.shadow_params)})
 
     def restore_average(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:
         self.ema = self._average(decay)
-        self.ema.shadow_params = [tensors[key].to(self.device) for key in sorted(tensors)]
+        pairs = zip(sorted(tensors), self.trainable_parameters(), strict=True)
+        self.ema.shadow_params = [distributed.like(tensors[key], parameter) for key, parameter in pairs]
         self.ema.optimization_step = step
 
     def _average(self, decay: float):

@@ -1,0 +1,123 @@
+"""The example workflows of the large models as they are, on tiny checkpoints under the published names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.run import train
+from comfyui_otca.trainer.workflow import Workflow
+
+ROOT = Path(__file__).resolve().parent.parent
+ALL = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
+LARGE = [name for name in ALL if name.startswith("otca_")]
+OF_A_GPU = {"quantize": "none"}  # what no CPU can do
+SMALL = {
+    "OTCA_PromptDataset": {"prompts_per_iteration": 1},
+    "OTCA_SDESampler": {"group_size": 3, "steps": 4, "width": 32, "height": 32},
+    "OTCA_ModelMemory": OF_A_GPU,
+    "OTCA_TrainingRun": {
+        "iterations": 2,
+        "evaluate_every": 2,
+        "evaluation_prompts": "a red fox",
+        "evaluation_steps": 2,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A folder of models as a user has it."""
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(ROOT / "assets" / "shapes-flux", folder / "black-forest-labs" / "FLUX.1-dev")
+    tiny.make("sd3", folder / "stabilityai" / "stable-diffusion-3.5-medium")
+    tiny.make("wan22", folder / "Wan-AI" / "Wan2.2-T2V-A14B-Diffusers")
+    tiny_rewards.clip(folder / "openai" / "clip-vit-large-patch14")
+    tiny_rewards.hps(folder / "HPS_v2.1_compressed.pt")
+    tiny_rewards.aesthetic(folder / "sac+logos+ava1-l14-linearMSE.pth")
+    tiny_rewards.pickscore(folder / "yuvalkirstain" / "PickScore_v1")
+    tiny_rewards.clip(folder / "laion" / "CLIP-ViT-H-14-laion2B-s32B-b79K", projection=64)
+    tiny_video_rewards.video_align(folder / "KlingTeam")
+    (folder / "Qwen").mkdir()
+    (folder / "KlingTeam" / "Qwen2-VL").rename(folder / "Qwen" / "Qwen2-VL-2B-Instruct")
+    return folder
+
+
+def graph(name):
+    return json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_trains(name, models, tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_MODELS", str(models))
+    content = graph(name)
+    assert not [problem for problem in Workflow(content, NODE_CLASS_MAPPINGS).validate() if problem.severity == "error"]
+    for node in content.values():
+        node["inputs"].update(SMALL.get(node["class_type"], {}))
+        if node["inputs"].get("frames"):
+            node["inputs"]["frames"] = 9
+    host.terminal.output, host.terminal.device = tmp_path, "cpu"
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    wanted = (
+        {"video_align_vq", "video_align_mq", "video_align_ta"} if "video" in name else {"clip_t", "hpsv2", "aesthetic"}
+    )
+    held_out = {"clip_t"} if "video" in name else {"pickscore"}
+    for row in rows:
+        assert {key.split("/")[1] for key in row if key.startswith("reward/")} == wanted
+        assert {key.split("/")[1] for key in row if key.startswith("held_out/")} == held_out
+        assert row["gradient_norm"] > 0 and row["groups/masked_samples"] == 0
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_without_its_models_it_says_what_to_get(name, monkeypatch, tmp_path):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    problems = Workflow(graph(name), NODE_CLASS_MAPPINGS).validate()
+    errors = {problem.node_id for problem in problems if problem.severity == "error"}
+    large = {
+        "OTCA_LoadFlowModel",
+        "OTCA_RewardClipT",
+        "OTCA_RewardVideoAlign",
+        "OTCA_RewardHPSv2",
+        "OTCA_RewardAesthetic",
+    }
+    large.add("OTCA_RewardPickScore")
+    assert errors == {id for id, node in graph(name).items() if node["class_type"] in large}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_settings_of_the_paper(name):
+    """method.md §6: G, T, η and size; the rest is what the canvas's note says."""
+    nodes = {node["class_type"]: node["inputs"] for node in graph(name).values()}
+    sampler = nodes["OTCA_SDESampler"]
+    found = tuple(sampler.get(key) for key in ("group_size", "steps", "eta", "width", "height", "frames"))
+    assert found == ((8, 16, 0.8, 416, 240, 53) if "wan" in name else (12, 16, 0.3, 512, 512, None))
+    assert nodes["OTCA_GRPOStep"]["clip_range"] == 1e-4 and nodes["OTCA_TCDWeights"]["w_min"] == 0.5
+    small = name.endswith("_24gb")
+    assert (nodes["OTCA_ModelMemory"]["quantize"] == "4bit") == (small and "sd3" not in name)
+    assert all(inputs.get("offload", False) == small for kind, inputs in nodes.items() if kind == "OTCA_RewardClipT")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_workflow_has_a_canvas_of_its_own(name):
+    canvas = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
+    ours = {str(node["id"]): node["type"] for node in canvas["nodes"] if node["type"].startswith("OTCA_")}
+    assert ours == {id: node["class_type"] for id, node in graph(name).items()}
+    assert 0 < os.path.getsize(ROOT / "workflows" / f"{name}.jpg") <= 100_000
+    for node in canvas["nodes"]:
+        if node["type"].startswith("OTCA_"):
+            declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
+            wanted = {**declared["required"], **declared.get("optional", {})}
+            # The Reward Stack shows as many sockets as are taken, and one more.
+            named, wanted = (
+                {name for name in names if not name.startswith("reward_")}
+                for names in ([slot["name"] for slot in node["inputs"]], wanted)
+            )
+            assert named == wanted, f"{node['type']}: made before it had these inputs; make it anew"
