@@ -76,6 +76,13 @@ def parser() -> argparse.ArgumentParser:
     export.add_argument("--device", help="auto, cpu, cuda …")
     export.set_defaults(command=_export)
 
+    report = commands.add_parser(
+        "report", help="make a page of a run, to look at or pass on", description=_report.__doc__
+    )
+    report.add_argument("run", type=Path, help="a run's folder")
+    report.add_argument("--output", type=Path, metavar="FILE.html", help="default: report.html in the run")
+    report.set_defaults(command=_report)
+
     score = commands.add_parser("score", help="score pictures and videos that are there", description=_score.__doc__)
     score.add_argument("files", nargs="+", metavar="FILE", help="pictures, videos, folders or patterns of them")
     score.add_argument(
@@ -223,6 +230,15 @@ def _export(options: argparse.Namespace) -> int:
     model, _ = load_run(Path(options.run), NODE_CLASS_MAPPINGS, whole=True)
     export(model, options.output)
     print(options.output)
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    """Writes one HTML page with a run's curves, evaluations, pictures, credit, times, settings and workflow in it."""
+    from .nodes import NODE_CLASS_MAPPINGS
+    from .trainer.report import write
+
+    print(write(options.run, options.output, NODE_CLASS_MAPPINGS))
     return 0
 
 

@@ -177,6 +177,32 @@ class TrainingRun:
                         "tooltip": "Last checkpoints that stay; older ones are deleted.",
                     },
                 ),
+                "best_metric": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "The best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
+                        "reward's name. Empty: none is.",
+                    },
+                ),
+                "stop_after_decline": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 1000,
+                        "tooltip": "Ends a headless training when a held-out reward has declined for so many evaluations in "
+                        "a row; 0: never.",
+                    },
+                ),
+                "wandb_project": (
+                    "STRING",
+                    {
+                        "default": "",
+                        "tooltip": "Sends all figures to that Weights & Biases project too, which takes pip install wandb. "
+                        "Empty: none.",
+                    },
+                ),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
         }
@@ -198,8 +224,9 @@ class TrainingRun:
         run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
         run.mark("running", iterations)
         run.record(model, report, last=iterations, on_step=host.check_stop)
-        if run.iteration >= iterations:
-            run.mark("finished", iterations)
+        told = run.early_stop()
+        if run.iteration >= iterations or told:
+            run.mark("finished" if run.iteration >= iterations else "running", iterations, reason=told)
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "at": time.time()}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 

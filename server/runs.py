@@ -132,7 +132,7 @@ class Run:
             "held_out": _names(last, "held_out"),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
-            "warning": self.warning(),
+            "warning": self.warning() or self.status().get("reason"),
         }
 
     def warning(self) -> str | None:

@@ -6,13 +6,14 @@ import copy
 import difflib
 import inspect
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
-# The nodes that a training has once each.
-RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"
+RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
+STACK_NODE = "OTCA_RewardStack"
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
@@ -89,7 +90,7 @@ def read_node(node_id: str, entry: dict, cls: type) -> Node:
                 declared[name] = Declaration(type_, options, section == "required")
     constants, links, unreadable = {}, {}, {}
     for name in [name for name in given if name in declared]:
-        if _is_link(given[name]):
+        if is_link(given[name]):
             links[name] = tuple(given[name])
             continue
         try:
@@ -111,7 +112,7 @@ def hidden_values(nodes: Mapping[str, Node], node: Node) -> dict[str, Any]:
     return {name: makers.get(kind, lambda: None)() for name, kind in node.hidden.items()}
 
 
-def _is_link(value: Any) -> bool:
+def is_link(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int
 
 
@@ -213,6 +214,22 @@ def suggest(name: Any, known: Iterable[Any]) -> str:
     known = list(known)
     listed = ", ".join(map(str, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
     return f"{did_you_mean(name, known)}use one of: {listed or '(there is none)'}"
+
+
+def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
+    """{title of a node: {input: constant}} of a graph in API form; titles that occur twice have the node's id behind them."""
+    titles = {node_id: title(entry) for node_id, entry in graph.items()}
+    counts = Counter(titles.values())
+    return {
+        titles[node_id] if counts[titles[node_id]] == 1 else f"{titles[node_id]} {node_id}": {
+            name: value for name, value in entry["inputs"].items() if not is_link(value)
+        }
+        for node_id, entry in graph.items()
+    }
+
+
+def title(entry: Mapping) -> str:
+    return (entry.get("_meta") or {}).get("title") or entry["class_type"]
 
 
 # --- graphs: loops, not recursion, since a graph may be deeper than Python's stack ------------------------------

@@ -54,7 +54,7 @@ def _by_batches(rows: Sequence[Mapping]) -> str | None:
     """Every held-out reward over the iterations in which it and all trained ones were measured."""
     trained = _means(rows, "reward")
     for key in _means(rows, "held_out"):
-        whole = [row for row in rows if all(_measured(row.get(other)) for other in (key, *trained))]
+        whole = [row for row in rows if all(measured(row.get(other)) for other in (key, *trained))]
         if len(whole) < SHORTEST:
             continue
         own = [row[key] for row in whole]
@@ -71,15 +71,15 @@ def _by_evaluations(evaluations: Sequence[Mapping]) -> str | None:
     """The last evaluation against the one in which the held-out reward stood best, for every held-out reward."""
     *earlier, last = evaluations or ({},)
     for name in [name for name, figures in last.get("rewards", {}).items() if figures["held_out"]]:
-        alike = [row for row in earlier if _comparable(row, last, name) and _measured(row["rewards"][name]["mean"])]
-        if not alike or not _measured(last["rewards"][name]["mean"]):
+        alike = [row for row in earlier if comparable(row, last) and measured(row["rewards"][name]["mean"])]
+        if not alike or not measured(last["rewards"][name]["mean"]):
             continue
         best = max(alike, key=lambda row: row["rewards"][name]["mean"])
         trained = [other for other, figures in last["rewards"].items() if not figures["held_out"]]
-        rises = {other: shift(_gains(best, last, other)) for other in trained}
+        rises = {other: shift(gains(best, last, other)) for other in trained}
         when = f"on the fixed prompts, from iteration {best['iteration']} to {last['iteration']}"
         ends = [row["rewards"][name]["mean"] for row in (best, last)]
-        if told := _told(when, rises, name, shift(_gains(best, last, name)), *ends):
+        if told := _told(when, rises, name, shift(gains(best, last, name)), *ends):
             return told
     return None
 
@@ -96,19 +96,21 @@ def _told(when: str, rises: Mapping[str, float], name: str, fall: float, before:
     )
 
 
-def _comparable(before: Mapping, after: Mapping, name: str) -> bool:
+def comparable(before: Mapping, after: Mapping) -> bool:
     """Whether both evaluations scored the same prompts and as many seeds by the same rewards."""
     same = before.get("prompts") == after.get("prompts") and before["rewards"].keys() == after["rewards"].keys()
-    return same and len(before["rewards"][name]["values"]) == len(after["rewards"][name]["values"])
+    return same and all(
+        len(figures["values"]) == len(after["rewards"][name]["values"]) for name, figures in before["rewards"].items()
+    )
 
 
-def _gains(before: Mapping, after: Mapping, name: str) -> list[float]:
+def gains(before: Mapping, after: Mapping, name: str) -> list[float]:
     """Of every pair of prompt and seed that was scored both times."""
     pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
-    return [new - old for old, new in pairs if _measured(old) and _measured(new)]
+    return [new - old for old, new in pairs if measured(old) and measured(new)]
 
 
-def _measured(value: float | None) -> bool:
+def measured(value: float | None) -> bool:
     """What is NaN in a running process was read back from the file as null."""
     return value is not None and math.isfinite(value)
 

@@ -17,6 +17,7 @@ EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"
+WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 STOP = "stop"  # whoever makes this file asks the run to stop
 PICTURES = ("samples.png", "rewards.png", "credit.png")
@@ -24,6 +25,7 @@ SAMPLES, CHECKPOINTS = "samples", "checkpoints"
 ADAPTER = "lora.safetensors"
 # The last two are those of a model with two experts.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
+BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
 
 LONGEST_NAME = 100

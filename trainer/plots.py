@@ -5,9 +5,12 @@ Colour scales are readable without red-green vision: viridis where a value has a
 
 from __future__ import annotations
 
+import io
 import math
+import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,53 +81,87 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
 
 
 def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> np.ndarray:
-    """One panel a reward: each iteration's mean with its spread, a running mean, and the fixed evaluation as points."""
+    """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
+    return _rendered(curves_figure(history, evaluations, panels(history)))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A reward's place among the curves: its keys begin with `key`."""
+
+    key: str
+    name: str
+    label: str
+    color: str
+
+
+def panels(history: Sequence[Mapping]) -> list[Panel]:
+    """One a reward, held-out ones last."""
+    kinds = [(name, kind) for kind in ("reward", "held_out") for name in _names(history, f"{kind}/", "/mean")]
+    return [
+        Panel(
+            f"{kind}/{name}", name, name if kind == "reward" else f"{name} (held out)", _COLORS[number % len(_COLORS)]
+        )
+        for number, (name, kind) in enumerate(kinds)
+    ]
+
+
+def curves_figure(history: Sequence[Mapping], evaluations: Sequence[Mapping], chosen: Sequence[Panel]) -> Figure:
+    """Each reward's iteration means, their running mean, and the fixed evaluation as points."""
+    columns = min(4, max(1, len(chosen)))
+    rows = math.ceil(len(chosen) / columns)
+    figure = _figure(3.6 * columns, 2.9 * rows + 0.4)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axis, panel in zip(axes, chosen, strict=False):
+        _draw_panel(axis, panel, history, evaluations)
+    for axis in axes[len(chosen) :]:
+        axis.set_axis_off()
+    if chosen:
+        axes[0].legend(fontsize=7)
+    return figure
+
+
+def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    trained = _names(history, "reward/", "/mean")
-    held_out = _names(history, "held_out/", "/mean")
-    panels = [(f"reward/{n}", n, n) for n in trained] + [(f"held_out/{n}", n, f"{n} (held out)") for n in held_out]
-    columns = min(4, max(1, len(panels)))
-    rows = math.ceil(len(panels) / columns)
-    figure = _figure(3.6 * columns, 2.9 * rows + 0.4)
     x = np.array([row["iteration"] for row in history])
-    for axis, (key, name, label), color in zip(
-        np.atleast_1d(figure.subplots(rows, columns)).ravel(), panels, _COLORS * 3, strict=False
-    ):
-        mean = np.array([row.get(f"{key}/mean", np.nan) for row in history], dtype=float)
-        axis.plot(x, mean, color=color, alpha=0.3, linewidth=1, label="iteration mean")
-        axis.plot(x, _running_mean(mean), color=color, linewidth=2, label="running mean")
-        points = [(row["iteration"], row["rewards"][name]) for row in evaluations if name in row["rewards"]]
-        points = [(x, figures) for x, figures in points if figures["mean"] is not None]
-        if points:
-            axis.errorbar(
-                [p[0] for p in points],
-                [p[1]["mean"] for p in points],
-                [p[1]["standard_error"] for p in points],
-                color="#333333",
-                marker="o",
-                markersize=4,
-                linewidth=1,
-                capsize=2,
-                label="evaluation ± s.e.",
-            )
-        axis.set_title(label, fontsize=10)
-        axis.set_xlabel("iteration", fontsize=8)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.25)
-    for axis in figure.axes[len(panels) :]:
-        axis.set_axis_off()
-    if panels:
-        figure.axes[0].legend(fontsize=7)
-    return _rendered(figure)
+    mean = np.array([row.get(f"{panel.key}/mean", np.nan) for row in history], dtype=float)
+    axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
+    axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
+    points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
+    points = [(x, figures) for x, figures in points if figures["mean"] is not None]
+    if points:
+        axis.errorbar(
+            [p[0] for p in points],
+            [p[1]["mean"] for p in points],
+            [p[1]["standard_error"] for p in points],
+            color="#333333",
+            marker="o",
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label="evaluation ± s.e.",
+        )
+    axis.set_title(panel.label, fontsize=10)
+    axis.set_xlabel("iteration", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
 
 
 def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
+    steps = advantages.credit.trained
+    labels = [_step_label(advantages.credit, step, " ") for step in steps]
+    top, bottom = _rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
+    width = max(top.shape[1], bottom.shape[1])
+    return np.concatenate([_widened(top, width), _widened(bottom, width)])
+
+
+def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
+    """Mean weight of each trained step as training went on."""
     from matplotlib.ticker import MaxNLocator
 
-    steps = advantages.credit.trained
     field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
     figure = _figure(9, 1.2 + 0.26 * len(steps))
     axis = figure.subplots()
@@ -135,14 +172,27 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.n
         interpolation="nearest",
         extent=(history[0]["iteration"] - 0.5, history[-1]["iteration"] + 0.5, len(steps) - 0.5, -0.5),
     )
-    axis.set_yticks(range(len(steps)), [_step_label(advantages.credit, step, " ") for step in steps], fontsize=8)
+    axis.set_yticks(range(len(steps)), labels, fontsize=8)
     axis.set_xlabel("iteration", fontsize=9)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
     figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
-    top, bottom = _rendered(figure), advantage_heatmap(advantages)
-    width = max(top.shape[1], bottom.shape[1])
-    return np.concatenate([_widened(top, width), _widened(bottom, width)])
+    return figure
+
+
+def svg(draw: Callable[[], Figure]) -> str:
+    """A figure for a page: without a background, and black as the page's own ink, so that it is readable on light and dark."""
+    import matplotlib
+
+    # Text as text, in the page's fonts; names as they are, whatever $ signs they have.
+    with matplotlib.rc_context({"svg.fonttype": "none", "text.parse_math": False, "legend.frameon": False}):
+        figure = draw()
+        text = io.StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    code = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
+    used = set(re.findall(r"#([\w.]+)", code))
+    code = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", code)
+    return re.sub("#000000|#333333", "currentColor", code)
 
 
 def sample_grid(images: Tensor, captions: Sequence[str], columns: int = 8, scale: int | None = None) -> np.ndarray:

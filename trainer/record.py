@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -9,13 +10,28 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, distributed, hacking, host, lora, plots, rollout, weights
-from .layout import CANVAS, CHECKPOINTS, EVALUATIONS, METRICS, SAMPLES, STATUS, WORKFLOW, flush, owner, write_text
+from . import best, checkpoint, distributed, graph, hacking, host, lora, plots, rollout, weights
+from .figures import Figures
+from .layout import (
+    BEST,
+    BEST_FIGURES,
+    CANVAS,
+    CHECKPOINTS,
+    EVALUATIONS,
+    METRICS,
+    SAMPLES,
+    STATUS,
+    WORKFLOW,
+    flush,
+    new_folder,
+    owner,
+    write_text,
+)
 from .rewards.base import score
 
 if TYPE_CHECKING:
@@ -44,6 +60,9 @@ class RunSettings:
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with
     keep_checkpoints: int = checkpoint.KEEP
+    best_metric: str = ""  # of evaluations; empty: none is kept as the best
+    stop_after_decline: int = 0  # evaluations in a row; 0: never
+    wandb_project: str = ""  # empty: none
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:
@@ -105,8 +124,10 @@ class Run:
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved = self.iteration
+        self._best_kept: int | None = None  # the iteration whose adapter this process has put into best/
         self._warned = False
-        self._events = None
+        self._figures: Figures | None = None
+        self._shown = len(self.history)  # rows that have gone to `_figures`
 
     @property
     def iteration(self) -> int:
@@ -128,12 +149,24 @@ class Run:
             write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 write_text(self.folder / name, "".join(map(json_line, rows)))
+            self._shown = len(self.history)
+            self.figures()  # before training: wandb may refuse
+
+    def figures(self) -> Figures:
+        """TensorBoard and wandb, as the settings have it now: on the canvas they may change."""
+        project = self.settings.wandb_project
+        if self._figures is not None and self._figures.project != project:
+            self.close()
+        if self._figures is None:
+            self._figures = Figures(self.folder, project, self._shown, graph.settings(self.workflow))
+        return self._figures
 
     @_writing
-    def mark(self, status: str, total: int, error: str | None = None) -> None:
+    def mark(self, status: str, total: int, error: str | None = None, reason: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
 
-        A reader finds out by the process whether "running" is still true.
+        A reader finds out by the process whether "running" is still true. `reason` is why it ended before its last iteration,
+        or should.
         """
         if not self.writes:
             return
@@ -142,6 +175,7 @@ class Run:
         process = psutil.Process()
         content = {"status": status, "place": "canvas" if host.in_comfyui() else "headless", "total": total}
         content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
+        content["reason"] = reason
         content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
         write_text(self.folder / STATUS, json.dumps(content, indent=1))
 
@@ -154,6 +188,7 @@ class Run:
         Args:
             on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
         """
+        self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             row = {"iteration": self.iteration + 1, **report.metrics}
@@ -165,7 +200,6 @@ class Run:
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
-            self._to_tensorboard(row["iteration"], {name: value for name, value in row.items() if name != "iteration"})
         # What an earlier call was kept from doing is made up for.
         final = self.iteration == last
         on_canvas = host.in_comfyui()
@@ -176,11 +210,20 @@ class Run:
         if not self._evaluated(0):
             with model.reference():
                 self.evaluate(model, report, 0, on_step)
-        if (final or self.iteration % self.settings.evaluate_every == 0) and not self._evaluated(self.iteration):
+        self._show_lines()  # not sooner: steps go up
+        if final or self.iteration % self.settings.evaluate_every == 0:
+            new = not self._evaluated(self.iteration)
             with model.averaged():
-                self.evaluate(model, report, self.iteration, on_step)
-            self.plot()
-        if not on_canvas and save_due:  # after the evaluation: else a run killed amid it would resume without
+                if new:
+                    self.evaluate(model, report, self.iteration, on_step)
+                self._keep_best(model)
+            if new:
+                self.plot()
+                if on_canvas and (told := self.early_stop()):
+                    logger.warning("iteration %d: %s", self.iteration, told)
+        if not on_canvas and (
+            save_due or self.early_stop()
+        ):  # after the evaluation: else a run killed amid it would resume without
             self._save_once(model)
         told = self.warning()
         if told and not self._warned:
@@ -190,6 +233,46 @@ class Run:
     def warning(self) -> str | None:
         """What a human should know of the run as it stands."""
         return hacking.warning(self.history, self.evaluations)
+
+    def early_stop(self) -> str | None:
+        """Why the run should end here, if its settings say so."""
+        return best.early_stop(self.evaluations, self.settings.stop_after_decline)
+
+    def check_metric(self, rewards: Iterable[str]) -> None:
+        """Raises RunError where best_metric is none of a run with these rewards."""
+        try:
+            if self.settings.best_metric:
+                best.check(self.settings.best_metric, rewards)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+
+    def best_so_far(self) -> dict | None:
+        """What the best evaluation came to, as best.json has it."""
+        metric = self.settings.best_metric
+        found = best.best(self.evaluations, metric) if metric and self.evaluations else None
+        if found is None:
+            return None
+        value = functools.partial(best.value, self.evaluations, metric=metric)
+        before = next((value(row) for row in self.evaluations if row["iteration"] == 0), None)
+        return {"metric": metric, "value": value(found), "iteration": found["iteration"], "before_training": before}
+
+    @_writing
+    def _keep_best(self, model: FlowModel) -> None:
+        """Saves the adapter as it was just evaluated, if no evaluation was better."""
+        figures = self.best_so_far()
+        if self.settings.best_metric and figures is None:
+            logger.warning("%s could not be told, so none is kept as the best", self.settings.best_metric)
+        if figures is None or figures["iteration"] != self.iteration or self._best_kept == self.iteration:
+            return
+        # A sharded model is put together by all processes, and written by one.
+        with new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside:
+            weights.save(model, aside, self._metadata())
+            if self.writes:
+                (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        self._best_kept = self.iteration
+
+    def _metadata(self) -> dict[str, object]:
+        return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
 
     def belongs_to(self, model: FlowModel | None) -> bool:
         """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
@@ -239,15 +322,25 @@ class Run:
             }
         self._append(EVALUATIONS, self.evaluations, row)
         if self.writes:
-            self._show(images, captions, row)
+            self._show_evaluation(images, captions, row)
 
     @_writing
-    def _show(self, images: Tensor, captions: list[str], row: Mapping) -> None:
-        """Pictures and figures of an evaluation."""
+    def _show_lines(self) -> None:
+        """Figures of the iterations that have not been shown yet."""
+        if self.writes:
+            for row in self.history[self._shown :]:
+                self.figures().write(
+                    row["iteration"], {name: value for name, value in row.items() if name != "iteration"}
+                )
+                self._shown += 1
+
+    @_writing
+    def _show_evaluation(self, images: Tensor, captions: list[str], row: Mapping) -> None:
+        """Pictures and figures."""
         iteration, stills = row["iteration"], plots.stills(images)
         self._before_after(stills, captions, iteration)
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
-        self._to_tensorboard(iteration, means)
+        self.figures().write(iteration, means)
         place = self.folder / SAMPLES / f"{iteration:06d}"
         plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
         if images.ndim == 5:
@@ -273,14 +366,14 @@ class Run:
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
         checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
         with model.averaged():
-            metadata = lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
-            weights.save(model, self.folder, metadata)
+            weights.save(model, self.folder, self._metadata())
         self._saved = self.iteration
 
     @_writing
     def close(self) -> None:
-        if self._events is not None:
-            self._events.close()
+        if self._figures is not None:
+            self._figures.close()
+            self._figures = None
 
     @_writing
     def _append(self, name: str, rows: list[dict], row: dict) -> None:
@@ -317,17 +410,6 @@ class Run:
             before = load_file(first)["images"].float() / 255
             if len(before) == len(images):
                 plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
-
-    @_writing
-    def _to_tensorboard(self, iteration: int, figures: Mapping[str, float]) -> None:
-        if not self.writes:
-            return
-        if self._events is None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.iteration or None)
-        for name, value in figures.items():
-            self._events.add_scalar(name, value, iteration)
 
 
 def _check_writable(folder: Path) -> None:

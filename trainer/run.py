@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, distributed, host
-from .graph import RUN_NODE, STEP_NODE
-from .layout import CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
+from .graph import RUN_NODE, STACK_NODE, STEP_NODE
+from .layout import BEST, CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
     from .record import Run
+    from .rewards import Reward
 
 logger = logging.getLogger(__name__)
 
@@ -73,13 +74,16 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
         _forget_old_stop(folder / STOP)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
-    run = open_run(folder, RunSettings(**{k: v for k, v in inputs.items() if k in names}), workflow.graph, resume=True)
+    known = {name: value for name, value in inputs.items() if name in names and not isinstance(value, list)}
+    run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
     with _signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
 
 def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
     folder = run.folder
+    if run.settings.best_metric:
+        run.check_metric(reward.name for reward in _rewards(workflow))
     model = trained_model(workflow)
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if resume:
@@ -89,11 +93,14 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     advancing = workflow.advancing()
     with _Progress(start, total, say) as progress:
         try:
+            overrides = None
             for iteration in range(start, total):
+                if run.early_stop():
+                    break
                 overrides = {(node, name): value + iteration for node, name, value in advancing}
                 workflow.run(overrides=overrides, targets=every)
                 progress(run.history[-1])
-            if start < total and at_end:
+            if overrides is not None and at_end:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
             distributed.tell(stopped)
@@ -111,8 +118,8 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             with _as_well_as_can_be():
                 run.close()
     distributed.meet()  # nobody leaves while another may still fail
-    run.mark("finished", total)
-    _summary(run, say)
+    run.mark("finished", total, reason=run.early_stop() if run.iteration < total else None)
+    _summary(run, total, say)
     return 0
 
 
@@ -162,6 +169,14 @@ def trained_model(workflow: Workflow) -> FlowModel:
     return workflow.run(targets=[node])[node][output]
 
 
+def _rewards(workflow: Workflow) -> list[Reward]:
+    """What the stacks are connected to."""
+    inputs = [workflow.graph[stack]["inputs"] for stack in workflow.find(STACK_NODE)]
+    links = [link for own in inputs for name, link in own.items() if name.startswith("reward_")]
+    made = workflow.run(targets=[node for node, _ in links])
+    return [made[node][output] for node, output in links]
+
+
 def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
     """Output nodes of every iteration, and those that run once at the end."""
     outputs = workflow.output_nodes()
@@ -195,7 +210,7 @@ def differences(before: dict, now: dict) -> list[str]:
     return lines
 
 
-def _summary(run: Run, say: Say) -> None:
+def _summary(run: Run, total: int, say: Say) -> None:
     """What the run came to: every reward on the fixed prompts and seeds, before and after."""
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0]["rewards"], run.evaluations[-1]["rewards"]
@@ -206,6 +221,12 @@ def _summary(run: Run, say: Say) -> None:
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {told}")
     if told := run.warning():
         say(told)
+    if (told := run.early_stop()) and run.iteration < total:
+        say(f"stopped early: {told}. To go on nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
+    if figures := run.best_so_far():
+        before = "" if figures["before_training"] is None else f", {figures['before_training']:.3f} before training"
+        told = f"{figures['metric']} {figures['value']:.3f} at iteration {figures['iteration']}{before}"
+        say(f"best: {told} ({run.folder / BEST})")
     say(f"done after {run.iteration} iterations: {run.folder} (samples.png, rewards.png, credit.png, lora.safetensors)")
 
 

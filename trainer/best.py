@@ -1,0 +1,82 @@
+"""Which evaluation of a run was the best, and whether what is held out has declined for too long.
+
+Both follow from evaluation.jsonl alone, so that a resumed run comes to the same. Imports neither torch nor anything heavy.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from .hacking import comparable, gains, measured
+
+PREFIX = "evaluation/"  # as TensorBoard has them
+SUM = PREFIX + "sum"
+
+
+def check(metric: str, rewards: Iterable[str]) -> None:
+    """Raises ValueError for a metric that evaluations by these rewards do not have."""
+    known = [SUM, *(PREFIX + name for name in rewards)]
+    if metric not in known:
+        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(known)}, or empty")
+
+
+def value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
+    """What an evaluation came to; None where it was not measured.
+
+    A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
+    standard deviation there. A reward that told no two samples apart then has no unit and is left out.
+    """
+    if metric != SUM:
+        mean = row["rewards"].get(metric.removeprefix(PREFIX), {}).get("mean")
+        return mean if measured(mean) else None
+    first = next((other for other in evaluations if other["iteration"] == 0), None)
+    if first is None or not comparable(first, row):
+        return None
+    trained = {
+        name: figures for name, figures in first["rewards"].items() if not figures["held_out"] and figures["std"]
+    }
+    means = [(row["rewards"][name]["mean"], figures) for name, figures in trained.items()]
+    if not means or not all(measured(mean) and measured(before["mean"]) for mean, before in means):
+        return None
+    return sum((mean - before["mean"]) / before["std"] for mean, before in means)
+
+
+def best(evaluations: Sequence[Mapping], metric: str) -> Mapping | None:
+    """The first of the best evaluations since training began, of those on the prompts and by the rewards of the last one."""
+    alike = [row for row in evaluations if row["iteration"] and comparable(row, evaluations[-1])]
+    values = [(value(evaluations, row, metric), row) for row in alike]
+    return max((pair for pair in values if pair[0] is not None), key=lambda pair: pair[0], default=(None, None))[1]
+
+
+def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
+    """A sentence for a human where one held-out reward has declined in each of the last `patience` evaluations; else None.
+
+    Declined: over the same pairs of prompt and seed it is below the best evaluation before by more than one standard error of the
+    paired differences, mean(d) < -std(d)/√n. The one before training counts, and two pairs are needed.
+    """
+    if not patience or len(evaluations) <= patience:
+        return None
+    for name in [name for name, figures in evaluations[-1]["rewards"].items() if figures["held_out"]]:
+        bests = [_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0)]
+        if all(bests):
+            then, now = bests[0]["rewards"][name]["mean"], evaluations[-1]["rewards"][name]["mean"]
+            return (
+                f"{name}, which is held out, has declined for {patience} evaluations in a row: from {then:.3g} at iteration "
+                f"{bests[0]['iteration']} to {now:.3g} at {evaluations[-1]['iteration']}"
+            )
+    return None
+
+
+def _declined(earlier: Sequence[Mapping], row: Mapping, name: str) -> Mapping | None:
+    """The best evaluation before, if the reward is below it by more than a standard error."""
+    alike = [other for other in earlier if comparable(other, row) and measured(other["rewards"][name]["mean"])]
+    if not alike:
+        return None
+    top = max(alike, key=lambda other: other["rewards"][name]["mean"])
+    differences = gains(top, row, name)
+    if len(differences) < 2:
+        return None
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return top if statistics.fmean(differences) < -error else None
