@@ -38,13 +38,12 @@ def scoring_head(
     keys = {f"{prefix}{layer}.{part}": (layer, part) for layer in LAYERS for part in ("weight", "bias")}
     file.check(place, state, keys)
     inputs = (768, *WIDTHS)
-    head = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
     own = {f"{LAYERS.index(layer)}.{part}": state[key].float() for key, (layer, part) in keys.items()}
-    try:
-        head.load_state_dict(own, assign=True)
-    except RuntimeError as error:
-        raise file.misfit(place, f"does not fit its layout ({str(error).splitlines()[1].strip()})") from error
-    return head.eval().requires_grad_(False)
+
+    def layers():
+        return torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
+
+    return file.filled(layers, own, place, torch.float32)
 
 
 class Aesthetic(ClipReward):

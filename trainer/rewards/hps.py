@@ -118,9 +118,8 @@ class HPSv2Clip(Clip):
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, tokenizer: Path):
         Network.__init__(self, place, device, dtype)
         state = read_checkpoint(place)
-        self.model = FILE.filled(
-            transformers_class("CLIPModel"), clip_config(state), as_clip_model(state), place, dtype
-        )
+        config, kind = clip_config(state), transformers_class("CLIPModel")
+        self.model = FILE.filled(lambda: kind(config), as_clip_model(state), place, dtype)
         self._speak(tokenizer)
         self.settle(device)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -77,9 +76,9 @@ class Blip(Network):
         )
         vision = _vision_config(state)
         text = _text_config(config, vision.hidden_size)
-        encoder = functools.partial(transformers_class("BlipTextModel"), add_pooling_layer=False)
-        self.vision = FILE.filled(transformers_class("BlipVisionModel"), vision, vision_state(state), place, dtype)
-        self.text = FILE.filled(encoder, text, text_state(state), place, dtype)
+        looking, reading = transformers_class("BlipVisionModel"), transformers_class("BlipTextModel")
+        self.vision = FILE.filled(lambda: looking(vision), vision_state(state), place, dtype)
+        self.text = FILE.filled(lambda: reading(text, add_pooling_layer=False), text_state(state), place, dtype)
         self.head = scoring_head(FILE, place, state, "mlp.layers.")
         self.tokenizer = transformers_class("BertTokenizerFast").from_pretrained(tokenizer, local_files_only=True)
         if len(self.tokenizer) > text.vocab_size:
