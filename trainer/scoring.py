@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .media import PICTURES, VIDEOS, read
 from .prompts import read_prompts
 from .rewards import REWARDS, parse_bounds, reward_class
 from .rewards.base import score
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from .rewards import Reward
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 CONFIDENCE, RESAMPLES = 0.95, 5000
 
@@ -184,7 +183,7 @@ def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
     """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1])."""
     waiting: list[np.ndarray] = []
     for number, file in enumerate(files):
-        own = _read(file)
+        own = read(file)
         if waiting and (own.shape != waiting[0].shape or len(waiting) == size):
             yield number - len(waiting), _tensor(waiting)
             waiting = []
@@ -194,17 +193,6 @@ def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
 
 def _tensor(arrays: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).float() / 255
-
-
-def _read(file: Path) -> np.ndarray:
-    """uint8 [H, W, 3] or, of a video, [F, H, W, 3]."""
-    if file.suffix.lower() in VIDEOS:
-        import imageio.v3 as iio
-
-        return iio.imread(file, plugin="FFMPEG")
-    from PIL import Image
-
-    return np.asarray(Image.open(file).convert("RGB"))
 
 
 def table(names: Sequence[str], scores: Tensor) -> str:
