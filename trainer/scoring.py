@@ -67,7 +67,7 @@ def parse_reward(text: str) -> Reward:
     if kind not in REWARDS:
         raise ValueError(f"--reward {text!r}: there is no reward {kind!r}. Fix: one of {', '.join(REWARDS)}")
     made = reward_class(kind)
-    known = {n: p for n, p in inspect.signature(made).parameters.items() if n not in ("coefficient", "held_out")}
+    known = _options(made)
     options = {}
     for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
         name, equals, value = part.partition("=")
@@ -86,6 +86,17 @@ def parse_reward(text: str) -> Reward:
     reward = made(**converted)
     reward.rescale, reward.bounds = rescale, bounds
     return reward
+
+
+def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
+    """What its constructor takes by keyword, and those below it that it hands the rest on to."""
+    known = {"name": inspect.signature(made).parameters["name"]}
+    for own in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
+        parameters = inspect.signature(own.__init__).parameters.values()
+        known |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return known
 
 
 def _converted(text: str, default: object) -> object:
@@ -169,11 +180,14 @@ def _by_name(path: Path) -> dict[str, str]:
     return {Path(row["file_name"]).name: row.get("prompt", row.get("text", "")) for row in rows} if named else {}
 
 
-def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
-    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
-    names = [reward.name for reward in rewards]
+def check_names(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"two rewards share a name: {', '.join(names)}. Fix: --reward KIND:name=another")
+
+
+def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
+    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
+    check_names([reward.name for reward in rewards])
     return torch.cat(
         [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in _batches(files, batch_size)]
     )
