@@ -64,10 +64,11 @@ class RewardAesthetic(NetworkReward):
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
         from ..trainer.rewards import aesthetic
+        from ..trainer.rewards import clip as clip_rewards
 
         return (
             complaint("path", aesthetic.FILE.find, path)
-            or complaint("model", host.find_model, model, "preprocessor_config.json")
+            or complaint("model", clip_rewards.VIT_L.find_folder, model, clip_rewards.MARKER)
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -94,7 +95,9 @@ class RewardPickScore(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", clip=""):
-        return complaint("path", host.find_model, path, "config.json") or super().VALIDATE_INPUTS(clip)
+        from ..trainer.rewards.pickscore import FILES
+
+        return complaint("path", FILES.find_folder, path, "config.json") or super().VALIDATE_INPUTS(clip)
 
 
 class RewardHPSv2(NetworkReward):
@@ -129,7 +132,7 @@ class RewardHPSv2(NetworkReward):
         wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
-            or complaint("tokenizer", host.find_model, wanted, "tokenizer_config.json")
+            or complaint("tokenizer", hps.TOKENIZER.find_folder, wanted, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -157,6 +160,6 @@ class RewardImageReward(NetworkReward):
         return (
             complaint("path", image_reward.FILE.find, path)
             or complaint("config", image_reward.CONFIG.find, config)
-            or complaint("tokenizer", host.find_model, tokenizer, "tokenizer_config.json")
+            or complaint("tokenizer", image_reward.TOKENIZER.find_folder, tokenizer, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )

@@ -12,12 +12,13 @@ from .. import host
 from . import preprocess
 from .base import RewardError
 from .network import Network, NetworkReward, shared
-from .published import from_folder, pillow_processor, transformers_class
+from .published import ALL, Published, from_folder, pillow_processor, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MARKER = "preprocessor_config.json"  # of a folder that holds all that CLIP needs, and not just weights
+VIT_L = Published("CLIP ViT-L/14", ALL, "1.7 GB", "openai/clip-vit-large-patch14")
 
 
 class Clip(Network):

@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
 from . import preprocess
 from .aesthetic import scoring_head
 from .base import RewardError
 from .network import Network, NetworkReward, shared
-from .published import Published, transformers_class
+from .published import ALL, Published, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = Published("ImageReward", "ImageReward.pt", "1.8 GB", "THUDM/ImageReward")
 CONFIG = Published("ImageReward's text configuration", "med_config.json", "about 500 bytes", "THUDM/ImageReward")
-TOKENIZER = "google-bert/bert-base-uncased"
+TOKENIZER = Published("BERT's tokenizer", ALL, "only its tokenizer: 0.7 MB", "google-bert/bert-base-uncased")
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw score over the authors' data
 TOKENS = 35
 HEAD_WIDTH = 64  # of an attention head of BLIP's picture encoder: its tensors do not tell
@@ -84,7 +83,7 @@ class Blip(Network):
         if len(self.tokenizer) > text.vocab_size:
             raise RewardError(
                 f"the tokenizer in {tokenizer} has {len(self.tokenizer)} tokens where {place} knows {text.vocab_size}. "
-                f"Fix: use the tokenizer of {TOKENIZER}"
+                f"Fix: use the tokenizer of {TOKENIZER.source}"
             )
         self.settle(device)
 
@@ -156,12 +155,12 @@ class ImageReward(NetworkReward):
         *,
         path: str = "",
         config: str = "",
-        tokenizer: str = TOKENIZER,
+        tokenizer: str = TOKENIZER.source,
         device: str = "auto",
         dtype: str = "auto",
         **use,
     ):
-        spoken = host.find_model(tokenizer, "tokenizer_config.json")
+        spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
         network = shared(Blip, FILE.find(path), device, dtype, config=CONFIG.find(config), tokenizer=spoken)
         super().__init__(name, coefficient, held_out, network, **use)
 
