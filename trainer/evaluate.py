@@ -153,8 +153,8 @@ def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts:
     lines = [
         *_rows(cells, names, lambda cell: cell.mean, ".4g"),
         "",
-        f"{total} pictures a method: {prompts} prompts, {seeds} seeds of each, the same for all; in brackets the 95 % bootstrap "
-        f"interval, over {'prompts' if prompts > 1 else 'seeds'}.",
+        f"{total} pictures a method (prompts: {prompts}, seeds of each: {seeds}), the same for all; in brackets the 95 % "
+        f"bootstrap interval, over {'prompts' if prompts > 1 else 'seeds'}.",
     ]
     lines += [
         f"{method}: {name} could score {cell.mean.count} of {total}."

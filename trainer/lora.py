@@ -89,7 +89,8 @@ def put_on(model: FlowModel, path: Path) -> None:
     for expert, place in files(model, path).items():
         if not place.is_file():
             raise FileNotFoundError(
-                f"{place}: no such adapter. Fix: give a LoRA's .safetensors file, or a run's folder"
+                f"{place}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
+                "_high_noise and _low_noise"
             )
         tensors = read_tensors(place)
         for name, _ in model.experts[expert].named_modules():

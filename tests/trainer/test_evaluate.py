@@ -110,7 +110,7 @@ def test_the_tables():
     head, rule, first, second = text.splitlines()[:4]
     assert (head, rule) == ("| method | a | b |", "|---|---|---|")
     assert first.startswith("| base | 3 (1") and second.startswith("| mine | 4 (2")
-    assert "3 pictures a method: 3 prompts, 1 seeds" in text and "base: b could score 2 of 3." in text
+    assert "3 pictures a method (prompts: 3, seeds of each: 1)" in text and "base: b could score 2 of 3." in text
     assert text.splitlines()[-1] == "| mine | **+1 (+1 … +1)** | +0 (+0 … +0) |"
     rows = list(csv.DictReader(evaluate.as_csv(cells, ["a", "b"], 3).splitlines()))
     assert [(row["method"], row["reward"]) for row in rows] == [
