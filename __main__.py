@@ -58,14 +58,10 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompt", action="append", required=True, help="may be given more than once")
     sample.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    sample.add_argument("--steps", type=_positive, help="denoising steps (default: the run's own, or 28)")
-    sample.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
-    sample.add_argument("--frames", type=_positive, metavar="N", help="of a video (default: the run's own, or 1)")
     sample.add_argument(
         "--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png"
     )
-    sample.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="pictures at once (default 8)")
-    sample.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    _sampling_arguments(sample)
     sample.set_defaults(command=_sample)
 
     export = commands.add_parser(
@@ -85,13 +81,7 @@ def parser() -> argparse.ArgumentParser:
 
     score = commands.add_parser("score", help="score pictures and videos that are there", description=_score.__doc__)
     score.add_argument("files", nargs="+", metavar="FILE", help="pictures, videos, folders or patterns of them")
-    score.add_argument(
-        "--reward",
-        action="append",
-        required=True,
-        metavar="KIND[:OPTION=VALUE,…]",
-        help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
-    )
+    _reward_argument(score)
     score.add_argument(
         "--prompts",
         type=Path,
@@ -104,6 +94,39 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--device", help="cpu, cuda, cuda:1 …")
     _python_argument(score)
     score.set_defaults(command=_score)
+
+    evaluate = commands.add_parser(
+        "eval", help="compare a model with what it was trained to", description=_eval.__doc__
+    )
+    evaluate.add_argument("source", metavar="RUN|MODEL", help="a run's folder, or a model's folder or name")
+    evaluate.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="[NAME=]FILE",
+        help="an adapter, or a run's folder, to compare with. May be given more than once",
+    )
+    evaluate.add_argument("--prompts", required=True, metavar="FILE", help="one prompt a line, or .jsonl")
+    _reward_argument(evaluate)
+    evaluate.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
+    evaluate.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    evaluate.add_argument("--guidance", type=float, help="(default: the run's own, or 3.5)")
+    _sampling_arguments(evaluate)
+    evaluate.add_argument(
+        "--output",
+        type=_folder,
+        metavar="DIR",
+        help="goes on with what is there (default: evaluation in the run, or here)",
+    )
+    _python_argument(evaluate)
+    evaluate.set_defaults(command=_eval)
+
+    vbench = commands.add_parser("vbench", help="a table of VBench's results", description=_vbench.__doc__)
+    vbench.add_argument(
+        "results", nargs="+", metavar="[NAME=]RESULTS", help="a folder that VBench wrote, or one *_eval_results.json"
+    )
+    vbench.add_argument("--csv", type=Path, metavar="FILE", help="writes the same in full precision")
+    vbench.set_defaults(command=_vbench)
 
     nodes = commands.add_parser("nodes", help="list the nodes, with inputs and outputs", description=_nodes.__doc__)
     nodes.set_defaults(command=_nodes)
@@ -122,6 +145,24 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
     _python_argument(parser)
+
+
+def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=_positive, help="denoising steps (default: the run's own, or 28)")
+    parser.add_argument("--size", metavar="WxH", help="pixels (default: the run's own, or the model's)")
+    parser.add_argument("--frames", type=_positive, metavar="N", help="of a video (default: the run's own, or 1)")
+    parser.add_argument("--batch-size", type=_positive, default=8, metavar="N", help="pictures at once (default 8)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
+
+
+def _reward_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reward",
+        action="append",
+        required=True,
+        metavar="KIND[:OPTION=VALUE,…]",
+        help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
+    )
 
 
 def _python_argument(parser: argparse.ArgumentParser) -> None:
@@ -260,6 +301,58 @@ def _score(options: argparse.Namespace) -> int:
     print(scoring.table(names, scores))
     if options.csv is not None:
         scoring.write_csv(options.csv, files, prompts, names, scores)
+    return 0
+
+
+def _eval(options: argparse.Namespace) -> int:
+    """Samples prompts by a model, by what a run made of it and with adapters, on the same seeds; scores and compares them.
+
+    Ctrl-C leaves what is done, and the same command goes on from there.
+    """
+    from .nodes import NODE_CLASS_MAPPINGS
+    from .trainer import evaluate, host, scoring
+    from .trainer.prompts import read_prompts
+    from .trainer.sample import is_run
+
+    _allow_python(options)
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    folder = options.output or (Path(options.source) if is_run(options.source) else Path(".")) / "evaluation"
+    with host.stop_signals():
+        try:
+            table = evaluate.evaluate(
+                options.source,
+                [evaluate.parse_lora(text) for text in options.lora],
+                read_prompts("", options.prompts),
+                range(options.seed, options.seed + options.seeds),
+                {text: scoring.parse_reward(text) for text in options.reward},
+                folder,
+                NODE_CLASS_MAPPINGS,
+                size=options.size,
+                batch_size=options.batch_size,
+                steps=options.steps,
+                frames=options.frames,
+                guidance=options.guidance,
+            )
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; the same command goes on from there: {folder}", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+    print(table)
+    print(folder)
+    return 0
+
+
+def _vbench(options: argparse.Namespace) -> int:
+    """Prints what VBench found of each model as a Markdown table, in percent: Total, Quality, Semantic and every dimension."""
+    from .trainer import vbench
+
+    evaluations = []
+    for text in options.results:
+        name, equals, place = text.partition("=")
+        evaluations.append(vbench.read(Path(place), name) if equals else vbench.read(Path(text)))
+    print(vbench.markdown(evaluations), end="")
+    if options.csv is not None:
+        options.csv.write_text(vbench.as_csv(evaluations), encoding="utf-8")
     return 0
 
 

@@ -60,16 +60,22 @@ def main() -> None:
     batches = list(_batches(options.pictures, options.prompt))
     print("| reward | weights | reference | scores | reference's range | largest difference |")
     print("|---|---|---|---|---|---|")
+    missing = []
     for kind in options.only:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 _compare(kind, options.weights, Path(folder), batches)
             except FileNotFoundError as error:
-                print(f"| {kind} | not found | | | | |\n\n{error}\n")
+                missing.append(f"{kind}: {error}")
+    for line in missing:
+        print(f"\n{line}")
 
 
 def _compare(kind: str, weights: str, folder: Path, batches) -> None:
-    settings = {} if weights == "published" else _made(kind, folder, FULL[kind] if weights == "full" else {})
+    if weights == "published":
+        settings = {"model": clip.VIT_L.source} if kind == "clip_t" else {}
+    else:
+        settings = _made(kind, folder, FULL[kind] if weights == "full" else {})
     reward = reward_class(kind)(**settings)
     ours = torch.cat([reward.score(images, prompts).cpu() for images, prompts in batches])
     for name, reference in _references(kind, reward.network, settings, weights):
@@ -121,7 +127,7 @@ def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tu
 def _clip_model(kind: str, network: clip.Clip, head, pictures, prompts) -> torch.Tensor:
     from transformers import CLIPModel
 
-    model = CLIPModel.from_pretrained(network.place, local_files_only=True).eval()
+    model = CLIPModel.from_pretrained(network.place, dtype=torch.float32, local_files_only=True).eval()
     rows = []
     for picture, prompt in zip(pictures, prompts, strict=True):
         pixels = network.processor(picture, return_tensors="pt")

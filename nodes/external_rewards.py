@@ -1,7 +1,7 @@
 """Stage 4, rewards that are not ours: a server's, and a function's in a file of the user's."""
 
 from ..trainer import host
-from .rewards import RewardNode
+from .rewards import RewardNode, complaint, text_input
 
 
 class RewardHTTP(RewardNode):
@@ -14,22 +14,15 @@ class RewardHTTP(RewardNode):
     @classmethod
     def own_inputs(cls):
         return {
-            "url": (
-                "STRING",
-                {
-                    "default": "http://127.0.0.1:8189/score",
-                    "tooltip": "Where the server takes scores by POST. Pictures and prompts go there.",
-                },
+            "url": text_input(
+                "http://127.0.0.1:8189/score", "Where the server takes scores by POST. Pictures and prompts go there."
             )
         }
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "score_key": (
-                "STRING",
-                {"default": "", "tooltip": "Which score, of a server that gives several; they share one request."},
-            ),
+            "score_key": text_input("", "Which score, of a server that gives several; they share one request."),
             "timeout": (
                 "FLOAT",
                 {
@@ -50,12 +43,8 @@ class RewardHTTP(RewardNode):
                 },
             ),
             "batch_size": ("INT", {"default": 16, "min": 0, "max": 4096, "tooltip": "Samples to one request; 0: all."}),
-            "token_variable": (
-                "STRING",
-                {
-                    "default": "",
-                    "tooltip": "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so.",
-                },
+            "token_variable": text_input(
+                "", "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so."
             ),
             "fps": (
                 "FLOAT",
@@ -73,14 +62,11 @@ class RewardHTTP(RewardNode):
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
         from ..trainer.rewards.http import check_token_variable, check_url
 
-        checks = {"url": (check_url, url), "token_variable": (check_token_variable, token_variable)}
-        for name, (check, value) in checks.items():
-            try:
-                if value is not None:  # linked: what comes is known only when the graph runs
-                    check(value)
-            except ValueError as error:
-                return f"{name}: {error}"
-        return super().VALIDATE_INPUTS(clip)
+        return (
+            complaint("url", check_url, url)
+            or complaint("token_variable", check_token_variable, token_variable)
+            or super().VALIDATE_INPUTS(clip)
+        )
 
 
 class RewardPython(RewardNode):
@@ -91,27 +77,16 @@ class RewardPython(RewardNode):
     @classmethod
     def own_inputs(cls):
         return {
-            "file": (
-                "STRING",
-                {
-                    "default": "my_reward.py",
-                    "tooltip": "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing.",
-                },
+            "file": text_input(
+                "my_reward.py",
+                "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing.",
             ),
-            "function": (
-                "STRING",
-                {"default": "score", "tooltip": "Takes images [B, H, W, 3] and prompts, returns B scores."},
-            ),
+            "function": text_input("score", "Takes images [B, H, W, 3] and prompts, returns B scores."),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, file, clip=""):
-        try:
-            if file is not None:
-                host.find_python_reward(file)
-        except OSError as error:
-            return f"file: {error}"
-        return super().VALIDATE_INPUTS(clip)
+        return complaint("file", host.find_python_reward, file) or super().VALIDATE_INPUTS(clip)
 
     @classmethod
     def IS_CHANGED(cls, file, **_):

@@ -1,9 +1,7 @@
 """Rewards that look at a picture with a network: CLIP and its descendants, and BLIP's."""
 
-from collections.abc import Callable
-
 from ..trainer import host
-from .rewards import NetworkReward
+from .rewards import NetworkReward, complaint, text_input
 
 
 class RewardClipT(NetworkReward):
@@ -26,13 +24,10 @@ class RewardClipT(NetworkReward):
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "path": (
-                "STRING",
-                {
-                    "default": "",
-                    "tooltip": "A CLIP model folder anywhere else, or a hub id in the local cache; used instead of `model` "
-                    "when not empty.",
-                },
+            "path": text_input(
+                "",
+                "A CLIP model folder anywhere else, or a hub id in the local cache; used instead of `model` "
+                "when not empty.",
             )
         }
 
@@ -40,7 +35,7 @@ class RewardClipT(NetworkReward):
     def VALIDATE_INPUTS(cls, model, path="", clip=""):
         if path is None or (model is None and not path):
             return super().VALIDATE_INPUTS(clip)  # linked: what comes is known only when the graph runs
-        return _complaint(
+        return complaint(
             "path" if path else "model", host.find_model, path or model, "preprocessor_config.json"
         ) or super().VALIDATE_INPUTS(clip)
 
@@ -56,10 +51,10 @@ class RewardAesthetic(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": _text(
+            "path": text_input(
                 "sac+logos+ava1-l14-linearMSE.pth", "The head's file: a path, or its name in a model folder."
             ),
-            "model": _text(
+            "model": text_input(
                 "openai/clip-vit-large-patch14",
                 "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Shared with other "
                 "rewards on the same one.",
@@ -69,10 +64,11 @@ class RewardAesthetic(NetworkReward):
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
         from ..trainer.rewards import aesthetic
+        from ..trainer.rewards import clip as clip_rewards
 
         return (
-            _complaint("path", aesthetic.FILE.find, path)
-            or _complaint("model", host.find_model, model, "preprocessor_config.json")
+            complaint("path", aesthetic.FILE.find, path)
+            or complaint("model", clip_rewards.VIT_L.find_folder, model, clip_rewards.MARKER)
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -87,11 +83,11 @@ class RewardPickScore(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": _text(
+            "path": text_input(
                 "yuvalkirstain/PickScore_v1",
                 "The checkpoint: a folder, the name of one, or a hub id in the local cache.",
             ),
-            "processor": _text(
+            "processor": text_input(
                 "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
                 "Likewise, where tokenizer and preprocessor_config.json are; used only if the checkpoint has none.",
             ),
@@ -99,7 +95,9 @@ class RewardPickScore(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", clip=""):
-        return _complaint("path", host.find_model, path, "config.json") or super().VALIDATE_INPUTS(clip)
+        from ..trainer.rewards.pickscore import FILES
+
+        return complaint("path", FILES.find_folder, path, "config.json") or super().VALIDATE_INPUTS(clip)
 
 
 class RewardHPSv2(NetworkReward):
@@ -110,8 +108,8 @@ class RewardHPSv2(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": _text("HPS_v2.1_compressed.pt", "The published file: a path, or its name in a model folder."),
-            "tokenizer": _text(
+            "path": text_input("HPS_v2.1_compressed.pt", "The published file: a path, or its name in a model folder."),
+            "tokenizer": text_input(
                 "openai/clip-vit-large-patch14",
                 "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache; any CLIP's will do.",
             ),
@@ -133,8 +131,8 @@ class RewardHPSv2(NetworkReward):
             return f"provider: {provider!r} is none of {', '.join(hps.PROVIDERS)}"
         wanted = tokenizer if provider == "transformers" else None
         return (
-            _complaint("path", hps.FILE.find, path)
-            or _complaint("tokenizer", host.find_model, wanted, "tokenizer_config.json")
+            complaint("path", hps.FILE.find, path)
+            or complaint("tokenizer", hps.TOKENIZER.find_folder, wanted, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -147,9 +145,9 @@ class RewardImageReward(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": _text("ImageReward.pt", "The published file: a path, or its name in a model folder."),
-            "config": _text("med_config.json", "Published beside it: a path, or its name in a model folder."),
-            "tokenizer": _text(
+            "path": text_input("ImageReward.pt", "The published file: a path, or its name in a model folder."),
+            "config": text_input("med_config.json", "Published beside it: a path, or its name in a model folder."),
+            "tokenizer": text_input(
                 "google-bert/bert-base-uncased",
                 "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.",
             ),
@@ -160,23 +158,8 @@ class RewardImageReward(NetworkReward):
         from ..trainer.rewards import image_reward
 
         return (
-            _complaint("path", image_reward.FILE.find, path)
-            or _complaint("config", image_reward.CONFIG.find, config)
-            or _complaint("tokenizer", host.find_model, tokenizer, "tokenizer_config.json")
+            complaint("path", image_reward.FILE.find, path)
+            or complaint("config", image_reward.CONFIG.find, config)
+            or complaint("tokenizer", image_reward.TOKENIZER.find_folder, tokenizer, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )
-
-
-def _text(default: str, tooltip: str) -> tuple:
-    return "STRING", {"default": default, "tooltip": tooltip}
-
-
-def _complaint(name: str, find: Callable, value: str | None, *more: str) -> str | None:
-    """What is not there; None where it is, or where the value is linked and known only when the graph runs."""
-    if value is None:
-        return None
-    try:
-        find(value, *more)
-    except FileNotFoundError as error:
-        return f"{name}: {error}"
-    return None

@@ -1,5 +1,6 @@
 """Stage 4: what is good. One node a reward, and the stack that scores a rollout by all of them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..trainer import host
@@ -71,11 +72,7 @@ class RewardNode:
     def VALIDATE_INPUTS(cls, clip=""):
         from ..trainer.rewards import parse_bounds
 
-        try:
-            parse_bounds(clip or "")
-        except ValueError as error:
-            return f"clip: {error}"
-        return True
+        return complaint("clip", parse_bounds, clip) or True
 
     @classmethod
     def own_inputs(cls):
@@ -120,6 +117,21 @@ class NetworkReward(RewardNode):
                 {"default": False, "tooltip": "Between two uses the network waits in main memory."},
             ),
         }
+
+
+def text_input(default: str, tooltip: str) -> tuple:
+    return "STRING", {"default": default, "tooltip": tooltip}
+
+
+def complaint(name: str, check: Callable, value: str | None, *more: str) -> str | None:
+    """What is wrong with an input; None where nothing is, or where it is linked and known only when the graph runs."""
+    if value is None:
+        return None
+    try:
+        check(value, *more)
+    except (OSError, ValueError) as error:
+        return f"{name}: {error}"
+    return None
 
 
 class RewardColorfulness(RewardNode):

@@ -1,7 +1,7 @@
 """Stage 4, for videos: networks that judge a whole video in several dimensions at once."""
 
 from ..trainer import host
-from .rewards import NetworkReward
+from .rewards import NetworkReward, complaint, text_input
 
 
 class _VideoReward(NetworkReward):
@@ -52,20 +52,14 @@ class RewardVideoAlign(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": (
-                "STRING",
-                {
-                    "default": "KlingTeam/VideoReward",
-                    "tooltip": "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
-                },
+            "model": text_input(
+                "KlingTeam/VideoReward",
+                "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
             ),
-            "base": (
-                "STRING",
-                {
-                    "default": "Qwen/Qwen2-VL-2B-Instruct",
-                    "tooltip": "Likewise of the Qwen2-VL under it: tokenizer and settings, and weights where `model` has an "
-                    "adapter only.",
-                },
+            "base": text_input(
+                "Qwen/Qwen2-VL-2B-Instruct",
+                "Likewise of the Qwen2-VL under it: tokenizer and settings, and weights where `model` has an "
+                "adapter only.",
             ),
             "fps": (
                 "FLOAT",
@@ -83,16 +77,10 @@ class RewardVideoAlign(_VideoReward):
     def VALIDATE_INPUTS(cls, model, base, clip=""):
         from ..trainer.rewards import video_align
 
-        if model is not None and base is not None:  # not linked
-            try:
-                place = video_align.find(model)
-            except FileNotFoundError as error:
-                return f"model: {error}"
-            try:
-                video_align.find_base(place, base)
-            except FileNotFoundError as error:
-                return f"base: {error}"
-        return super().VALIDATE_INPUTS(clip)
+        wrong = complaint("model", video_align.find, model)
+        if model is not None and wrong is None:
+            wrong = complaint("base", lambda base: video_align.find_base(video_align.find(model), base), base)
+        return wrong or super().VALIDATE_INPUTS(clip)
 
 
 class RewardVideoScore(_VideoReward):
@@ -110,12 +98,9 @@ class RewardVideoScore(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": (
-                "STRING",
-                {
-                    "default": "TIGER-Lab/VideoScore-v1.1",
-                    "tooltip": "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
-                },
+            "model": text_input(
+                "TIGER-Lab/VideoScore-v1.1",
+                "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
             ),
             "most_frames": (
                 "INT",
@@ -132,9 +117,4 @@ class RewardVideoScore(_VideoReward):
     def VALIDATE_INPUTS(cls, model, clip=""):
         from ..trainer.rewards import video_score
 
-        if model is not None:  # not linked
-            try:
-                video_score.find(model)
-            except FileNotFoundError as error:
-                return f"model: {error}"
-        return super().VALIDATE_INPUTS(clip)
+        return complaint("model", video_score.find, model) or super().VALIDATE_INPUTS(clip)

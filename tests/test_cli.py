@@ -69,7 +69,7 @@ def cheap():
 
 def test_help_and_nodes_load_nothing_heavy(cheap):
     assert cheap.returncode == 0, cheap.stderr
-    for word in ("train", "validate", "sample", "nodes"):
+    for word in ("train", "validate", "sample", "score", "eval", "vbench", "export", "nodes"):
         assert word in cheap.stdout
 
 
@@ -90,7 +90,7 @@ def test_no_command_is_a_usage_error(capsys):
 # --- validate -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json"])
+@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json"])
 def test_good_workflows(otca, written, small_graph, name):
     code, printed, errors = otca("validate", written(small_graph(source=name)))
     assert (code, errors) == (0, "") and "ready to train" in printed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -72,6 +73,25 @@ def interrupts() -> tuple[type[BaseException], ...]:
 
         return (Stopped, comfy.model_management.InterruptProcessingException)
     return (Stopped,)
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step; the second one has its usual effect."""
+
+    def ask(number: int, frame: object) -> None:
+        terminal.stop_signal = number
+        signal.signal(number, previous[number])
+
+    terminal.stop_signal = None
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -78,6 +78,38 @@ def load(model: FlowModel, path: Path) -> None:
         _load_one(model, expert, place)
 
 
+def put_on(model: FlowModel, path: Path) -> None:
+    """As `load`, in place of the adapter that the model has: the new one is of the file's rank and targets.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file is no adapter of this model.
+    """
+    targets, ranks = set(), set()
+    for expert, place in files(model, path).items():
+        if not place.is_file():
+            raise FileNotFoundError(
+                f"{place}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
+                "_high_noise and _low_noise"
+            )
+        tensors = read_tensors(place)
+        for name, _ in model.experts[expert].named_modules():
+            if (key := model.lora_key(f"{name}.lora_A.weight")) in tensors:
+                targets.add(name)
+                ranks.add(len(tensors[key]))
+    if len(ranks) != 1:
+        told = f"has ranks {', '.join(map(str, sorted(ranks)))}" if ranks else "fits no module of it"
+        raise ValueError(
+            f"{path} is no adapter of this model, as far as can be read here: it {told}. Fix: give one of one rank "
+            f"for {type(model).__name__}, in diffusers' or ComfyUI's layout"
+        )
+    for network in model.experts.values():
+        network.unload_lora()
+    [rank] = ranks
+    model.add_adapter(rank, alpha=rank, targets=",".join(sorted(targets)), seed=0)
+    load(model, path)
+
+
 def _load_one(model: FlowModel, expert: str, path: Path) -> None:
     from peft.utils import set_peft_model_state_dict
 

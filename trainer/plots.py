@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .media import mp4
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
+    from .evaluate import Cell
     from .types import Advantages, Scores, StepCredit
 
 _SEQUENTIAL, _DIVERGING = "viridis", "PuOr_r"
@@ -149,6 +152,37 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     axis.grid(alpha=0.25)
 
 
+def comparison(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
+    """One panel a reward, a line a method: its mean, thin the mean's own interval, thick that of the difference to the base.
+
+    The first method is the base, and a dashed line stands at its mean.
+    """
+    columns = min(3, len(rewards))
+    rows = math.ceil(len(rewards) / columns)
+    methods = max(map(len, rewards.values()))
+    figure = _figure(4.2 * columns, 0.4 + (0.8 + 0.32 * methods) * rows)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for number, (axis, (reward, cells)) in enumerate(zip(axes, rewards.items(), strict=False)):
+        base = next(iter(cells.values())).mean.mean
+        axis.axvline(base, color="#333333", linewidth=0.8, linestyle="--", zorder=1)
+        for place, (own, color) in enumerate(zip(cells.values(), _COLORS * methods, strict=False)):
+            axis.plot([own.mean.low, own.mean.high], [place, place], color=color, alpha=0.45, linewidth=1.2, marker="|")
+            if own.difference is not None:
+                ends = base + own.difference.low, base + own.difference.high
+                axis.plot(ends, [place, place], color=color, linewidth=4.5, alpha=0.8, solid_capstyle="butt")
+            axis.plot(own.mean.mean, place, color=color, marker="o", markersize=6, markeredgecolor="white")
+        axis.set_yticks(range(len(cells)), list(cells) if number % columns == 0 else [], fontsize=8)
+        axis.set_ylim(len(cells) - 0.5, -0.5)
+        axis.set_title(reward, fontsize=10)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25, axis="x")
+    for axis in axes[len(rewards) :]:
+        axis.set_axis_off()
+    title = "Means with 95 % bootstrap intervals: thin of the mean, thick of the difference to the base"
+    figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=9)
+    return _rendered(figure)
+
+
 def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
     steps = advantages.credit.trained
@@ -243,14 +277,9 @@ def stills(images: Tensor) -> Tensor:
 
 def save_video(videos: Tensor, captions: Sequence[str], path: Path) -> None:
     """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4."""
-    import imageio.v3 as iio
-
     path.parent.mkdir(parents=True, exist_ok=True)
     sheets = np.stack([sample_grid(frame, captions) for frame in videos.transpose(0, 1)])
-    height, width = (side // 2 * 2 for side in sheets.shape[1:3])  # the codec wants even sides
-    iio.imwrite(
-        path, sheets[:, :height, :width], fps=FRAMES_PER_SECOND, codec="libx264", plugin="FFMPEG", macro_block_size=2
-    )
+    path.write_bytes(mp4(sheets, FRAMES_PER_SECOND, quality=5))
 
 
 def save(picture: np.ndarray, path: Path) -> None:

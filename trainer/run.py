@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -76,7 +75,7 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
     names = RunSettings.__dataclass_fields__
     known = {name: value for name, value in inputs.items() if name in names and not isinstance(value, list)}
     run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
-    with _signals(), _marked(run, total):
+    with host.stop_signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
 
@@ -238,25 +237,6 @@ def _stopped(run: Run, model: FlowModel, stopped: host.Stopped, say: Say) -> int
     (run.folder / STOP).unlink(missing_ok=True)
     say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
     return 128 + host.terminal.stop_signal if host.terminal.stop_signal else 0
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks the run to stop at its next micro-step; the second one has its usual effect."""
-
-    def ask(number: int, frame: object) -> None:
-        host.terminal.stop_signal = number
-        signal.signal(number, previous[number])
-
-    host.terminal.stop_signal = None
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, ask)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Progress:

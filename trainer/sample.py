@@ -45,34 +45,54 @@ def sample_to_file(
         ValueError: a size that cannot be read.
     """
     folder = Path(source).expanduser()
-    is_run = (folder / WORKFLOW).is_file()
-    if is_run:
-        model, settings = load_run(folder, node_classes)
+    model, settings = load(source, node_classes, size=size, steps=steps, frames=frames, batch_size=batch_size)
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
+    with model.reference():
+        images = base = rollout.generate(model, texts, settings, numbers)
+    if run := is_run(source):
+        images = rollout.generate(model, texts, settings, numbers)
+        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, limit=len(texts))
+    else:
+        picture = plots.sample_grid(plots.stills(base), texts)
+    path = output or _free_name(folder if run else Path("."))
+    plots.save(picture, path)
+    if images.ndim == 5:
+        plots.save_video(images, texts, path.with_suffix(".mp4"))
+    return path
+
+
+def is_run(source: str) -> bool:
+    return (Path(source).expanduser() / WORKFLOW).is_file()
+
+
+def load(
+    source: str, node_classes: Mapping[str, type], *, size: str | None = None, **settings: float | None
+) -> tuple[FlowModel, SamplerSettings]:
+    """A run's model with what was trained in it, or a model; and how to sample from it, deterministically.
+
+    Args:
+        source: a run's folder, or a model's folder or name.
+        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        settings: of `SamplerSettings`; None takes the run's own, or the usual.
+
+    Raises:
+        FileNotFoundError: neither a run nor a model.
+        ValueError: a size that cannot be read.
+    """
+    pixels = _size(size) if size else None
+    if is_run(source):
+        model, usual = load_run(Path(source).expanduser(), node_classes)
     else:
         path = host.find_model(source, "model_index.json")
         model = load_flow_model(path, device=host.chosen_device("auto"))
         side = model.pipeline.vae.config.get("sample_size")
         if side is None and not size:
             raise ValueError(f"{path} does not say what size it is for. Fix: add --size, for example --size 832x480")
-        settings = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
-    settings = replace(settings, steps=steps or settings.steps, frames=frames or settings.frames, batch_size=batch_size)
-    if size:
-        width, height = _size(size)
-        settings = replace(settings, width=width, height=height)
-    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
-    texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
-    with model.reference():
-        images = base = rollout.generate(model, texts, settings, numbers)
-    if is_run:
-        images = rollout.generate(model, texts, settings, numbers)
-        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, limit=len(texts))
-    else:
-        picture = plots.sample_grid(plots.stills(base), texts)
-    path = output or _free_name(folder if is_run else Path("."))
-    plots.save(picture, path)
-    if images.ndim == 5:
-        plots.save_video(images, texts, path.with_suffix(".mp4"))
-    return path
+        usual = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
+    if pixels:
+        settings |= dict(zip(("width", "height"), pixels, strict=True))
+    return model, replace(usual, **{name: value for name, value in settings.items() if value is not None})
 
 
 def load_run(

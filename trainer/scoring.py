@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .media import PICTURES, VIDEOS, read
 from .prompts import read_prompts
 from .rewards import REWARDS, parse_bounds, reward_class
 from .rewards.base import score
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from .rewards import Reward
 
-PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 CONFIDENCE, RESAMPLES = 0.95, 5000
 
@@ -68,7 +67,7 @@ def parse_reward(text: str) -> Reward:
     if kind not in REWARDS:
         raise ValueError(f"--reward {text!r}: there is no reward {kind!r}. Fix: one of {', '.join(REWARDS)}")
     made = reward_class(kind)
-    known = {n: p for n, p in inspect.signature(made).parameters.items() if n not in ("coefficient", "held_out")}
+    known = _options(made)
     options = {}
     for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
         name, equals, value = part.partition("=")
@@ -87,6 +86,17 @@ def parse_reward(text: str) -> Reward:
     reward = made(**converted)
     reward.rescale, reward.bounds = rescale, bounds
     return reward
+
+
+def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
+    """What its constructor takes by keyword, and those below it that it hands the rest on to."""
+    known = {"name": inspect.signature(made).parameters["name"]}
+    for own in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
+        parameters = inspect.signature(own.__init__).parameters.values()
+        known |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return known
 
 
 def _converted(text: str, default: object) -> object:
@@ -170,11 +180,14 @@ def _by_name(path: Path) -> dict[str, str]:
     return {Path(row["file_name"]).name: row.get("prompt", row.get("text", "")) for row in rows} if named else {}
 
 
-def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
-    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
-    names = [reward.name for reward in rewards]
+def check_names(names: Sequence[str]) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"two rewards share a name: {', '.join(names)}. Fix: --reward KIND:name=another")
+
+
+def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
+    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
+    check_names([reward.name for reward in rewards])
     return torch.cat(
         [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in _batches(files, batch_size)]
     )
@@ -184,7 +197,7 @@ def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
     """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1])."""
     waiting: list[np.ndarray] = []
     for number, file in enumerate(files):
-        own = _read(file)
+        own = read(file)
         if waiting and (own.shape != waiting[0].shape or len(waiting) == size):
             yield number - len(waiting), _tensor(waiting)
             waiting = []
@@ -194,17 +207,6 @@ def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
 
 def _tensor(arrays: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(arrays)).float() / 255
-
-
-def _read(file: Path) -> np.ndarray:
-    """uint8 [H, W, 3] or, of a video, [F, H, W, 3]."""
-    if file.suffix.lower() in VIDEOS:
-        import imageio.v3 as iio
-
-        return iio.imread(file, plugin="FFMPEG")
-    from PIL import Image
-
-    return np.asarray(Image.open(file).convert("RGB"))
 
 
 def table(names: Sequence[str], scores: Tensor) -> str:

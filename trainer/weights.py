@@ -41,7 +41,7 @@ def load(model: FlowModel, folder: Path) -> None:
         FileNotFoundError: the run has not saved anything yet.
         ValueError: files of another model.
     """
-    if missing := [place.name for place in _places(model, folder) if not place.is_file()]:
+    if missing := [place.name for place in places(model, folder) if not place.is_file()]:
         raise FileNotFoundError(f"{folder} has no {missing[0]} yet. Fix: train until the first checkpoint")
     if model.is_adapted:
         lora.load(model, folder / ADAPTER)
@@ -65,7 +65,8 @@ def export(model: FlowModel, folder: Path) -> None:
     model.pipeline.save_pretrained(folder)
 
 
-def _places(model: FlowModel, folder: Path) -> list[Path]:
+def places(model: FlowModel, folder: Path) -> list[Path]:
+    """The files in a run's folder that hold what was trained."""
     if model.is_adapted:
         return list(lora.files(model, folder / ADAPTER).values())
     return [folder / name / WEIGHTS for name in model.experts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import imageio.v3 as iio
+import numpy as np
 import pytest
 from safetensors.torch import load_file
 
@@ -54,6 +55,15 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
     assert video.is_file() == family.startswith("wan")
     if video.is_file():
         assert len(iio.imread(video, plugin="FFMPEG")) == 5
+
+    (tmp_path / "prompts.txt").write_text("a red circle\na blue square")
+    common = ["--prompts", str(tmp_path / "prompts.txt"), "--seeds", "1", "--reward", "sharpness"]
+    assert main(["eval", str(run), "--lora", f"again={run}", *common]) == 0
+    rows = [json.loads(line) for line in (run / "evaluation" / "scores.jsonl").read_text().splitlines()]
+    base, trained, again = (np.array([row["scores"]["sharpness"] for row in rows[i : i + 2]]) for i in (0, 2, 4))
+    assert (base != trained).all() and (trained == again).all()
+    if family.startswith("wan"):
+        assert len(iio.imread(run / "evaluation" / "pictures" / "run" / "0002-0.mp4", plugin="FFMPEG")) == 5
 
     arguments = ["train", str(run), "--output", str(run), "--resume", "--iterations", "4"]
     assert main(arguments) == 0

@@ -113,3 +113,29 @@ def test_the_average_is_what_gets_saved(trained, tmp_path, load_model):
     other = load_model()
     lora.load(other, path)
     torch.testing.assert_close(velocity(other), average, rtol=0, atol=1e-5)
+
+
+# --- another rank or other targets ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("targets", ["", "to_q,to_k"])
+def test_an_adapter_of_any_rank_and_targets_is_put_on(load_model, perturb, tmp_path, targets):
+    trained = perturb(load_model(lora_rank=3, lora_alpha=6.0, lora_targets=targets))
+    lora.save(trained, tmp_path / "a.safetensors", {})
+    other = perturb(load_model(lora_rank=5), seed=1)
+    base = load_model()
+    lora.put_on(other, tmp_path / "a.safetensors")
+    torch.testing.assert_close(velocity(other), velocity(trained), rtol=0, atol=1e-5)
+    assert other.trainable_named().keys() == trained.trainable_named().keys() and other.lora_rank == 3
+    with other.reference():
+        torch.testing.assert_close(velocity(other), velocity(base), rtol=0, atol=1e-5)
+
+
+def test_what_cannot_be_put_on(model, tmp_path):
+    before = velocity(model)
+    with pytest.raises(FileNotFoundError, match=r"a.safetensors: no such adapter. Fix: "):
+        lora.put_on(model, tmp_path / "a.safetensors")
+    lora.write_tensors(tmp_path / "a.safetensors", {"transformer.nothing.lora_A.weight": torch.zeros(2, 2)})
+    with pytest.raises(ValueError, match="a.safetensors is no adapter of this model.*fits no module of it.*Fix: "):
+        lora.put_on(model, tmp_path / "a.safetensors")
+    assert torch.equal(velocity(model), before)

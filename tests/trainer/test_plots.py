@@ -7,6 +7,7 @@ import torch
 
 from comfyui_otca.trainer import plots
 from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.evaluate import compare
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.types import Scores
 
@@ -82,3 +83,19 @@ def test_curves_and_credit_are_drawn_from_history_with_nulls():
     advantages = fuse(scores([[0.0], [1.0]]), credit(2), "moca")
     over_time = plots.credit_over_time(history, advantages)
     assert over_time.shape[0] > plots.advantage_heatmap(advantages).shape[0]
+
+
+def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
+    orange = (0xE6, 0x9F, 0x00)  # of the second method
+    base, own = np.zeros((3, 2, 2)), np.ones((3, 2, 2))
+    cells = {"base": compare(base, base, True), "mine": compare(own, base)}
+    both = plots.comparison({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate("ab")})
+    left, right = np.array_split(both, 2, axis=1)
+    marks = (left == np.array(orange)).all(-1)
+    assert marks.sum() > 20 and share_of(right, orange) > 0
+    blue = (left == np.array((0x00, 0x72, 0xB2))).all(-1)
+    assert np.argwhere(marks).mean(0)[1] > np.argwhere(blue).mean(0)[1], "what is better is further to the right"
+    own[:, :, 1] = np.nan
+    cells["mine"] = compare(own, base)
+    none = plots.comparison({"b": {method: row[1] for method, row in cells.items()}})
+    assert share_of(none, orange) == 0

@@ -568,6 +568,21 @@ def test_baseline_workflow_trains(small_workflow, tmp_path):
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
 
 
+def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
+    host.terminal.output = tmp_path / "run"
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")
+    assert train(workflow, say=lambda line: None) == 0
+    for line in rows(tmp_path / "run"):
+        named = {kind: {k.split("/")[1] for k in line if k.startswith(f"{kind}/")} for kind in ("reward", "held_out")}
+        assert named["reward"] == {"clip_t", "colorfulness", "sharpness", "compressibility"}
+        assert named["held_out"] == {"accuracy", "clip_t_capped"}
+        assert line["gradient_norm"] > 0 and line["reward/compressibility/mean"] < 0
+    for row in (tmp_path / "run" / "evaluation.jsonl").read_text().splitlines():
+        scores = json.loads(row)["rewards"]
+        capped = [min(value, 0.9) for value in scores["clip_t"]["values"]]
+        assert scores["clip_t_capped"]["values"] == pytest.approx(capped, abs=1e-6)
+
+
 def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert (

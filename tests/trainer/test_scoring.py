@@ -125,6 +125,14 @@ def test_options_of_a_reward(rewards):
     assert parse_reward("sharpness").name == "sharpness"
 
 
+def test_options_that_all_networks_have():
+    plain, told = parse_reward("clip_t"), parse_reward("clip_t:batch_size=4,offload=true,device=cpu,name=own")
+    assert plain.network is told.network and told.name == "own"
+    assert [(own.batch_size, own.offload) for own in (plain, told)] == [(0, False), (4, True)]
+    with pytest.raises(ValueError, match="with name, model, device, dtype, batch_size, offload, rescale, clip"):
+        parse_reward("clip_t:use=1")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

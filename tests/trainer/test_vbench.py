@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from comfyui_otca.__main__ import main
 from comfyui_otca.trainer.vbench import DIMENSIONS, QUALITY, SEMANTIC, as_csv, markdown, read
 
 LOWEST = {  # of VBench's scripts/constant.py, in its order
@@ -127,3 +128,16 @@ def test_two_results_of_one_dimension(tmp_path):
 def test_a_folder_without_results(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file that ends in _eval_results.json.*Fix: "):
         read(tmp_path)
+
+
+def test_the_command(tmp_path, capsys):
+    write(tmp_path / "wan", HIGHEST)
+    write(tmp_path / "other", LOWEST | {"dynamic_degree": 1.0})
+    target = tmp_path / "table.csv"
+    assert main(["vbench", str(tmp_path / "other"), f"OTCA={tmp_path / 'wan'}", "--csv", str(target)]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    # Quality is 0.5 / 6.5, and four fifths of that the total
+    assert rows[2].startswith("| other | 6.15 | 7.69 | 0.00 |") and rows[3].startswith("| OTCA | 100.00 | 100.00 |")
+    assert [row["model"] for row in csv.DictReader(target.read_text().splitlines())] == ["other", "OTCA"]
+    assert main(["vbench", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere has no file that ends in _eval_results.json" in capsys.readouterr().err

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
 from .base import RewardError
-from .clip import MARKER, Clip, ClipReward
+from .clip import MARKER, VIT_L, Clip, ClipReward
 from .network import shared
 from .published import Published
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-BACKBONE = "openai/clip-vit-large-patch14"
 FILE = Published(
     "LAION's aesthetic predictor v2",
     "sac+logos+ava1-l14-linearMSE.pth",
@@ -38,13 +36,12 @@ def scoring_head(
     keys = {f"{prefix}{layer}.{part}": (layer, part) for layer in LAYERS for part in ("weight", "bias")}
     file.check(place, state, keys)
     inputs = (768, *WIDTHS)
-    head = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
     own = {f"{LAYERS.index(layer)}.{part}": state[key].float() for key, (layer, part) in keys.items()}
-    try:
-        head.load_state_dict(own, assign=True)
-    except RuntimeError as error:
-        raise file.misfit(place, f"does not fit its layout ({str(error).splitlines()[1].strip()})") from error
-    return head.eval().requires_grad_(False)
+
+    def layers():
+        return torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
+
+    return file.filled(layers, own, place, torch.float32)
 
 
 class Aesthetic(ClipReward):
@@ -62,20 +59,20 @@ class Aesthetic(ClipReward):
         held_out: bool = False,
         *,
         path: str = "",
-        model: str = BACKBONE,
+        model: str = VIT_L.source,
         device: str = "auto",
         dtype: str = "auto",
         **use,
     ):
         place = FILE.find(path)
         self.head = scoring_head(FILE, place, FILE.read(place))
-        network = shared(Clip, host.find_model(model, MARKER), device, dtype)
+        network = shared(Clip, VIT_L.find_folder(model, MARKER), device, dtype)
         super().__init__(name, coefficient, held_out, network, **use)
         width = network.model.config.projection_dim
         if width != self.head[0].in_features:
             raise RewardError(
                 f"model {model!r} gives {width} features where the aesthetic head reads {self.head[0].in_features}. "
-                f"Fix: use {BACKBONE}, which the head was trained on"
+                f"Fix: use {VIT_L.source}, which the head was trained on"
             )
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

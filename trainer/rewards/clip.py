@@ -12,12 +12,13 @@ from .. import host
 from . import preprocess
 from .base import RewardError
 from .network import Network, NetworkReward, shared
-from .published import from_folder, transformers_class
+from .published import ALL, Published, from_folder, pillow_processor, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MARKER = "preprocessor_config.json"  # of a folder that holds all that CLIP needs, and not just weights
+VIT_L = Published("CLIP ViT-L/14", ALL, "1.7 GB", "openai/clip-vit-large-patch14")
 
 
 class Clip(Network):
@@ -31,7 +32,9 @@ class Clip(Network):
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, processor: Path | None = None):
         super().__init__(place, device, dtype)
         self.model = from_folder(transformers_class("CLIPModel"), place, dtype)
-        self.processor = _image_processor().from_pretrained(processor or place, local_files_only=True)
+        self.processor = pillow_processor("CLIPImageProcessor").from_pretrained(
+            processor or place, local_files_only=True
+        )
         self._speak(processor or place)
         self.settle(device)
 
@@ -112,14 +115,6 @@ class ClipT(ClipReward):
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)
-
-
-def _image_processor() -> type:
-    import transformers
-
-    # The Pillow backend scores alike on every machine; transformers before 5 has it under the plain name.
-    name = "CLIPImageProcessorPil" if hasattr(transformers, "CLIPImageProcessorPil") else "CLIPImageProcessor"
-    return transformers_class(name)
 
 
 def _pooled(output) -> Tensor:

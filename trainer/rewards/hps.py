@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
 from . import preprocess
 from .base import RewardError
-from .clip import Clip, ClipReward
+from .clip import VIT_L, Clip, ClipReward
 from .network import Network, shared
-from .published import Published, transformers_class
+from .published import ALL, Published, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = Published("HPSv2.1", "HPS_v2.1_compressed.pt", "3.9 GB", "xswu/HPSv2")
-TOKENIZER = "openai/clip-vit-large-patch14"
+TOKENIZER = Published("CLIP's tokenizer", ALL, "only its tokenizer: 4 MB", VIT_L.source)
 HEADS = 16  # in both towers of ViT-H/14; the only figure that its tensors do not tell
 
 # open_clip's names to those of CLIPModel; a `.weight` or `.bias` that follows stays.
@@ -118,9 +117,8 @@ class HPSv2Clip(Clip):
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, tokenizer: Path):
         Network.__init__(self, place, device, dtype)
         state = read_checkpoint(place)
-        self.model = FILE.filled(
-            transformers_class("CLIPModel"), clip_config(state), as_clip_model(state), place, dtype
-        )
+        config, kind = clip_config(state), transformers_class("CLIPModel")
+        self.model = FILE.filled(lambda: kind(config), as_clip_model(state), place, dtype)
         self._speak(tokenizer)
         self.settle(device)
 
@@ -199,7 +197,7 @@ class HPSv2(ClipReward):
         held_out: bool = False,
         *,
         path: str = "",
-        tokenizer: str = TOKENIZER,
+        tokenizer: str = TOKENIZER.source,
         provider: str = "transformers",
         device: str = "auto",
         dtype: str = "auto",
@@ -209,7 +207,7 @@ class HPSv2(ClipReward):
         if provider == "hpsv2":
             network = shared(HPSv2Package, place, device, dtype)
         else:
-            spoken = host.find_model(tokenizer, "tokenizer_config.json")
+            spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
             network = shared(HPSv2Clip, place, device, dtype, tokenizer=spoken)
         super().__init__(name, coefficient, held_out, network, **use)
 

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from .. import host
+from .. import host, media
 from .base import OncePerBatch, Reward, RewardError
 
 if TYPE_CHECKING:
@@ -105,14 +105,14 @@ class Server(OncePerBatch):
         Raises:
             RewardError: the server could not be reached, or gave something else.
         """
-        frames = (batch * 255).round().to(torch.uint8).numpy()
-        media = "mp4" if batch.ndim == 5 else "png"
-        encoded = [_mp4(clip, self.fps) if media == "mp4" else _png(clip) for clip in frames]
+        frames = media.eight_bits(batch).numpy()
+        kind = "mp4" if batch.ndim == 5 else "png"
+        encoded = [media.mp4(clip, self.fps) if kind == "mp4" else _png(clip) for clip in frames]
         samples = [
             {"prompt": prompt, "data": base64.b64encode(data).decode()}
             for prompt, data in zip(prompts, encoded, strict=True)
         ]
-        head = {"version": VERSION, "media": media, "fps": self.fps if media == "mp4" else None}
+        head = {"version": VERSION, "media": kind, "fps": self.fps if kind == "mp4" else None}
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
         answers = _stoppable(self._ask([{**head, "samples": part} for part in parts]))
@@ -272,19 +272,3 @@ def _png(frame) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(frame).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
-
-
-def _mp4(frames, fps: float) -> bytes:
-    import imageio.v3 as iio
-
-    height, width = (side // 2 * 2 for side in frames.shape[1:3])  # the codec wants even sides
-    return iio.imwrite(
-        "<bytes>",
-        frames[:, :height, :width],
-        extension=".mp4",
-        plugin="FFMPEG",
-        fps=fps,
-        codec="libx264",
-        quality=9,
-        macro_block_size=2,
-    )

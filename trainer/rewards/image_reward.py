@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,19 +10,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
 from . import preprocess
 from .aesthetic import scoring_head
 from .base import RewardError
 from .network import Network, NetworkReward, shared
-from .published import Published, transformers_class
+from .published import ALL, Published, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILE = Published("ImageReward", "ImageReward.pt", "1.8 GB", "THUDM/ImageReward")
 CONFIG = Published("ImageReward's text configuration", "med_config.json", "about 500 bytes", "THUDM/ImageReward")
-TOKENIZER = "google-bert/bert-base-uncased"
+TOKENIZER = Published("BERT's tokenizer", ALL, "only its tokenizer: 0.7 MB", "google-bert/bert-base-uncased")
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw score over the authors' data
 TOKENS = 35
 HEAD_WIDTH = 64  # of an attention head of BLIP's picture encoder: its tensors do not tell
@@ -77,15 +75,15 @@ class Blip(Network):
         )
         vision = _vision_config(state)
         text = _text_config(config, vision.hidden_size)
-        encoder = functools.partial(transformers_class("BlipTextModel"), add_pooling_layer=False)
-        self.vision = FILE.filled(transformers_class("BlipVisionModel"), vision, vision_state(state), place, dtype)
-        self.text = FILE.filled(encoder, text, text_state(state), place, dtype)
+        looking, reading = transformers_class("BlipVisionModel"), transformers_class("BlipTextModel")
+        self.vision = FILE.filled(lambda: looking(vision), vision_state(state), place, dtype)
+        self.text = FILE.filled(lambda: reading(text, add_pooling_layer=False), text_state(state), place, dtype)
         self.head = scoring_head(FILE, place, state, "mlp.layers.")
         self.tokenizer = transformers_class("BertTokenizerFast").from_pretrained(tokenizer, local_files_only=True)
         if len(self.tokenizer) > text.vocab_size:
             raise RewardError(
                 f"the tokenizer in {tokenizer} has {len(self.tokenizer)} tokens where {place} knows {text.vocab_size}. "
-                f"Fix: use the tokenizer of {TOKENIZER}"
+                f"Fix: use the tokenizer of {TOKENIZER.source}"
             )
         self.settle(device)
 
@@ -157,12 +155,12 @@ class ImageReward(NetworkReward):
         *,
         path: str = "",
         config: str = "",
-        tokenizer: str = TOKENIZER,
+        tokenizer: str = TOKENIZER.source,
         device: str = "auto",
         dtype: str = "auto",
         **use,
     ):
-        spoken = host.find_model(tokenizer, "tokenizer_config.json")
+        spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
         network = shared(Blip, FILE.find(path), device, dtype, config=CONFIG.find(config), tokenizer=spoken)
         super().__init__(name, coefficient, held_out, network, **use)
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .. import host
 from .clip import MARKER, Clip, ClipReward
 from .network import shared
+from .published import ALL, Published
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKPOINT = "yuvalkirstain/PickScore_v1"
-PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+FILES = Published("PickScore", ALL, "3.9 GB", "yuvalkirstain/PickScore_v1")
+PROCESSOR = Published(
+    "PickScore's processor",
+    ALL,
+    "only tokenizer and preprocessor_config.json: 4 MB",
+    "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+)
 
 
 class PickScore(ClipReward):
@@ -30,15 +35,15 @@ class PickScore(ClipReward):
         coefficient: float = 1.0,
         held_out: bool = False,
         *,
-        path: str = CHECKPOINT,
-        processor: str = PROCESSOR,
+        path: str = FILES.source,
+        processor: str = PROCESSOR.source,
         device: str = "auto",
         dtype: str = "auto",
         **use,
     ):
-        place = host.find_model(path, "config.json")
+        place = FILES.find_folder(path, "config.json")
         complete = all((place / name).is_file() for name in (MARKER, "tokenizer_config.json"))
-        spoken = {} if complete else {"processor": host.find_model(processor, MARKER)}
+        spoken = {} if complete else {"processor": PROCESSOR.find_folder(processor, MARKER)}
         super().__init__(name, coefficient, held_out, shared(Clip, place, device, dtype, **spoken), **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .base import Reward
+from .preprocess import pil
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +64,9 @@ class Sharpness(Reward):
 
 def jpeg_kilobytes(images: Tensor) -> Tensor:
     """Size of each picture [B, H, W, 3] as a JPEG of quality 95, in units of 1000 bytes, [B]."""
-    from PIL import Image
-
     sizes = []
-    for picture in (images * 255).round().to(torch.uint8).numpy():
+    for picture in pil(images):
         buffer = io.BytesIO()
-        Image.fromarray(picture).save(buffer, "JPEG", quality=JPEG_QUALITY)
+        picture.save(buffer, "JPEG", quality=JPEG_QUALITY)
         sizes.append(buffer.tell() / 1000)
     return torch.tensor(sizes)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from ..media import eight_bits
+
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
@@ -22,7 +24,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 def pil(images: Tensor) -> list[Image]:
     from PIL import Image
 
-    return [Image.fromarray(picture) for picture in _bytes(images).numpy()]
+    return [Image.fromarray(picture) for picture in eight_bits(images).numpy()]
 
 
 def centre_crop(images: Tensor, size: int) -> Tensor:
@@ -50,16 +52,12 @@ def letterbox(images: Tensor, size: int) -> Tensor:
     height, width = images.shape[1:3]
     scale = size / max(height, width)
     resized = [round(side * scale) for side in (height, width)]
-    pictures = (_bytes(images) / 255).permute(0, 3, 1, 2)
+    pictures = (eight_bits(images) / 255).permute(0, 3, 1, 2)
     if scale != 1:
         pictures = F.interpolate(pictures, resized, mode="bicubic", antialias=True)
     above, left = ((size - side) // 2 for side in resized)
     below, right = size - resized[0] - above, size - resized[1] - left
     return _normalised(F.pad(pictures, (left, right, above, below)))
-
-
-def _bytes(images: Tensor) -> Tensor:
-    return (images.cpu() * 255).round().to(torch.uint8)
 
 
 def _normalised(pictures: Tensor) -> Tensor:

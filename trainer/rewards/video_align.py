@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import host
-from . import filling
+from . import preprocess
 from .network import Network, shared
+from .published import ALL, Published, transformers_class
 from .video import VideoReward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKPOINT, BASE = "KlingTeam/VideoReward", "Qwen/Qwen2-VL-2B-Instruct"
+FILES = Published("VideoAlign's VideoReward on Qwen2-VL-2B", ALL, "5.03 GB", CHECKPOINT)
+BASE_FILES = Published("Qwen2-VL", ALL, "4.4 GB; without its weights 12 MB, enough beside a model.pth", BASE)
 REWARD_TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 # Qwen2-VL's chat template of one user message: a video, then a text.
 CHAT = (
@@ -30,7 +33,6 @@ CHAT = (
 ONLY = {"prompt_template_type": "detailed_special", "sample_type": "uniform", "num_frames": None}
 LEAST_FRAMES, MOST_FRAMES = 4, 768
 LEAST_PIXELS = 128 * 28 * 28  # of a frame
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # CLIP's
 
 
 class VideoAlign(VideoReward):
@@ -70,7 +72,7 @@ class VideoAlign(VideoReward):
 
 def find(model: str) -> Path:
     """The folder of the checkpoint."""
-    return host.find_model(model, "model_config.json", f"{CHECKPOINT} (5.03 GB)")
+    return FILES.find_folder(model, "model_config.json")
 
 
 def find_base(place: Path, base: str) -> Path:
@@ -78,7 +80,7 @@ def find_base(place: Path, base: str) -> Path:
     marker = "tokenizer_config.json"
     if (place / marker).is_file():
         return place
-    return host.find_model(base, marker, f"{BASE} (4.4 GB; without its weights 12 MB, enough beside a model.pth)")
+    return BASE_FILES.find_folder(base, marker)
 
 
 class VideoAlignNetwork(Network):
@@ -88,43 +90,40 @@ class VideoAlignNetwork(Network):
 
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, *, base: Path):
         super().__init__(place, device, dtype)
-        from accelerate import init_empty_weights
-        from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
-
-        filling.check_type(base, "qwen2_vl")
+        BASE_FILES.check_type(base, "qwen2_vl")
         settings = json.loads((place / "model_config.json").read_text(encoding="utf-8"))
         data = settings["data_config"]
         for name, value in ONLY.items():
             if (found := data.get(name, value)) != value:
-                raise ValueError(
-                    f"{place}/model_config.json has {name} {found!r}; only {value!r} can be scored. "
-                    f"Fix: give the folder of {CHECKPOINT}"
-                )
+                raise FILES.misfit(place, f"has {name} {found!r}; only {value!r} can be scored")
         self.fps, self.most_pixels = data["fps"], data["max_frame_pixels"]
         figures = settings.get("inference_config") or {}
         of_each = [dimension.upper() for dimension in VideoAlign.DIMENSIONS]
         self.mean = torch.tensor([figures.get(f"{dimension}_mean", 0.0) for dimension in of_each])
         self.std = torch.tensor([figures.get(f"{dimension}_std", 1.0) for dimension in of_each])
 
-        self.tokenizer = AutoTokenizer.from_pretrained(base, local_files_only=True, padding_side="right")
+        tokenizer = transformers_class("AutoTokenizer")
+        self.tokenizer = tokenizer.from_pretrained(base, local_files_only=True, padding_side="right")
         self.tokenizer.add_tokens(list(REWARD_TOKENS), special_tokens=True)
         self.reward_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)))
         self.prompt = (host.ASSETS / "reward_prompts" / "video_align.txt").read_text(encoding="utf-8")
 
         tensors = _merged(_weights(place, base), settings["peft_lora_config"])
         if (head := tensors.get("rm_head.weight", torch.empty(0))).shape[:1] not in ((1,), (3,)):
-            raise ValueError(
-                f"{place} has an rm_head.weight of shape {tuple(head.shape)}, where VideoAlign has 1 or 3 rows. "
-                f"Fix: give the folder of {CHECKPOINT}"
+            raise FILES.misfit(
+                place, f"has an rm_head.weight of shape {tuple(head.shape)}, where 1 or 3 rows are needed"
             )
-        config = Qwen2VLConfig.from_pretrained(base, local_files_only=True)
+        config = transformers_class("Qwen2VLConfig").from_pretrained(base, local_files_only=True)
         if (embedding := tensors.get("language_model.embed_tokens.weight")) is not None:
             config.text_config.vocab_size = len(embedding)  # the reference cuts it to its tokenizer's
-        with init_empty_weights():
-            self.model = Qwen2VLModel(config)
-            self.model.rm_head = torch.nn.Linear(config.text_config.hidden_size, len(head), bias=False)
-        filling.fill(self.model, tensors, place)
-        self.model.to(dtype)  # rotary frequencies too: in bfloat16 the network was trained with rounded ones
+
+        def build():
+            model = transformers_class("Qwen2VLModel")(config)
+            model.rm_head = torch.nn.Linear(config.text_config.hidden_size, len(head), bias=False)
+            return model
+
+        # Rotary frequencies change precision too: in bfloat16 the network was trained with rounded ones.
+        self.model = FILES.filled(build, tensors, place, dtype)
         self.model.rm_head.float()  # else bfloat16 would make close scores equal
         self.settle(device)
 
@@ -197,7 +196,7 @@ def patches(frames: Tensor, patch: int, merge: int, stack: int) -> tuple[Tensor,
     """
     count, time, _, height, width = frames.shape
     grid = time // stack, height // patch, width // patch
-    mean, std = (frames.new_tensor(figures)[:, None, None] for figures in (MEAN, STD))
+    mean, std = (frames.new_tensor(figures)[:, None, None] for figures in (preprocess.CLIP_MEAN, preprocess.CLIP_STD))
     cut = ((frames / 255 - mean) / std).reshape(
         count, grid[0], stack, 3, grid[1] // merge, merge, patch, grid[2] // merge, merge, patch
     )
@@ -208,23 +207,16 @@ def _weights(place: Path, base: Path) -> dict[str, Tensor]:
     """The checkpoint's tensors in their published names: whole, or what was trained on top of the base's."""
     steps = sorted(place.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
     if not steps:
-        return filling.read(_shards(place))
+        return FILES.read_all(place)
     if (whole := steps[-1] / "model.pth").is_file():
-        return filling.read([whole])
+        return dict(FILES.read(whole))
     trained = [steps[-1] / "adapter_model.safetensors", steps[-1] / "non_lora_state_dict.pth"]
     if missing := [file.name for file in trained if not file.is_file()]:
         raise FileNotFoundError(
             f"{steps[-1]} has neither model.pth nor {' and '.join(missing)}. Fix: copy or download {CHECKPOINT} again"
         )
-    named = {_plain(name): tensor for name, tensor in filling.read(_shards(base)).items()}
-    return named | {_plain(name): tensor for name, tensor in filling.read(trained).items()}
-
-
-def _shards(folder: Path) -> list[Path]:
-    files = sorted(folder.glob("model*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{folder} has no model*.safetensors. Fix: copy or download all of its files")
-    return files
+    parts = [BASE_FILES.read_all(base), *(FILES.read(file) for file in trained)]
+    return {_plain(name): tensor for part in parts for name, tensor in part.items()}
 
 
 def _merged(tensors: Mapping[str, Tensor], settings: Mapping) -> dict[str, Tensor]:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from .. import host
-from . import filling
+from . import preprocess
 from .network import Network, shared
+from .published import ALL, Published, pillow_processor, transformers_class
 from .video import VideoReward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKPOINT = "TIGER-Lab/VideoScore-v1.1"
+FILES = Published("VideoScore", ALL, "about 17 GB", CHECKPOINT)
 
 
 class VideoScore(VideoReward):
@@ -53,7 +55,7 @@ class VideoScore(VideoReward):
 
 def find(model: str) -> Path:
     """The folder of the checkpoint."""
-    return host.find_model(model, "preprocessor_config.json", f"{CHECKPOINT} (about 17 GB)")
+    return FILES.find_folder(model, "preprocessor_config.json")
 
 
 def spread_frames(total: int, most: int) -> list[int]:
@@ -69,20 +71,21 @@ class VideoScoreNetwork(Network):
 
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(place, device, dtype)
-        from accelerate import init_empty_weights
-        from transformers import AutoTokenizer, Idefics2Config, Idefics2Model, Idefics2Processor
+        FILES.check_type(place, "idefics2")
+        tensors = {name.removeprefix("model."): tensor for name, tensor in FILES.read_all(place).items()}
+        config = transformers_class("Idefics2Config").from_pretrained(place, local_files_only=True)
 
-        filling.check_type(place, "idefics2")
-        tensors = filling.read(sorted(place.glob("model*.safetensors")))
-        config = Idefics2Config.from_pretrained(place, local_files_only=True)
-        with init_empty_weights():
-            self.model = Idefics2Model(config)
-            self.model.score = torch.nn.Linear(config.text_config.hidden_size, len(VideoScore.DIMENSIONS))
-        filling.fill(self.model, {name.removeprefix("model."): tensor for name, tensor in tensors.items()}, place)
-        self.model.to(dtype).score.float()  # else bfloat16 would make close scores equal
-        self.processor = Idefics2Processor(
-            _processor().from_pretrained(place, local_files_only=True),
-            AutoTokenizer.from_pretrained(place, local_files_only=True, padding_side="right"),
+        def build():
+            model = transformers_class("Idefics2Model")(config)
+            model.score = torch.nn.Linear(config.text_config.hidden_size, len(VideoScore.DIMENSIONS))
+            return model
+
+        self.model = FILES.filled(build, tensors, place, dtype)
+        self.model.score.float()  # else bfloat16 would make close scores equal
+        tokenizer = transformers_class("AutoTokenizer")
+        self.processor = transformers_class("Idefics2Processor")(
+            pillow_processor("Idefics2ImageProcessor").from_pretrained(place, local_files_only=True),
+            tokenizer.from_pretrained(place, local_files_only=True, padding_side="right"),
             image_seq_len=config.perceiver_config.resampler_n_latents,
         )
         self.prompt = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")
@@ -97,26 +100,10 @@ class VideoScoreNetwork(Network):
         frames = "<image> " * videos.shape[1]
         inputs = self.processor(
             text=[self.prompt.replace("{text_prompt}", prompt) + frames for prompt in prompts],
-            images=[_pil(video) for video in videos.cpu()],
+            images=[preprocess.pil(video) for video in videos],
             padding=True,
             return_tensors="pt",
         ).to(self.device)
         hidden = self.model(**inputs, use_cache=False).last_hidden_state
         last = inputs.attention_mask.sum(1) - 1
         return self.model.score(hidden[torch.arange(len(videos)), last].float()).cpu()
-
-
-def _processor():
-    import transformers
-
-    # The Pillow backend scores alike on every machine; transformers before 5 has it under the plain name.
-    name = (
-        "Idefics2ImageProcessorPil" if hasattr(transformers, "Idefics2ImageProcessorPil") else "Idefics2ImageProcessor"
-    )
-    return getattr(transformers, name)
-
-
-def _pil(video: Tensor) -> list:
-    from PIL import Image
-
-    return [Image.fromarray(frame) for frame in (video * 255).round().to(torch.uint8).numpy()]

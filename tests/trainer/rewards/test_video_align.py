@@ -344,7 +344,9 @@ def test_a_truncated_file_is_named(made, tmp_path, layout, name):
     folder = copied(made(layout), tmp_path)
     file = folder / "VideoReward" / name
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises(ValueError, match=f"{file.name} .*cannot be read as weights.*Fix: "):
+    with pytest.raises(
+        RewardError, match=rf"{file.name} \([\d,]+ bytes\) .*cannot be read.*Fix: get all of its files \(5.03 GB\)"
+    ):
         rewards(folder)
 
 
@@ -352,7 +354,7 @@ def test_nothing_is_unpickled(made, tmp_path):
     folder = copied(made(), tmp_path)
     file = folder / "VideoReward" / "checkpoint-11352" / "model.pth"
     torch.save({"rm_head.weight": math.prod}, file)
-    with pytest.raises(ValueError, match="model.pth .*cannot be read as weights"):
+    with pytest.raises(RewardError, match="model.pth .*cannot be read.*UnpicklingError"):
         rewards(folder)
 
 
@@ -363,7 +365,7 @@ def test_a_missing_tensor_is_named(made, tmp_path):
     del tensors["model.language_model.layers.1.self_attn.q_proj.weight"]
     save_file(tensors, file)
     with pytest.raises(
-        ValueError, match=r"1 tensors; language_model.layers.1.self_attn.q_proj.weight is missing.*Fix: "
+        RewardError, match=r"no 'language_model.layers.1.self_attn.q_proj.weight' \(1 of .* are missing.*Fix: "
     ):
         rewards(folder)
 
@@ -372,12 +374,12 @@ def test_a_base_of_another_size_does_not_fit(made, tmp_path):
     folder = copied(made(), tmp_path)
     file = folder / "Qwen2-VL" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"num_hidden_layers": 1}))
-    with pytest.raises(ValueError, match="do not fit.*is not of this network.*Fix: "):
+    with pytest.raises(RewardError, match="does not fit its layout.*is no part of it.*Fix: "):
         rewards(folder)
 
 
 def test_another_kind_of_base_is_refused(made):
-    with pytest.raises(ValueError, match="shapes-clip holds a model of type clip, where qwen2_vl is needed.*Fix: "):
+    with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where qwen2_vl is needed.*Fix: "):
         VideoAlign(model=str(made() / "VideoReward"), base=str(host.ASSETS / "shapes-clip"))
 
 
@@ -386,7 +388,7 @@ def test_another_models_checkpoint_is_told_by_its_head(made, tmp_path):
     file = folder / "VideoReward" / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {"rm_head.weight": torch.zeros(4, 32)}, file)
-    with pytest.raises(ValueError, match=r"shape \(4, 32\).*1 or 3 rows.*Fix: "):
+    with pytest.raises(RewardError, match=r"shape \(4, 32\).*1 or 3 rows.*Fix: "):
         rewards(folder)
 
 
@@ -403,7 +405,7 @@ def test_settings_that_older_files_lack_are_the_references_own(made, videos, tmp
 def test_settings_that_ask_for_another_prompt_are_refused(made, tmp_path):
     folder = copied(made(), tmp_path)
     change_settings(folder, "data_config", prompt_template_type="video_score")
-    with pytest.raises(ValueError, match="prompt_template_type 'video_score'; only 'detailed_special'"):
+    with pytest.raises(RewardError, match="prompt_template_type 'video_score'; only 'detailed_special'"):
         rewards(folder)
 
 
