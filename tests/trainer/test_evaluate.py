@@ -273,3 +273,16 @@ def test_an_adapter_that_has_changed(asked, adapter, load_model, perturb, capsys
 def test_refusals(asked, tmp_path, capsys, sampled, arguments, told):
     assert asked(*arguments, *REWARDS) == 2
     assert told in capsys.readouterr().err and sampled == [] and not (tmp_path / "out").exists()
+
+
+def test_a_run_that_trained_all_weights(asked, small_graph, tmp_path, capsys, adapter):
+    graph = small_graph({"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"iterations": 2}})
+    graph = {node: entry for node, entry in graph.items() if entry["class_type"] != "OTCA_SaveLoRA"}
+    (tmp_path / "workflow.json").write_text(json.dumps(graph))
+    assert main(["train", str(tmp_path / "workflow.json"), "--output", str(tmp_path / "whole")]) == 0
+    assert asked(tmp_path / "whole", *REWARDS) == 0
+    rows = lines(tmp_path / "out")
+    red = np.array([row["scores"]["red"] for row in rows]).reshape(2, 4)
+    assert [row["method"] for row in rows[::4]] == ["base", "whole"] and (red[0] != red[1]).all()
+    assert asked(tmp_path / "whole", "--lora", adapter, *REWARDS) == 2
+    assert "all weights of this run were trained. Fix: give the model instead" in capsys.readouterr().err
