@@ -13,7 +13,7 @@ from .server import PACK, ComfyUI
 
 OF_OURS = re.compile(rf"/extensions/{PACK}|/otca|otca", re.IGNORECASE)
 READY_SECONDS = 60
-RUN_SECONDS = 120
+RUN_SECONDS = 240
 
 BROWSER_OPTIONS = [
     "--no-sandbox",
