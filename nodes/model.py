@@ -48,7 +48,7 @@ class LoadFlowModel:
                     },
                 ),
                 "dtype": (
-                    ["auto", "float32", "bfloat16"],
+                    ["auto", "float32", "bfloat16", "float16"],
                     {
                         "default": "auto",
                         "tooltip": "Of the frozen weights. auto: bfloat16 on an accelerator, else float32. "
@@ -241,7 +241,13 @@ class ModelMemory:
                         "tooltip": "torch.compile of the transformer's blocks: slow first call, then faster.",
                     },
                 ),
-            }
+            },
+            "optional": {
+                "offload_vae": (
+                    "BOOLEAN",
+                    {"default": False, "tooltip": "The autoencoder is on the device only while it decodes."},
+                ),
+            },
         }
 
     def choose(self, **options):

@@ -55,6 +55,7 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         state["processes"] = distributed.world()
+        state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
             write_tensors(aside / "ema.safetensors", average)
             state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
@@ -117,6 +118,8 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     if "ema" in state:
         model.restore_average(read_tensors(place / "ema.safetensors"), **state["ema"])
     torch.set_rng_state(read_tensors(place / "rng.safetensors")["torch"])
+    if "loss_scale" in state:  # absent in checkpoints of earlier versions
+        model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
     if state.get("processes", 1) != distributed.world() and distributed.is_main():
         logger.warning(

@@ -240,7 +240,7 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
                 divergence = (velocity - frozen).square().mean()
                 statistics["kl"] = divergence.detach()
                 loss = loss + settings.kl_coefficient * divergence
-            (loss * len(part) * processes / total).backward()
+            (loss * (model.loss_scale.value * len(part) * processes / total)).backward()
             seen[part, position] = log_prob.detach().cpu()
             tally.add(loss.detach(), statistics, len(part), total)
     tally.passes += 1
@@ -262,10 +262,12 @@ def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -
     if all(parameter.grad is None for parameter in parameters):
         tally.gradient_norms.append(0.0)
         return False
+    model.loss_scale.undo(parameters)
     norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
     tally.gradient_norms.append(norm)
     if not (math.isfinite(norm) and tally.finite()):
         model.nonfinite_in_a_row += 1
+        model.loss_scale.overflowed()
         logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
         if model.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteUpdate(
@@ -274,6 +276,7 @@ def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -
             )
         return False
     model.nonfinite_in_a_row = 0
+    model.loss_scale.held()
     optimizer.step()
     if model.ema is not None:
         model.ema.step(parameters)

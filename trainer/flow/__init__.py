@@ -48,6 +48,11 @@ class LoadOptions:
     gradient_checkpointing: bool = False
     attention: str = "auto"
     compile: bool = False
+    offload_vae: bool = False
+
+    def offloads(self, component: str) -> bool:
+        """Whether that component of the pipeline is on the device only while it works."""
+        return self.offload_encoders and component.startswith("text_encoder") or self.offload_vae and component == "vae"
 
 
 def load_flow_model(
@@ -68,13 +73,14 @@ def load_flow_model(
         lora_rank, lora_alpha: of the adapter; its scale is alpha / rank.
         lora_targets: comma-separated ends of module names; empty takes the family's own list.
         seed: of the adapter's initial weights.
-        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32 or bfloat16. What is
+        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32, bfloat16 or float16. What is
             trained is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
         files: single-file weights by component, as ComfyUI users have them, in place of the folder's own.
         quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
         offload_encoders: the text encoders are on the device only while they embed new prompts.
+        offload_vae: the autoencoder is on the device only while it decodes.
         vae_tiling: pictures are decoded in tiles: less memory, faint seams.
         gradient_checkpointing: activations are computed twice instead of stored.
         attention: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.

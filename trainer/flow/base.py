@@ -38,6 +38,36 @@ NEGATIVE = "negative_"
 EMBEDDINGS_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
 
+@dataclass
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al., 1710.03740): float16 has no numbers for most gradients of a large model.
+
+    A power of two, so that nothing but underflow changes; 1 for every other dtype.
+    """
+
+    value: float = 1.0
+    good: int = 0  # updates since it last changed
+
+    PATIENCE, MOST = 200, 2.0**24
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> LossScale:
+        return cls(2.0**16 if dtype == torch.float16 else 1.0)
+
+    def undo(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Takes the scale out of the gradients."""
+        if self.value != 1:
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / self.value)
+
+    def overflowed(self) -> None:
+        self.value, self.good = max(1.0, self.value / 2), 0
+
+    def held(self) -> None:
+        self.good += 1
+        if 1 < self.value < self.MOST and self.good >= self.PATIENCE:
+            self.value, self.good = self.value * 2, 0
+
+
 class FlowModel(Resident, ABC):
     """Weights, adapter, optimizer, average and policy version of one flow model.
 
@@ -58,11 +88,12 @@ class FlowModel(Resident, ABC):
         self.pipeline = pipeline
         self.transformer = pipeline.transformer
         self.dtype = pipeline.transformer.dtype  # to compute in; what is trained is held in float32
-        self.offloads_encoders = False
+        self.visitors: set[str] = set()  # components that are on the device only while they work
         self.path = path
         self.max_sequence_length = max_sequence_length
         self.version = 0
         self.nonfinite_in_a_row = 0
+        self.loss_scale = LossScale.of(self.dtype)
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -126,7 +157,7 @@ class FlowModel(Resident, ABC):
         tokenizer = getattr(pipeline, cls.TOKENIZER)
         limit = min(cls.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else cls.MOST_TOKENS
         model = cls(pipeline, path, options.max_sequence_length or limit)
-        model.offloads_encoders = options.offload_encoders
+        model.visitors = {name for name in cls.COMPONENTS if options.offloads(name)}
         if options.vae_tiling:
             pipeline.vae.enable_tiling()
         for network in model.experts.values():
@@ -145,30 +176,27 @@ class FlowModel(Resident, ABC):
         return self.transformer.device
 
     def _networks(self) -> list[torch.nn.Module]:
-        """Those that live on the device; offloaded encoders only visit it."""
-        names = [n for n in self.COMPONENTS if not (self.offloads_encoders and n.startswith("text_encoder"))]
-        found = (getattr(self.pipeline, name) for name in names)
+        """Those that live on the device; the others only visit it."""
+        found = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
         return [network for network in found if network is not None]
 
     @contextlib.contextmanager
-    def _encoders_on(self, device: torch.device) -> Iterator[None]:
-        """Offloaded encoders visit the device; where there is no room for them beside the others, those step aside."""
-        if not self.offloads_encoders:
-            yield
-            return
-        encoders = [getattr(self.pipeline, name) for name in self.COMPONENTS if name.startswith("text_encoder")]
-        encoders = [encoder for encoder in encoders if encoder is not None]
-        need = sum(parameter.nbytes for encoder in encoders for parameter in encoder.parameters())
-        aside = [] if need < 0.9 * host.free_memory(device) else self._movable()
+    def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
+        """Offloaded components of that kind visit the device; where encoders have no room beside the others, those step aside."""
+        names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
+        guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
+        need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
+        # The autoencoder is small, and may be asked by the page while the others compute.
+        aside = self._movable() if kind != "vae" and need > 0.9 * host.free_memory(device) else []
         for network in aside:
             network.to("cpu")
-        for encoder in encoders:
-            encoder.to(device)
+        for guest in guests:
+            guest.to(device)
         try:
             yield
         finally:
-            for encoder in encoders:
-                encoder.to("cpu")
+            for guest in guests:
+                guest.to("cpu")
             for network in aside:
                 network.to(device)
 
@@ -187,7 +215,7 @@ class FlowModel(Resident, ABC):
         missing = [text for text in dict.fromkeys(texts) if text not in self._embedded]
         if missing:
             device = self.device
-            with torch.no_grad(), self._encoders_on(device):
+            with torch.no_grad(), self._visit(device, "text_encoder"):
                 tensors = self.embed(missing, device).tensors
             for row, text in enumerate(missing):
                 self._embedded[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
@@ -220,8 +248,8 @@ class FlowModel(Resident, ABC):
         """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
         parts = latents.split(batch_size or len(latents))
         # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
-        with self._decoding:
-            device = self.pipeline.vae.device
+        device = self.device
+        with self._decoding, self._visit(device, "vae"):
             return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
 
     def add_adapter(self, rank: int, alpha: float, targets: str, seed: int) -> None:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
-# No float16: without loss scaling most gradients of a large model would be zero.
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -123,8 +122,7 @@ def bytes_held(
     total = 0
     for name, count in counts.items():
         if name not in trained:
-            visits = options.offload_encoders and name.startswith("text_encoder")
-            total += 0 if visits else count * dtype.itemsize
+            total += 0 if options.offloads(name) else count * dtype.itemsize
         elif (
             training == "full"
         ):  # weight, gradient, two moments and, while it is the reference, a copy; the untrained weight

@@ -9,7 +9,10 @@ from safetensors.torch import load_file
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import host, lora, weights
 from comfyui_otca.trainer.credit import uniform
-from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
+from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model
+from comfyui_otca.trainer.flow.base import LossScale
+from comfyui_otca.trainer.flow.loading import memory_needed
+from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
@@ -150,6 +153,68 @@ def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_setti
     model.encode(["another prompt"])
     order = ["transformer", "encoder", "encoder", "transformer"]
     assert [name for name, _ in moves[2:]] == order, "without room for both, the transformer steps aside"
+
+
+def test_an_offloaded_autoencoder_visits_only_to_decode(folder, monkeypatch):
+    model = load_flow_model(folder, device="cpu", offload_vae=True)
+    vae, moves = model.pipeline.vae, []
+    assert vae not in model._networks() and model.pipeline.text_encoder in model._networks()
+    monkeypatch.setattr(vae, "to", lambda device: moves.append(str(device)))
+    latents = torch.randn((3, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.decode(latents, 2), load_flow_model(folder, device="cpu").decode(latents, 2))
+    assert moves == ["cpu", "cpu"], "to the model's device, which is the CPU here, and back"
+
+
+def test_offloaded_networks_need_no_room_on_the_device(folder):
+    def needed(**options):
+        return memory_needed(FAMILY, folder, LoadOptions(**options), "lora", torch.float32)
+
+    def size(*parts):
+        return 4 * sum(
+            t.numel() for p in parts for f in (folder / p).glob("*.safetensors") for t in load_file(f).values()
+        )
+
+    encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
+    assert needed() == size("transformer", "vae", *encoders)
+    assert needed(offload_vae=True) == size("transformer", *encoders)
+    assert needed(offload_encoders=True) == max(size("transformer", "vae"), size(*encoders))
+
+
+def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, step):
+    """In float16 the smallest number is 6e-8, and many of these gradients are below it."""
+    gradients = {}
+    for dtype in ("float32", "float16"):
+        model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype=dtype))
+        metrics = step(model, max_grad_norm=1e9)
+        assert metrics["policy/skipped_updates"] == 0 and model.loss_scale.value == (65536 if dtype == "float16" else 1)
+        gradients[dtype] = torch.cat([p.grad.flatten() for p in model.trainable_parameters() if p.grad is not None])
+    cosine = torch.nn.functional.cosine_similarity(gradients["float16"], gradients["float32"], dim=0)
+    assert cosine > 0.99
+    assert gradients["float16"].norm() == pytest.approx(gradients["float32"].norm().item(), rel=0.05)
+
+
+def test_a_scale_that_is_too_large_is_halved_and_the_update_dropped(folder, perturb, step):
+    model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype="float16"))
+    model.loss_scale.value = 2.0**60
+    before = [p.detach().clone() for p in model.trainable_parameters()]
+    assert step(model)["policy/skipped_updates"] == 1 and model.loss_scale.value == 2.0**59
+    assert all(torch.equal(p, b) for p, b in zip(model.trainable_parameters(), before, strict=True))
+
+
+def test_a_scale_that_has_held_is_doubled_again():
+    scale = LossScale(8.0)
+    for _ in range(LossScale.PATIENCE - 1):
+        scale.held()
+    assert scale.value == 8
+    scale.held()
+    assert (scale.value, scale.good) == (16, 0)
+    scale.value = LossScale.MOST
+    for _ in range(2 * LossScale.PATIENCE):
+        scale.held()
+    assert scale.value == LossScale.MOST
+    plain = LossScale.of(torch.bfloat16)
+    plain.held(), plain.overflowed()
+    assert plain.value == 1
 
 
 def test_tiles(folder):
