@@ -11,7 +11,6 @@ WEB_DIRECTORY = "./web"
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "WEB_DIRECTORY"]
 
 if host.in_comfyui():
-    from .__main__ import parser
     from .server import settle_in
 
-    settle_in(parser)
+    settle_in()

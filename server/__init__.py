@@ -6,19 +6,14 @@ ComfyUI, so requests name things by id and never by path, and change things only
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 PACK = Path(__file__).parent.parent
 
 
-def settle_in(parser: Callable[[], argparse.ArgumentParser]) -> None:
-    """Makes the pack at home in ComfyUI: a folder for reward models, the routes, and manners on the accelerator.
-
-    `parser` is the command line's own, which says what this version's trainer can do.
-    """
+def settle_in() -> None:
+    """Makes the pack at home in ComfyUI: a folder for reward models, the routes, and manners on the accelerator."""
     import folder_paths
 
     from server import PromptServer  # ComfyUI's module of that name
@@ -27,11 +22,11 @@ def settle_in(parser: Callable[[], argparse.ArgumentParser]) -> None:
     from .memory import watch
 
     folder_paths.add_model_folder_path("otca_rewards", str(Path(folder_paths.models_dir) / "otca_rewards"))
-    register(PromptServer.instance, folder_paths, parser)
+    register(PromptServer.instance, folder_paths)
     watch(PromptServer.instance, live.release, live.Busy)
 
 
-def register(prompt_server, folder_paths: ModuleType, parser: Callable[[], argparse.ArgumentParser]) -> None:
+def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, live
     from ..trainer import host
@@ -51,7 +46,6 @@ def register(prompt_server, folder_paths: ModuleType, parser: Callable[[], argpa
             PACK,
             NODE_CLASS_MAPPINGS,
             NODE_DISPLAY_NAME_MAPPINGS,
-            parser,
             input_folder=lambda: Path(folder_paths.get_input_directory()),
             make_room=live.make_room_for_others,
         ),

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from typing import Any
 
-from .jobs import takes_gpus
-
 REPOSITORY = "https://github.com/comfyui-otca/ComfyUI-OTCA"
 CLONE = "ComfyUI-OTCA"
-LATER = "This version of ComfyUI-OTCA trains on one GPU; this command needs a later one."
 
 
-def commands(filename: str, name: str, parser: argparse.ArgumentParser) -> list[dict[str, Any]]:
+def commands(filename: str, name: str) -> list[dict[str, Any]]:
     """What to type on the machine that trains: [{title, lines, note?}].
 
     Args:
         filename: of the downloaded graph, lying where the commands are typed.
         name: of the run, whose folder becomes runs/<name>.
-        parser: of this version's command line, which says what it can do.
     """
     train = shlex.join(["train", filename, "--output", f"runs/{name}"])
-    later = {} if takes_gpus(parser) else {"note": LATER}
     return [
         {
             "title": "Once on that machine",
@@ -40,7 +34,7 @@ def commands(filename: str, name: str, parser: argparse.ArgumentParser) -> list[
             "lines": [f"python {CLONE} {train}"],
             "note": "Stop it by Ctrl-C, and go on with the same command and --resume.",
         },
-        {"title": "Eight GPUs of one machine", "lines": [f"python {CLONE} {train} --gpus 8"], **later},
+        {"title": "Eight GPUs of one machine", "lines": [f"python {CLONE} {train} --gpus 8"]},
         {
             "title": "Several machines, here two of eight GPUs",
             "lines": [
@@ -48,6 +42,5 @@ def commands(filename: str, name: str, parser: argparse.ArgumentParser) -> list[
                 "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $MACHINE_RANK "
                 f"--main_process_ip $MAIN_ADDRESS --main_process_port 29500 {CLONE}/__main__.py {train}",
             ],
-            **later,
         },
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import signal
@@ -36,16 +35,15 @@ class Jobs:
         pack: Path,
         node_classes: Mapping[str, type],
         titles: Mapping[str, str],
-        parser: Callable[[], argparse.ArgumentParser],
         input_folder: Callable[[], Path],
         make_room: Callable[[], None],
     ):
-        """`pack` is the folder that Python is given to run; `parser` is the command line's own.
+        """`pack` is the folder that Python is given to run.
 
         `make_room` asks this process's models to leave the accelerator, on which the training is about to start.
         """
         self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
-        self.parser, self.input_folder, self.make_room = parser, input_folder, make_room
+        self.input_folder, self.make_room = input_folder, make_room
         self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
 
     def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
@@ -69,7 +67,6 @@ class Jobs:
 
     def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: int) -> Run:
         """A new run of that name. Raises Refused: 400 with the graph's problems, 409 where the name is taken."""
-        self._refuse_gpus(gpus)
         workflow = self._ready(prompt, iterations)
         with self._starting:
             run = self.runs.create(name)
@@ -85,7 +82,6 @@ class Jobs:
 
     def resume(self, run: Run, iterations: int | None, gpus: int) -> Run:
         """Goes on from the last checkpoint, to `iterations` in all. Raises Refused: 400, 409 where there is nothing to do."""
-        self._refuse_gpus(gpus)
         total = iterations or run.summary()["total"]
         if total is None:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
@@ -118,11 +114,6 @@ class Jobs:
             raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
         workflow.set(f"{RUN_NODE}.iterations", iterations)
         return workflow
-
-    def _refuse_gpus(self, gpus: int) -> None:
-        if gpus > 1 and not takes_gpus(self.parser()):
-            message = f"gpus = {gpus}: this version trains on one GPU"
-            raise Refused(400, f"{message}. Fix: give 1, or update ComfyUI-OTCA once it offers more")
 
     def _launch(self, run: Run, iterations: int, gpus: int, *, resume: bool) -> None:
         command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
@@ -182,11 +173,6 @@ def _wait(process: subprocess.Popen, run: Run) -> None:
         lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
         error = "\n".join(lines) or f"the process ended with exit code {code}"
     run.write(STATUS, {**status, "status": ended, "error": error})
-
-
-def takes_gpus(parser: argparse.ArgumentParser) -> bool:
-    """Whether this version's `otca train` has --gpus."""
-    return not parser.parse_known_args(["train", "workflow.json", "--gpus", "2"])[1]
 
 
 def as_json(problems: list[Problem]) -> list[dict[str, Any]]:

@@ -160,7 +160,7 @@ def add_routes(
         graph, problems = await in_thread(jobs.check, asked["prompt"])
         name = asked["name"] or _named_by(graph) or "workflow"
         filename = f"{name}.json"
-        lines = commands(filename, name, jobs.parser())
+        lines = commands(filename, name)
         return {"problems": as_json(problems), "commands": lines, "filename": filename}
 
 

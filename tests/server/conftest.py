@@ -14,7 +14,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from comfyui_otca.__main__ import parser
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.server.jobs import Jobs
 from comfyui_otca.server.routes import add_routes
@@ -81,7 +80,6 @@ def site(tmp_path):
         PACK,
         NODE_CLASS_MAPPINGS,
         NODE_DISPLAY_NAME_MAPPINGS,
-        parser,
         input_folder=lambda: folders["input"],
         make_room=lambda: rooms.append("made"),
     )

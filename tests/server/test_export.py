@@ -1,24 +1,14 @@
-"""Export: the exact command lines, honest about what this version cannot do yet."""
+"""Export: the exact command lines."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import Path
 
 import pytest
 
 from comfyui_otca.__main__ import parser
-from comfyui_otca.server.export import LATER, REPOSITORY, commands
-from comfyui_otca.server.jobs import takes_gpus
-
-
-def parser_with_gpus():
-    otca = argparse.ArgumentParser()
-    train = otca.add_subparsers().add_parser("train")
-    train.add_argument("workflow")
-    train.add_argument("--gpus", type=int)
-    return otca
+from comfyui_otca.server.export import REPOSITORY, commands
 
 
 def titled(entries, word):
@@ -27,26 +17,25 @@ def titled(entries, word):
 
 @pytest.mark.parametrize("name", ["mine", "my run's", "$HOME;ls"])
 def test_the_one_gpu_line_is_what_the_command_line_takes(name):
-    (line,) = titled(commands(f"{name}.json", name, parser()), "One GPU")["lines"]
+    (line,) = titled(commands(f"{name}.json", name), "One GPU")["lines"]
     python, folder, *arguments = shlex.split(line)
     options = parser().parse_args(arguments)
     assert (python, folder) == ("python", "ComfyUI-OTCA")
     assert options.workflow == Path(f"{name}.json") and options.output == Path(f"runs/{name}")
 
 
-def test_several_gpus_are_offered_with_a_note_until_this_version_has_them():
-    now, later = commands("a.json", "a", parser()), commands("a.json", "a", parser_with_gpus())
-    for title in ("Eight GPUs", "Several machines"):
-        assert titled(now, title).get("note") == (None if takes_gpus(parser()) else LATER)
-        assert "note" not in titled(later, title)
-    assert titled(now, "Eight")["lines"] == ["python ComfyUI-OTCA train a.json --output runs/a --gpus 8"]
-    several = titled(now, "Several")["lines"][-1]
+def test_the_lines_of_several_gpus():
+    lines = commands("a.json", "a")
+    (eight,) = titled(lines, "Eight GPUs")["lines"]
+    assert eight == "python ComfyUI-OTCA train a.json --output runs/a --gpus 8"
+    assert parser().parse_args(shlex.split(eight)[2:]).gpus == 8
+    several = titled(lines, "Several")["lines"][-1]
     for word in ("accelerate launch", "--num_machines 2", "--machine_rank $MACHINE_RANK", "--main_process_ip $MAIN_"):
         assert word in several
 
 
 def test_set_up_comes_first():
-    clone, install, models = commands("a.json", "a", parser())[0]["lines"]
+    clone, install, models = commands("a.json", "a")[0]["lines"]
     assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
     assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
 
@@ -54,7 +43,7 @@ def test_set_up_comes_first():
 def test_export(site, small_graph):
     answer = site.post("/otca/export", {"prompt": small_graph(), "name": "mine"}).json
     assert answer["problems"] == [] and answer["filename"] == "mine.json"
-    assert answer["commands"] == commands("mine.json", "mine", parser())
+    assert answer["commands"] == commands("mine.json", "mine")
 
 
 def test_export_takes_the_runs_name(site, small_graph):
