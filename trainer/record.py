@@ -86,7 +86,7 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
     metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
     phases = ("rollout", "reward", "credit", "update")
     metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
-    metrics["samples_per_second"] = len(trajectories.groups) / metrics["seconds/iteration"]
+    metrics["samples_per_second"] = trajectories.share.total / metrics["seconds/iteration"]
     return Report(metrics, advantages, trajectories)
 
 
