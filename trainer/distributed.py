@@ -93,16 +93,19 @@ def rows(total: int) -> range:
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
-def meet() -> None:
+def meet(own: host.Stopped | None = None) -> None:
     """Waits for the others and hears how they are.
 
+    Args:
+        own: what this process was asked, for all to hear.
+
     Raises:
-        host.Stopped: another process was asked to stop.
+        host.Stopped: a process was asked to stop.
         PeerFailed: another process failed, or is gone.
     """
     if world() == 1:
         return
-    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(None))]
+    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(own))]
     for number, word in enumerate(words):
         if word.startswith("failed"):
             raise _heard(PeerFailed(f"process {number} {word}"))
@@ -111,9 +114,28 @@ def meet() -> None:
             raise _heard(host.Stopped(word.removeprefix("stopped by ")))
 
 
+def _stop_together() -> None:
+    """`host.check_stop` for processes that share a model: one that stopped alone would leave the others amid a forward pass."""
+    try:
+        host.check_stop()
+    except host.Stopped as stopped:
+        meet(stopped)
+    else:
+        meet()
+
+
 def tell(problem: BaseException) -> None:
-    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from."""
-    if world() > 1 and not any(getattr(error, "heard", False) for error in (problem, problem.__cause__)):
+    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
+
+    Where they share a model they may be amid a forward pass, waiting for its tensors and not for a word: then only what ends
+    scoring is told, and of all else they lose the connection when this process ends.
+    """
+    from .rewards.base import RewardError
+
+    errors = (problem, problem.__cause__)
+    if world() == 1 or any(getattr(error, "heard", False) for error in errors):
+        return
+    if host.terminal.agree is None or any(isinstance(error, (host.Stopped, RewardError)) for error in errors):
         with contextlib.suppress(PeerFailed):  # nobody is left to be told; the problem itself is on its way up
             _all(_word(problem))
 
@@ -219,6 +241,7 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+    host.terminal.agree = _stop_together
     mesh = init_device_mesh(_state().device.type, (world(),))
     halved = dtype != torch.float32 and not network._keep_in_fp32_modules
     sent = MixedPrecisionPolicy(param_dtype=dtype if halved else None, reduce_dtype=torch.float32, output_dtype=None)

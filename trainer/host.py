@@ -32,6 +32,7 @@ class _Terminal:
     device: str | None = None
     download: bool = False  # hub ids may be fetched
     stop_waits: bool = False
+    agree: Callable[[], None] | None = None  # of processes that can only stop together, in place of check_stop
 
 
 terminal = _Terminal()
@@ -106,6 +107,7 @@ def finishing() -> Iterator[None]:
 
 def progress(total: int) -> Callable[[], None]:
     """A callback for each micro-step of a node: moves ComfyUI's bar and checks whether to stop."""
+    check = terminal.agree or check_stop
     bar = None
     if in_comfyui():
         import comfy.utils
@@ -113,7 +115,7 @@ def progress(total: int) -> Callable[[], None]:
         bar = comfy.utils.ProgressBar(total)
 
     def step() -> None:
-        check_stop()
+        check()
         if bar is not None:
             bar.update(1)
 

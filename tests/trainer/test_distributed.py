@@ -399,3 +399,25 @@ def test_a_stop_reaches_all(small_workflow, tmp_path):
     assert first[0] == second[0] == 0
     assert "stopped by a test after iteration 0" in first[1][-1]
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "stopped"
+
+
+def _stopped_amid_the_update(workflow, folder):
+    """Only process 1 gets the signal, while the other is on its way into the next forward pass of the model they share."""
+    own = grpo.velocity_at
+
+    def velocity_at(*arguments):
+        if distributed.rank() == 1:
+            host.terminal.stop_signal = signal.SIGTERM
+        return own(*arguments)
+
+    grpo.velocity_at = velocity_at
+    return _train(workflow, folder)
+
+
+def test_a_stop_reaches_all_that_share_a_model(small_workflow, tmp_path):
+    changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_GRPOStep": {"learning_rate": 1e-5}, **TWO}
+    graph = small_workflow(changes).graph
+    del graph["13"]  # there is no adapter to save
+    answers = together(2, _stopped_amid_the_update, Workflow(graph, NODE_CLASS_MAPPINGS), tmp_path)
+    assert [code for code, _ in answers] == [0, 128 + signal.SIGTERM]
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "stopped"
