@@ -60,7 +60,7 @@ def _has_scales(file: Path) -> bool:
 
 
 def _weights(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The file's tensors in `dtype`, those with a factor multiplied by it."""
+    """The file's tensors; those with a factor multiplied by it, in `dtype`."""
     with safe_open(file, framework="pt") as content:
         keys = set(content.keys())
         tensors = {}
@@ -70,7 +70,7 @@ def _weights(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
             tensor = content.get_tensor(key)
             stem = key.removesuffix(".weight")
             factor = next((content.get_tensor(stem + end) for end in _SCALES if stem + end in keys), None)
-            tensors[key] = (tensor.float() * factor.float() if factor is not None else tensor).to(dtype)
+            tensors[key] = tensor if factor is None else (tensor.float() * factor.float()).to(dtype)
     return tensors
 
 

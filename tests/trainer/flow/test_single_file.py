@@ -93,8 +93,9 @@ def in_wans_own_names(tensors):
     return renamed
 
 
-def test_wans_own_layout_in_comfyuis_8_bit_form(tmp_path):
-    """Scaled fp8, as ComfyUI's own downloads of Wan are: weight · factor."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_wans_own_layout_in_comfyuis_8_bit_form(dtype, tmp_path):
+    """Scaled fp8, as ComfyUI's own downloads of Wan are: weight · factor. What stays in float32 is not rounded on the way."""
     folder = tiny.make("wan22", tmp_path / "wan22")
     generator = torch.Generator().manual_seed(3)
     expected, saved = {}, {"scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn)}
@@ -108,11 +109,12 @@ def test_wans_own_layout_in_comfyuis_8_bit_form(tmp_path):
             expected[name] = tensor
             saved |= in_wans_own_names({name: tensor})
     save_file(saved, tmp_path / "low.safetensors")
-    model = load_flow_model(folder, device="cpu", files={"transformer_2": tmp_path / "low.safetensors"})
+    model = load_flow_model(folder, device="cpu", dtype=dtype, files={"transformer_2": tmp_path / "low.safetensors"})
     found = {name.replace(".base_layer", ""): p for name, p in weights(model, "transformer_2").items()}
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name].float(), tensor, rtol=1e-6, atol=1e-6, msg=name)
+        torch.testing.assert_close(found[name], tensor.to(found[name].dtype), rtol=1e-6, atol=1e-6, msg=name)
+    assert found["scale_shift_table"].dtype == torch.float32
 
 
 def test_what_from_pretrained_keeps_in_float32_stays_so(tmp_path):
