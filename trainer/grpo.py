@@ -237,7 +237,8 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
             if settings.kl_coefficient:
                 with torch.no_grad(), model.reference():
                     frozen = velocity_at(model, trajectories, step, part)
-                divergence = (velocity - frozen).square().mean()
+                # Of a sharded model masked samples are here too, to keep pace.
+                divergence = (velocity - frozen)[valid[part]].square().sum() / velocity.numel()
                 statistics["kl"] = divergence.detach()
                 loss = loss + settings.kl_coefficient * divergence
             (loss * (model.loss_scale.value * len(part) * processes / total)).backward()

@@ -139,7 +139,9 @@ def _update(model, settings, changes):
     rewards = [Brightness("brightness"), Redness("redness")]
     scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
     credit = tcd(trajectories.latents, trajectories.final, trajectories.trained)
-    advantages = fuse(distributed.whole(scores), distributed.whole(credit), "weighted_advantages")
+    scores = distributed.whole(scores)
+    scores.values[changes.get("masked", []), 0] = torch.nan
+    advantages = fuse(scores, distributed.whole(credit), "weighted_advantages")
     chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
     metrics = grpo.update(model, trajectories, advantages, chosen)
     parameters = model.trainable_named()
@@ -183,7 +185,7 @@ def test_several_processes_make_the_update_of_one(count, changes, load_model, pe
             assert own_metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-FULL = {"sample": {}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.5, "batch_size": 2}}
+FULL = {"sample": {}, "masked": [2], "update": {"kl_coefficient": 0.05, "ema_decay": 0.5, "batch_size": 2}}
 
 
 def _full_update(path, settings):
@@ -211,7 +213,7 @@ def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, sm
     for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found[:1]:
         assert own_gradients.keys() == gradients.keys()
         for name, gradient in gradients.items():
-            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=1e-6, msg=name)
+            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=3e-6, msg=name)
         for own_state, state in zip(own_states, states, strict=True):
             assert own_state.keys() == state.keys()
         for name, value in states[0].items():
