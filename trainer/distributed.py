@@ -8,7 +8,6 @@ of leaving the others waiting. A single process meets nobody, and nothing here d
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import socket
@@ -111,11 +110,18 @@ def meet() -> None:
             raise _heard(host.Stopped(word.removeprefix("stopped by ")))
 
 
-def tell(problem: BaseException) -> None:
-    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from."""
+def tell(problem: BaseException) -> PeerFailed | None:
+    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
+
+    Returns:
+        What is wrong where nobody is left to be told.
+    """
     if world() > 1 and not any(getattr(error, "heard", False) for error in (problem, problem.__cause__)):
-        with contextlib.suppress(PeerFailed):  # nobody is left to be told; the problem itself is on its way up
+        try:
             _all(_word(problem))
+        except PeerFailed as lost:
+            return lost
+    return None
 
 
 def _heard(problem):
