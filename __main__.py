@@ -13,7 +13,8 @@ EXIT_BAD_INPUT = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         return options.command(options)
@@ -196,14 +197,9 @@ def _positive(text: str) -> int:
 
 def _train(options: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
-    if options.gpus > 1 and "RANK" not in os.environ:
-        from .trainer.launch import launch
-
-        return launch(options.gpus, options.max_restarts, sys.argv[1:])
     from .trainer import distributed, host
-    from .trainer.run import RUN_NODE, train
+    from .trainer.run import RUN_NODE, check_folder, train
 
-    options.resume |= int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     workflow = _load(options)
     if options.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", options.iterations)
@@ -215,9 +211,16 @@ def _train(options: argparse.Namespace) -> int:
         options.output = options.workflow
     host.terminal.output = options.output
     host.terminal.device, host.terminal.download = options.device, options.download
-    problems = [problem for problem in workflow.validate() if _show(problem) == "error"]
-    if problems:
+    problems = workflow.validate()
+    for problem in problems if distributed.is_main() else ():
+        _show(problem)
+    if any(problem.severity == "error" for problem in problems):
         return EXIT_BAD_INPUT
+    if options.gpus > 1 and "RANK" not in os.environ:
+        from .trainer.launch import launch
+
+        check_folder(workflow, options.resume)  # here, where it is told once and no restart follows
+        return launch(options.gpus, options.max_restarts, options.arguments)
     host.quiet_libraries()
     distributed.begin(cpu=options.device == "cpu")
     code = train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))

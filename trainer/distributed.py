@@ -8,7 +8,6 @@ of leaving the others waiting. A single process meets nobody, and nothing here d
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import socket
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
 
     from .types import Scores, StepCredit
 
-PATIENCE = timedelta(
-    hours=2
-)  # with a process that is still at work, say at a slow reward; a dead one is noticed at once
+# With a process that is still at work, say at a slow reward; one that died is noticed at once.
+PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
 
@@ -124,20 +122,26 @@ def _stop_together() -> None:
         meet()
 
 
-def tell(problem: BaseException) -> None:
+def tell(problem: BaseException) -> PeerFailed | None:
     """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
 
     Where they share a model they may be amid a forward pass, waiting for its tensors and not for a word: then only what ends
     scoring is told, and of all else they lose the connection when this process ends.
+
+    Returns:
+        What is wrong where nobody is left to be told.
     """
     from .rewards.base import RewardError
 
     errors = (problem, problem.__cause__)
     if world() == 1 or any(getattr(error, "heard", False) for error in errors):
-        return
+        return None
     if host.terminal.agree is None or any(isinstance(error, (host.Stopped, RewardError)) for error in errors):
-        with contextlib.suppress(PeerFailed):  # nobody is left to be told; the problem itself is on its way up
+        try:
             _all(_word(problem))
+        except PeerFailed as lost:
+            return lost
+    return None
 
 
 def _heard(problem):

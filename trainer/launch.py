@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import signal
-import subprocess
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)  # whom torchrun asked to end because of another one's failure
+FOLDER = str(Path(__file__).resolve().parents[1])  # a plain clone is not installed, or is not the one that is
 
 
 def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
@@ -17,24 +20,33 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
         max_restarts: how often all are started again, from the last checkpoint, after one has died.
 
     Returns:
-        0, 1 after a failure, or 128 + the signal that stopped them.
+        0, the exit code of the first that failed (1 for one that was killed), or 128 + the signal that stopped them.
     """
-    installed = importlib.util.find_spec("comfyui_otca") is not None
-    ours = ["-m", "comfyui_otca"] if installed else [str(Path(__file__).resolve().parents[1])]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [*torchrun, f"--max-restarts={max_restarts}", *ours, *arguments]
-    child = subprocess.Popen(command)
-    asked: list[int] = []
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
 
-    def forward(number: int, frame: object) -> None:
-        if not asked:  # a terminal's Ctrl-C reaches all of them by itself
-            asked.append(number)
-            child.send_signal(signal.SIGTERM)
+    from .distributed import PATIENCE
 
-    previous = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    # An evaluation ends before a stop is heeded; torchrun would kill after half a minute
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(PATIENCE.total_seconds())))
+    if (
+        hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    ):  # nohup, which torchrun would undo
+        os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
+    options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
     try:
-        code = child.wait()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-    return 128 + asked[0] if asked else int(code != 0)
+        torchrun([*options, FOLDER, *arguments])
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        codes = {rank: failure.exitcode for rank, failure in sorted(failed.failures.items())}
+        codes = {rank: code for rank, code in codes.items() if code not in STOPPED} or codes
+        told = ", ".join(f"process {rank} {_ended(code)}" for rank, code in codes.items())
+        print(f"otca: on {socket.gethostname()}, {told}. --resume goes on from the last checkpoint", file=sys.stderr)
+        return max(1, next(iter(codes.values())))
+    return 0
+
+
+def _ended(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from . import checkpoint, distributed, host
 from .graph import RUN_NODE, STACK_NODE, STEP_NODE
-from .layout import BEST, CHECKPOINTS, METRICS, STOP, WORKFLOW, owner
+from .layout import BEST, CHECKPOINTS, METRICS, STATUS, STOP, WORKFLOW, owner
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
@@ -47,11 +48,11 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     """
     if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
         raise WorkflowError(errors)
-    run_node = only(workflow, RUN_NODE)
-    inputs = dict(workflow.graph[run_node]["inputs"])
-    folder = host.run_folder(inputs["run_name"])
+    inputs = dict(workflow.graph[only(workflow, RUN_NODE)]["inputs"])
+    folder = _folder(workflow)
     total = int(inputs["iterations"])
     host.terminal.output = folder
+    resume = resume or _begun_before_restart(folder)
     if not distributed.is_main():
         say = _silent
     try:
@@ -67,9 +68,9 @@ def _silent(line: str) -> None:
 
 def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume: bool, say: Say) -> int:
     if distributed.is_main():
-        _check_folder(folder, resume, workflow, say)
-        if process := owner(folder):
-            raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
+        check_folder(workflow, resume)
+        for line in _changes(folder, workflow) if resume else ():
+            say(f"changed since the run began: {line}")
         _forget_old_stop(folder / STOP)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
@@ -102,8 +103,10 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             if overrides is not None and at_end:
                 workflow.run(overrides=overrides, targets=at_end)
         except host.Stopped as stopped:
-            distributed.tell(stopped)
+            lost = distributed.tell(stopped)
             code = _stopped(run, model, stopped, say)
+            if lost:  # torchrun asked this process to stop, since another one died
+                raise lost from None
             run.mark("stopped", total)  # once all is saved: who reads it may go on
             return code
         except NodeError:
@@ -183,7 +186,9 @@ def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
     return [node for node in outputs if node not in last], last
 
 
-def _check_folder(folder: Path, resume: bool, workflow: Workflow, say: Say) -> None:
+def check_folder(workflow: Workflow, resume: bool) -> None:
+    """Raises RunError where the run's folder cannot be begun in, or gone on from."""
+    folder = _folder(workflow)
     exists = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0
     if exists and not resume:
         raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
@@ -191,9 +196,25 @@ def _check_folder(folder: Path, resume: bool, workflow: Workflow, say: Say) -> N
         raise RunError(
             f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
         )
-    if resume:
-        for line in differences(json.loads((folder / WORKFLOW).read_text(encoding="utf-8")), workflow.graph):
-            say(f"changed since the run began: {line}")
+    if process := owner(folder):
+        raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
+
+
+def _folder(workflow: Workflow) -> Path:
+    return host.run_folder(workflow.graph[only(workflow, RUN_NODE)]["inputs"]["run_name"])
+
+
+def _begun_before_restart(folder: Path) -> bool:
+    """Whether torchrun started this process anew after one that had begun this run, and not after one that was refused it."""
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
+        return False
+    import psutil
+
+    return (folder / STATUS).stat().st_mtime > psutil.Process(os.getppid()).create_time()
+
+
+def _changes(folder: Path, workflow: Workflow) -> list[str]:
+    return differences(json.loads((folder / WORKFLOW).read_text(encoding="utf-8")), workflow.graph)
 
 
 def differences(before: dict, now: dict) -> list[str]:
