@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import safe_open
 
-from .. import host
+from .. import distributed, host
 from . import FlowModelError, single_file
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def check_memory(
     told = f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
     if need > free:
         raise FlowModelError(
-            f"{told}. Fix: train an adapter (training = lora), offload_encoders, quantize, or a larger device"
+            f"{told}. Fix: train an adapter (training = lora), offload_encoders, quantize, a larger device, or several "
+            "for training = full (--gpus)"
         )
     if need > 0.8 * free:
         logger.warning("%s: tight", told)
@@ -123,10 +124,10 @@ def bytes_held(
     for name, count in counts.items():
         if name not in trained:
             total += 0 if options.offloads(name) else count * dtype.itemsize
-        elif (
-            training == "full"
-        ):  # weight, gradient, two moments and, while it is the reference, a copy; the untrained weight
-            total += count * (5 * 4 + dtype.itemsize)
+        elif training == "full":
+            # Weight, gradient, two moments, a copy while it is the reference, and the untrained weight: every process holds
+            # its part of them, but has all weights in float32 until they are shared out.
+            total += count * max(4, (5 * 4 + dtype.itemsize) // distributed.world())
         else:
             total += count * frozen_bits // 8
     encoders = sum(count for name, count in counts.items() if name.startswith("text_encoder")) * dtype.itemsize

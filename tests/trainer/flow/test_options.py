@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import host, lora, weights
 from comfyui_otca.trainer.credit import uniform
-from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model
+from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model, loading
 from comfyui_otca.trainer.flow.base import LossScale
 from comfyui_otca.trainer.flow.loading import memory_needed
 from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
@@ -227,9 +227,8 @@ def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch
         return sum(t.numel() for file in (folder / part).glob("*.safetensors") for t in load_file(file).values())
 
     frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
-    full = 4 * frozen + 24 * parameters(
-        "transformer"
-    )  # float32: weight, gradient, two moments, the reference and a copy
+    # float32: weight, gradient, two moments, the reference and a copy
+    full = 4 * frozen + 24 * parameters("transformer")
     monkeypatch.setattr(host, "free_memory", lambda device: full - 1)
     with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
         load_flow_model(folder, device="cpu", training="full")
@@ -237,6 +236,15 @@ def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch
     monkeypatch.setattr(host, "free_memory", lambda device: full)
     load_flow_model(folder, device="cpu", training="full")
     assert "tight" in caplog.text
+
+
+def test_several_processes_need_their_part_each(folder, monkeypatch):
+    """Of a model that is trained as a whole; but the weights in float32, before they are shared out."""
+    counts, options = {"transformer": 1000, "vae": 10}, LoadOptions()
+    for processes, each in ((1, 22), (2, 11), (8, 4)):
+        monkeypatch.setattr(loading.distributed, "world", lambda processes=processes: processes)
+        assert loading.bytes_held(counts, ("transformer",), options, "full", torch.bfloat16) == each * 1000 + 2 * 10
+        assert loading.bytes_held(counts, ("transformer",), options, "lora", torch.bfloat16) == 2 * 1010
 
 
 @pytest.mark.parametrize(
