@@ -59,9 +59,7 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--prompt", action="append", required=True, help="may be given more than once")
     sample.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
-    sample.add_argument(
-        "--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or ./samples.png"
-    )
+    sample.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
     _sampling_arguments(sample)
     sample.set_defaults(command=_sample)
 

@@ -38,7 +38,7 @@ def sample_to_file(
         size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
         frames: of a video; None takes the run's own, or one.
         batch_size: pictures to one model call.
-        output: None numbers samples-<n>.png in the run, or takes ./samples.png.
+        output: None numbers samples-<n>.png in the run, or here.
 
     Raises:
         FileNotFoundError: neither a run nor a model.
