@@ -252,9 +252,8 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     for block in network.modules():
         if type(block).__name__ in (network._no_split_modules or ()):
             fully_shard(block, mesh=mesh, mp_policy=sent)
-    fully_shard(
-        network, mesh=mesh, reshard_after_forward=True
-    )  # else its own parameters would stay whole after sampling
+    # By itself FSDP2 would leave the network's own parameters whole after sampling.
+    fully_shard(network, mesh=mesh, reshard_after_forward=True)
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -210,9 +210,8 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
     own = list(trajectories.share.rows)
     valid = advantages.valid[own]
     total = max(1, int(advantages.valid.sum())) * seen.shape[1]  # a masked sample is no sample
-    processes = (
-        distributed.world() if model.is_sharded else 1
-    )  # FSDP2 takes the mean of their gradients, the loss wants the sum
+    # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+    processes = distributed.world() if model.is_sharded else 1
     for position, step in enumerate(trajectories.trained):
         advantage = advantages.step_advantage[own, position]
         # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes

@@ -221,9 +221,8 @@ class Run:
                 self.plot()
                 if on_canvas and (told := self.early_stop()):
                     logger.warning("iteration %d: %s", self.iteration, told)
-        if not on_canvas and (
-            save_due or self.early_stop()
-        ):  # after the evaluation: else a run killed amid it would resume without
+        # After the evaluation: else a run killed amid it would resume without.
+        if not on_canvas and (save_due or self.early_stop()):
             self._save_once(model)
         told = self.warning()
         if told and not self._warned:
@@ -300,9 +299,8 @@ class Run:
         pairs = [(text, seed) for seed in seeds for text in texts]
         rows = distributed.rows(len(pairs))
         own = [pairs[row] for row in rows]
-        own += pairs[:1] * (
-            -(-len(pairs) // distributed.world()) - len(own)
-        )  # who has fewer keeps pace with the others
+        most = -(-len(pairs) // distributed.world())
+        own += pairs[:1] * (most - len(own))  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
         images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)

@@ -150,9 +150,8 @@ def _figure(first: Mapping, row: Mapping, name: str) -> str:
     if figures is None or not measured(figures["mean"]):
         return "–"
     mean, error = figures["mean"], figures["standard_error"]
-    decimals = (
-        max(0, 1 - math.floor(math.log10(error))) if error else 4
-    )  # two digits of the error, and as many of the mean
+    # Two digits of the error, and as many of the mean.
+    decimals = max(0, 1 - math.floor(math.log10(error))) if error else 4
     told = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
     if row is first or not comparable(first, row) or not measured(before["mean"]) or not before["std"]:
         return told
