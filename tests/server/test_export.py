@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from pathlib import Path
 
@@ -11,14 +10,6 @@ import pytest
 from comfyui_otca.__main__ import parser
 from comfyui_otca.server.export import LATER, REPOSITORY, commands
 from comfyui_otca.server.jobs import takes_gpus
-
-
-def parser_with_gpus():
-    otca = argparse.ArgumentParser()
-    train = otca.add_subparsers().add_parser("train")
-    train.add_argument("workflow")
-    train.add_argument("--gpus", type=int)
-    return otca
 
 
 def titled(entries, word):
@@ -34,11 +25,10 @@ def test_the_one_gpu_line_is_what_the_command_line_takes(name):
     assert options.workflow == Path(f"{name}.json") and options.output == Path(f"runs/{name}")
 
 
-def test_several_gpus_are_offered_with_a_note_until_this_version_has_them():
-    now, later = commands("a.json", "a", parser()), commands("a.json", "a", parser_with_gpus())
-    for title in ("Eight GPUs", "Several machines"):
-        assert titled(now, title).get("note") == (None if takes_gpus(parser()) else LATER)
-        assert "note" not in titled(later, title)
+def test_several_gpus():
+    now = commands("a.json", "a", parser())
+    assert takes_gpus(parser()) and all(entry.get("note") != LATER for entry in now)
+    assert "shared disk" in titled(now, "Several")["note"]
     assert titled(now, "Eight")["lines"] == ["python ComfyUI-OTCA train a.json --output runs/a --gpus 8"]
     several = titled(now, "Several")["lines"][-1]
     for word in ("accelerate launch", "--num_machines 2", "--machine_rank $MACHINE_RANK", "--main_process_ip $MAIN_"):
