@@ -42,5 +42,6 @@ def commands(filename: str, name: str) -> list[dict[str, Any]]:
                 "accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $MACHINE_RANK "
                 f"--main_process_ip $MAIN_ADDRESS --main_process_port 29500 {CLONE}/__main__.py {train}",
             ],
+            "note": "The run's folder, the models and the prompts must be the same ones on all machines, as on a shared disk.",
         },
     ]

@@ -30,9 +30,10 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
 
     # An evaluation ends before a stop is heeded; torchrun would kill after half a minute
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(int(PATIENCE.total_seconds())))
-    if (
-        hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    ):  # nohup, which torchrun would undo
+    # A store that outlives a failed attempt hands its addresses to the next one, which then waits for the dead:
+    # https://github.com/pytorch/pytorch/issues/135712
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: torchrun would undo it
         os.environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
     options = ["--standalone", f"--nproc-per-node={processes}", f"--max-restarts={max_restarts}"]
     try:

@@ -29,6 +29,7 @@ def test_the_lines_of_several_gpus():
     (eight,) = titled(lines, "Eight GPUs")["lines"]
     assert eight == "python ComfyUI-OTCA train a.json --output runs/a --gpus 8"
     assert parser().parse_args(shlex.split(eight)[2:]).gpus == 8
+    assert "shared disk" in titled(lines, "Several")["note"]
     several = titled(lines, "Several")["lines"][-1]
     for word in ("accelerate launch", "--num_machines 2", "--machine_rank $MACHINE_RANK", "--main_process_ip $MAIN_"):
         assert word in several

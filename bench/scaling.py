@@ -1,0 +1,182 @@
+"""Several processes against one: seconds, what they send each other, and a model of many GPUs from that.
+
+    python bench/scaling.py [--rounds N]
+
+On the CPU, one thread a process: an iteration of the quickstart by one process and by two, with the same samples (strong scaling)
+and with twice as many (weak scaling), LoRA and all weights. The collectives of torch.distributed are wrapped and counted. Then
+FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds follow from stated rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from functools import wraps
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.trainer.processes import together
+from comfyui_otca.trainer import distributed, host
+from comfyui_otca.trainer.flow.flux import Flux
+from comfyui_otca.trainer.run import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.workflow import Workflow
+
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
+
+# Assumptions of the model
+TFLOPS, USED = 989e12, 0.4  # bfloat16 of an H100 SXM, and the share of it that transformers of this size reach
+NVLINK, INFINIBAND, NODE = 450e9, 50e9, 8  # bytes a second, of every GPU and in each direction; GPUs of a node
+LATENCY, MEETINGS = 50e-6, 40  # seconds a collective between nodes; collectives of an iteration without the gradient
+TOTAL, OWN = 512, 8  # samples of an iteration in all (strong), and of every GPU (weak)
+SIDE, TOKENS, RANK = 1024, 512, 64  # pixels, text tokens, LoRA rank
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    measured(options.rounds)
+    modelled()
+
+
+# -- measured ----------------------------------------------------------------------------------------------------------
+
+
+def measured(rounds: int) -> None:
+    print("| training | samples | 1 process | 2 processes | strong | weak | calls | a process sends |")
+    print("|---|---|---|---|---|---|---|---|")
+    for training in ("lora", "full"):
+        seconds, counted = {}, Counter()
+        for processes, prompts in ((1, 2), (1, 4), (2, 4)):
+            found = together(processes, iterations, training, prompts, rounds)
+            for error in (own for own in found if isinstance(own, Exception)):
+                raise error
+            seconds[processes, prompts] = statistics.median(found[0][0])
+            counted = found[0][1]
+        half, one, two = seconds[1, 2], seconds[1, 4], seconds[2, 4]
+        calls = sum(number for (_, what), number in counted.items() if what == "calls")
+        sent = sum(number for (_, what), number in counted.items() if what == "sent")
+        print(
+            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {one / two / 2:.2f} | "
+            f"{half / two:.2f} | {calls} | {sent / 1e6:.2f} MB |",
+            flush=True,
+        )
+        for name in sorted({name for name, _ in counted}):
+            print(f"  {training}: {name}: {counted[name, 'calls']} calls, {counted[name, 'sent'] / 1e6:.3f} MB sent")
+
+
+def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
+    """Seconds of each iteration of this process, and what the last one sent."""
+    host.terminal.device = "cpu"
+    workflow = Workflow(json.loads(QUICKSTART.read_text(encoding="utf-8")), NODE_CLASS_MAPPINGS)
+    changes = {"1.training": training, "2.prompts_per_iteration": prompts, "3.keep_graph": "off"}
+    for name, value in changes.items():
+        workflow.set(name, value)
+    step, seconds, counted = only(workflow, STEP_NODE), [], Counter()
+    trained_model(workflow)
+    count(counted)
+    for number in range(rounds + 1):  # the first one warms up
+        counted.clear()
+        distributed.meet()
+        began = time.perf_counter()
+        workflow.run({(node, name): value + number for node, name, value in workflow.advancing()}, [step])
+        seconds.append(time.perf_counter() - began)
+    return seconds[1:], counted
+
+
+def count(into: Counter) -> None:
+    """Has every collective say what a ring of N sends for it, in bytes a process."""
+
+    def wrapped(name, size):
+        function = getattr(dist, name)
+
+        @wraps(function)
+        def counting(*arguments, **options):
+            into[name, "calls"] += 1
+            into[name, "sent"] += size(*arguments, **options)
+            return function(*arguments, **options)
+
+        setattr(dist, name, counting)
+
+    others = distributed.world() - 1
+    wrapped("all_gather", lambda tensor_list, tensor, *_, **__: others * tensor.nbytes)
+    wrapped("all_gather_into_tensor", lambda output_tensor, input_tensor, *_, **__: others * input_tensor.nbytes)
+    wrapped("all_reduce", lambda tensor, *_, **__: 2 * others * tensor.nbytes // distributed.world())
+    wrapped("reduce_scatter_tensor", lambda output, input, *_, **__: others * output.nbytes)
+
+
+# -- modelled ----------------------------------------------------------------------------------------------------------
+
+
+def modelled() -> None:
+    weights, adapter, flops = flux()
+    forward = flops / (TFLOPS * USED)
+    print(f"\nFLUX.1-dev: {weights / 1e9:.2f} B parameters, rank-{RANK} adapter {adapter / 1e6:.0f} M; ", end="")
+    print(f"a forward pass of a {SIDE} x {SIDE} sample: {flops / 1e12:.0f} TFLOPs, {forward:.3f} s\n")
+    print("| training | GPUs | samples a GPU | compute | communication | efficiency |")
+    print("|---|---|---|---|---|---|")
+    for training in ("lora", "full"):
+        # Backward: for LoRA about one forward, without gradients of frozen weights; else two. Checkpointing: one more.
+        passes = STEPS + TRAINED * (3 if training == "lora" else 4)
+        for kind, own in (("strong", None), ("weak", OWN)):
+            for gpus in (8, 64, 512):
+                samples = own or TOTAL // gpus
+                compute = samples * passes * forward
+                if training == "lora":
+                    sent = reduced(4 * adapter, gpus)
+                else:  # micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
+                    gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
+                    sent = gathers * gathered(2 * weights, gpus) + scatters * gathered(4 * weights, gpus)
+                spoken = MEETINGS * LATENCY if gpus > NODE else 0.0
+                told = f"{samples} ({kind})"
+                efficiency = compute / (compute + sent + spoken)
+                print(f"| {training} | {gpus} | {told} | {compute:.1f} s | {sent + spoken:.3f} s | {efficiency:.3f} |")
+
+
+def gathered(size: float, gpus: int) -> float:
+    """Seconds to put `size` bytes together in every GPU: each one's share between nodes, then within the node."""
+    nodes = gpus / NODE
+    return size / NODE * (nodes - 1) / nodes / INFINIBAND + size * (NODE - 1) / NODE / NVLINK
+
+
+def reduced(size: float, gpus: int) -> float:
+    """Seconds to add up `size` bytes of every GPU: a reduce-scatter and an all-gather."""
+    return 2 * gathered(size, gpus)
+
+
+def flux() -> tuple[int, int, float]:
+    """Parameters, those of the adapter, and FLOPs of one sample's forward pass, of FLUX.1-dev's transformer."""
+    from diffusers import FluxTransformer2DModel
+    from peft import LoraConfig
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with torch.device("meta"):
+        network = FluxTransformer2DModel(guidance_embeds=True)  # the defaults are the published sizes
+        image, dim = (SIDE // 16) ** 2, network.config.joint_attention_dim
+        inputs = {
+            "hidden_states": torch.empty(1, image, network.config.in_channels),
+            "encoder_hidden_states": torch.empty(1, TOKENS, dim),
+            "pooled_projections": torch.empty(1, network.config.pooled_projection_dim),
+            "timestep": torch.empty(1),
+            "guidance": torch.empty(1),
+            "img_ids": torch.empty(image, 3),
+            "txt_ids": torch.empty(TOKENS, 3),
+        }
+        weights = sum(parameter.numel() for parameter in network.parameters())
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(**inputs)
+        network.add_adapter(LoraConfig(r=RANK, target_modules=list(Flux.LORA_TARGETS)))
+        adapter = sum(p.numel() for name, p in network.named_parameters() if "lora_" in name)
+    return weights, adapter, counter.get_total_flops()
+
+
+if __name__ == "__main__":
+    main()
