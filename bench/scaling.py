@@ -76,6 +76,7 @@ def measured(rounds: int) -> None:
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
     """Seconds of each iteration of this process, and what the last one sent."""
     host.terminal.device = "cpu"
+    host.quiet_libraries()
     workflow = Workflow(json.loads(QUICKSTART.read_text(encoding="utf-8")), NODE_CLASS_MAPPINGS)
     changes = {"1.training": training, "2.prompts_per_iteration": prompts, "3.keep_graph": "off"}
     for name, value in changes.items():
@@ -108,9 +109,14 @@ def count(into: Counter) -> None:
 
     others = distributed.world() - 1
     wrapped("all_gather", lambda tensor_list, tensor, *_, **__: others * tensor.nbytes)
-    wrapped("all_gather_into_tensor", lambda output_tensor, input_tensor, *_, **__: others * input_tensor.nbytes)
     wrapped("all_reduce", lambda tensor, *_, **__: 2 * others * tensor.nbytes // distributed.world())
-    wrapped("reduce_scatter_tensor", lambda output, input, *_, **__: others * output.nbytes)
+    single = hasattr(dist, "all_gather_single")  # what FSDP2 calls them, by torch's version
+    wrapped(
+        "all_gather_single" if single else "all_gather_into_tensor", lambda _, input, *__, **___: others * input.nbytes
+    )
+    wrapped(
+        "reduce_scatter_single" if single else "reduce_scatter_tensor", lambda output, *_, **__: others * output.nbytes
+    )
 
 
 # -- modelled ----------------------------------------------------------------------------------------------------------

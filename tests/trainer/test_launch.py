@@ -150,7 +150,9 @@ def test_bad_input_is_told_once_and_not_tried_again(start, folder, undisturbed):
 
 def test_a_run_that_the_parent_announced_is_nobody_elses(tmp_path):
     """The sidebar writes the launcher's id before the processes speak for themselves."""
-    for process, expected in ((psutil.Process(os.getppid()), None), (psutil.Process(1), 1)):
+    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    for process, expected in ((psutil.Process(os.getppid()), None), (psutil.Process(stranger.pid), stranger.pid)):
         row = {"status": "running", "pid": process.pid, "process_started": process.create_time()}
         (tmp_path / "status.json").write_text(json.dumps(row))
         assert owner(tmp_path) == expected
+    stranger.communicate(b"")
