@@ -108,6 +108,16 @@ class GRPOStep:
                         "tooltip": "Moving average of the weights, for evaluation and saving; 0: none.",
                     },
                 ),
+                "sampled_steps": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 1000,
+                        "tooltip": "Trains only so many steps of each sample, drawn by credit; the gradient is the same on "
+                        "average. 0: all.",
+                    },
+                ),
             },
         }
 

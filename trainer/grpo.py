@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import distributed
+from . import distributed, sampled_steps
 from .rollout import trained_transition, velocity_at
 
 if TYPE_CHECKING:
@@ -78,12 +78,15 @@ def correlation(standings: Tensor) -> Tensor:
     return matrix
 
 
-def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, dict]:
+def clipped_objective(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
+) -> tuple[Tensor, dict]:
     """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
 
     Args:
         log_prob, old_log_prob, advantage: of one shape, any.
         clip: c.
+        weight: of that shape, how many entries each stands for in the loss and all statistics.
 
     Returns:
         The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
@@ -94,17 +97,20 @@ def clipped_objective(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor,
     unclipped, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)
     with torch.no_grad():
         statistics = {
-            "ratio": ratio.mean(),
-            "clip_high": ((ratio > 1 + clip) & (advantage > 0)).float().mean(),
-            "clip_low": ((ratio < 1 - clip) & (advantage < 0)).float().mean(),
-            "approx_kl": (ratio - 1 - log_ratio).mean(),
+            "ratio": (weight * ratio).mean(),
+            "clip_high": (weight * ((ratio > 1 + clip) & (advantage > 0)).float()).mean(),
+            "clip_low": (weight * ((ratio < 1 - clip) & (advantage < 0)).float()).mean(),
+            "approx_kl": (weight * (ratio - 1 - log_ratio)).mean(),
         }
-    return torch.maximum(unclipped, clipped).mean(), statistics
+    return (weight * torch.maximum(unclipped, clipped)).mean(), statistics
 
 
 @dataclass(frozen=True)
 class UpdateSettings:
-    """How the policy is moved. `batch_size` 0 takes all samples of a step at once; `ema_decay` 0 keeps no average."""
+    """How the policy is moved.
+
+    `batch_size` 0 takes all samples of a step at once; `ema_decay` 0 keeps no average; `sampled_steps` 0 trains all steps.
+    """
 
     learning_rate: float
     clip_range: float = 1e-4
@@ -114,6 +120,7 @@ class UpdateSettings:
     epochs: int = 1
     batch_size: int = 0
     ema_decay: float = 0.0
+    sampled_steps: int = 0
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -133,6 +140,9 @@ def update(
     A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed. Trajectories of an earlier
     policy use the log-probs they were sampled with.
 
+    With `sampled_steps` K < T', only K steps of each sample are computed, drawn once for all epochs. A kept graph holds all
+    steps of all samples already; it is given up, so that the same is computed wherever there is memory for one.
+
     Args:
         advantages: of the whole batch, of which the trajectories may be a share.
         on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
@@ -142,20 +152,39 @@ def update(
 
     Raises:
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
+        ValueError: `sampled_steps` for a model that several processes hold in parts.
     """
+    sampling = 0 < settings.sampled_steps < len(trajectories.trained)
+    if sampling and model.is_sharded:
+        raise ValueError(
+            f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
+            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter"
+        )
     started = time.perf_counter()
     model.come_back()
     staleness = model.version - trajectories.policy_version
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
     old = trajectories.log_probs if staleness else None
+    weights = torch.ones_like(advantages.step_advantage)
+    if sampling:
+        # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.
+        stream = sampled_steps.generator(trajectories.seed, model.version)
+        weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
+        if _take_graphs(trajectories):
+            logger.warning(
+                "a graph was kept for nothing, since sampled_steps = %d computes other steps of every sample. Fix: set the "
+                "sampler's keep_graph to off",
+                settings.sampled_steps,
+            )
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
         # Later epochs compare with the first one's log-probs, so that must have the update's batch shape, not the rollout's.
         kept = _take_graphs(trajectories) if settings.epochs == 1 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        seen = _backward(model, trajectories, advantages, settings, old, kept, tally, on_step if epoch == 0 else _go_on)
+        on_part = on_step if epoch == 0 else _go_on
+        seen = _backward(model, trajectories, advantages, weights, settings, old, kept, tally, on_part)
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
@@ -167,6 +196,9 @@ def update(
     model.version += steps > 0
     metrics = tally.summary()
     metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
+    if settings.sampled_steps:
+        pulls = _pull(advantages, settings) != 0
+        metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
     drift = metrics.get("ratio/drift", 0.0)
     if 5 * drift > settings.clip_range and settings.epochs > 1:
         logger.warning(
@@ -204,7 +236,16 @@ def _go_on() -> None:
     pass
 
 
-def _backward(model, trajectories, advantages, settings, old, kept, tally, on_step) -> Tensor:
+def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
+    """How much each step of each sample of the whole batch has to say in the gradient, [B, T'], 0 where nothing."""
+    pull = advantages.step_advantage.abs()
+    if settings.kl_coefficient:  # pulls at every step of every sample, so each must have a chance to be drawn
+        mean = pull.mean(1, keepdim=True)
+        pull = (pull + torch.where(mean == 0, 1.0, mean)) * advantages.valid[:, None]
+    return pull
+
+
+def _backward(model, trajectories, advantages, weights, settings, old, kept, tally, on_step) -> Tensor:
     """Accumulates the gradient of the loss; returns the log-probs it saw, [B, T'], NaN where nothing had to be computed."""
     seen = torch.full_like(trajectories.log_probs, torch.nan)
     own = list(trajectories.share.rows)
@@ -214,10 +255,10 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
         distributed.world() if model.is_sharded else 1
     )  # FSDP2 takes the mean of their gradients, the loss wants the sum
     for position, step in enumerate(trajectories.trained):
-        advantage = advantages.step_advantage[own, position]
+        advantage, weight = advantages.step_advantage[own, position], weights[own, position]
         # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes
         # that hold parts of this model could not go on without this one.
-        rows = valid.nonzero()[:, 0] if settings.kl_coefficient else advantage.nonzero()[:, 0]
+        rows = (weight * (valid if settings.kl_coefficient else advantage)).nonzero()[:, 0]
         if model.is_sharded:
             rows = torch.arange(len(advantage))
         if not len(rows):
@@ -231,13 +272,15 @@ def _backward(model, trajectories, advantages, settings, old, kept, tally, on_st
             parts = _recomputed(model, trajectories, step, rows, settings.batch_size, on_step)
         for part, log_prob, velocity in parts:
             reference = log_prob.detach() if old is None else old[part, position].to(log_prob.device)
+            stands_for = weight[part].to(log_prob.device)
             loss, statistics = clipped_objective(
-                log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range
+                log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range, stands_for
             )
+            statistics["weight"] = stands_for.mean()
             if settings.kl_coefficient:
                 with torch.no_grad(), model.reference():
                     frozen = velocity_at(model, trajectories, step, part)
-                divergence = (velocity - frozen).square().mean()
+                divergence = (stands_for * (velocity - frozen).square().flatten(1).mean(1)).mean()
                 statistics["kl"] = divergence.detach()
                 loss = loss + settings.kl_coefficient * divergence
             (loss * len(part) * processes / total).backward()
@@ -292,7 +335,6 @@ class _Tally:
     def add(self, loss: Tensor, statistics: dict[str, Tensor], count: int, total: int) -> None:
         for name, value in {"loss": loss, **statistics}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
-        self.sums["weight"] = self.sums.get("weight", 0.0) + loss.new_tensor(count / total)
 
     def drift(self, recomputed: Tensor, stored: Tensor) -> None:
         difference = (recomputed - stored).nan_to_num().exp() - 1

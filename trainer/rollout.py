@@ -99,6 +99,7 @@ def sample(
         prompts=prompts.texts,
         settings=settings,
         policy_version=model.version,
+        seed=seed,
         kept=kept,
         predictions=predictions if keep_predictions else None,
         decode=model.decode,

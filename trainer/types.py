@@ -81,6 +81,7 @@ class Trajectories:
         share: where these B samples stand in the whole batch, whose P prompts several processes may share.
         prompts: P texts.
         policy_version: the number of updates the policy had seen when it sampled.
+        seed: of all their noise.
         kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
         decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
@@ -98,6 +99,7 @@ class Trajectories:
     prompts: tuple[str, ...]
     settings: SamplerSettings
     policy_version: int
+    seed: int
     kept: list[KeptStep] | None = None
     predictions: Tensor | None = None
     decode: Callable[[Tensor], Tensor] | None = None
