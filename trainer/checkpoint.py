@@ -54,7 +54,8 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
             write_tensors(aside / "optimizer.safetensors", optimizer)
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
-        state["processes"] = distributed.world()
+        # The next rollout's graphs are kept, or not, as this update wanted them.
+        state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
         if model.ema is not None:
             write_tensors(aside / "ema.safetensors", average)
             state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
@@ -118,6 +119,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
         model.restore_average(read_tensors(place / "ema.safetensors"), **state["ema"])
     torch.set_rng_state(read_tensors(place / "rng.safetensors")["torch"])
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
+    model.unconditional_gradient = state.get("unconditional_gradient", True)  # not in checkpoints of earlier versions
     if state.get("processes", 1) != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
