@@ -118,6 +118,14 @@ class GRPOStep:
                         "average. 0: all.",
                     },
                 ),
+                "unconditional_gradient": (
+                    "BOOLEAN",
+                    {
+                        "default": True,
+                        "tooltip": "Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. "
+                        "Saves time and memory; the gradient is another one.",
+                    },
+                ),
             },
         }
 

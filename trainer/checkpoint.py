@@ -54,7 +54,8 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
             write_tensors(aside / "optimizer.safetensors", optimizer)
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
-        state["processes"] = distributed.world()
+        # The next rollout's graphs are kept, or not, as this update wanted them.
+        state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
         state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
             write_tensors(aside / "ema.safetensors", average)
@@ -121,6 +122,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     if "loss_scale" in state:  # absent in checkpoints of earlier versions
         model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
+    model.unconditional_gradient = state.get("unconditional_gradient", True)  # not in checkpoints of earlier versions
     if state.get("processes", 1) != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "

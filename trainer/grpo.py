@@ -110,6 +110,7 @@ class UpdateSettings:
     """How the policy is moved.
 
     `batch_size` 0 takes all samples of a step at once; `ema_decay` 0 keeps no average; `sampled_steps` 0 trains all steps.
+    `unconditional_gradient` False leaves the negative half of classifier-free guidance out of the gradient.
     """
 
     learning_rate: float
@@ -121,6 +122,7 @@ class UpdateSettings:
     batch_size: int = 0
     ema_decay: float = 0.0
     sampled_steps: int = 0
+    unconditional_gradient: bool = True
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -137,7 +139,8 @@ def update(
     """Moves the policy by one optimizer step an epoch, with gradients accumulated over all groups of all processes.
 
     On-policy, the old log-probs are the new ones, detached: ρ is exactly 1, and rollout and update may differ in batch shape.
-    A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed. Trajectories of an earlier
+    A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed, and so is one that was kept
+    for the other `unconditional_gradient`, as by the first rollout, which has not heard of it yet. Trajectories of an earlier
     policy use the log-probs they were sampled with.
 
     With `sampled_steps` K < T', only K steps of each sample are computed, drawn once for all epochs. A kept graph holds all
@@ -166,6 +169,9 @@ def update(
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
     old = trajectories.log_probs if staleness else None
+    model.unconditional_gradient = settings.unconditional_gradient
+    if trajectories.unconditional_gradient != settings.unconditional_gradient:
+        _take_graphs(trajectories)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.

@@ -101,6 +101,7 @@ def sample(
         policy_version=model.version,
         seed=seed,
         kept=kept,
+        unconditional_gradient=model.unconditional_gradient,
         predictions=predictions if keep_predictions else None,
         decode=model.decode,
         seconds=time.perf_counter() - started,
@@ -180,11 +181,12 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     if model.is_sharded:
         return False  # a graph would hold every block of every step put together
     # Decided once: the free memory moves from one iteration to the next, and the two ways differ in rounding.
-    if (settings, samples) not in model.graph_decisions:
+    case = settings, samples, model.unconditional_gradient
+    if case not in model.graph_decisions:
         trained = sum(kind != "ode" for kind in step_kinds(settings))
         need = model.graph_bytes(settings) * samples * trained
-        model.graph_decisions[settings, samples] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
-    return model.graph_decisions[settings, samples]
+        model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
+    return model.graph_decisions[case]
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:

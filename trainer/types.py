@@ -83,6 +83,7 @@ class Trajectories:
         policy_version: the number of updates the policy had seen when it sampled.
         seed: of all their noise.
         kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
+        unconditional_gradient: whether those graphs reach through the negative half of guidance.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
         decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
     """
@@ -101,6 +102,7 @@ class Trajectories:
     policy_version: int
     seed: int
     kept: list[KeptStep] | None = None
+    unconditional_gradient: bool = True
     predictions: Tensor | None = None
     decode: Callable[[Tensor], Tensor] | None = None
     seconds: float = 0.0

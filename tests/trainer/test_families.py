@@ -77,6 +77,28 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
         assert len(frames) == 5 and frames.shape[1:3] != iio.imread(run / "samples-1.png").shape[:2], "after alone"
 
 
+@pytest.mark.parametrize("family", ["sd3"], indirect=True)
+@pytest.mark.parametrize(
+    ("keep_graph", "option"), [("on", {"unconditional_gradient": False}), ("off", {"sampled_steps": 1})]
+)
+def test_what_makes_an_update_cheaper_resumes_to_the_bit(workflow, tmp_path, keep_graph, option):
+    content = json.loads(workflow.read_text())
+    for node in content.values():
+        changes = {"OTCA_SDESampler": {"keep_graph": keep_graph}, "OTCA_GRPOStep": option}
+        node["inputs"].update(changes.get(node["class_type"], {}))
+    workflow.write_text(json.dumps(content))
+    lines = {}
+    for name, parts in {"whole": [3], "resumed": [1, 3]}.items():
+        for number, last in enumerate(parts):
+            command = ["train", str(workflow), "--output", str(tmp_path / name), "--iterations", str(last)]
+            assert main(command + ["--resume"] * bool(number)) == 0
+        rows = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        lines[name] = [{k: v for k, v in row.items() if "second" not in k and k != "time"} for row in rows]
+    assert lines["whole"] == lines["resumed"] and len(lines["whole"]) == 3
+    assert all(row["gradient_norm"] > 0 for row in lines["whole"])
+    assert all(("update/sampled_share" in row) == ("sampled_steps" in option) for row in lines["whole"])
+
+
 def test_a_bare_video_model(tmp_path):
     path = tiny.make("wan21", tmp_path / "wan")
     options = ["--prompt", "a red circle", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "a.png")]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.trainer import grpo, sampled_steps
@@ -43,8 +43,12 @@ def test_inclusion_by_hand(pull, count, expected):
     assert inclusion(torch.tensor([pull]), count)[0].tolist() == pytest.approx(expected, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(
-    st.lists(st.integers(0, 40).map(lambda n: n / 4), min_size=1, max_size=20), st.integers(1, 20), st.floats(0, 0.999)
+    st.lists(st.integers(0, 40).map(lambda n: n / 4), min_size=1, max_size=20),
+    st.integers(1, 20),
+    # Never the fraction of a sum of such shares, where rounding would choose the side of a whole number.
+    st.integers(0, 999).map(lambda n: (n + 0.123456789) / 1000),
 )
 def test_every_draw_takes_as_many_steps_as_asked_for(pull, count, start):
     probability = inclusion(torch.tensor([pull], dtype=torch.float32), count)
@@ -52,9 +56,7 @@ def test_every_draw_takes_as_many_steps_as_asked_for(pull, count, start):
     assert probability.sum().item() == pytest.approx(min(count, there))
     weight = drawn(probability, torch.tensor([[start]], dtype=torch.float64))[0]
     taken = (weight != 0).nonzero()[:, 0]
-    assert abs(len(taken) - min(count, there)) <= (
-        1 if start in (0.0, 0.5) else 0
-    )  # a sum may round across a whole number
+    assert len(taken) == min(count, there)
     assert weight[taken].tolist() == pytest.approx((1 / probability[0, taken]).tolist(), rel=1e-6)
     if there <= count:
         assert weight.tolist() == [float(value > 0) for value in pull]

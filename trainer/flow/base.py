@@ -97,12 +97,13 @@ class FlowModel(Resident, ABC):
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self.graph_decisions: dict[tuple[SamplerSettings, int], bool] = {}
-        self._graph_bytes: dict[tuple[int, ...], int] = {}
+        self.graph_decisions: dict[tuple[SamplerSettings, int, bool], bool] = {}
+        self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
         self._decoding = threading.RLock()
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
+        self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
         self.is_sharded = False  # over several processes, which then have to call it equally often
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
@@ -123,7 +124,7 @@ class FlowModel(Resident, ABC):
         """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter.
 
         `guidance` is the embedded one of a distilled model; a family with CLASSIFIER_FREE returns v⁻ + guidance·(v - v⁻)
-        where the condition has a negative part.
+        where the condition has a negative part, v⁻ under `negative_half`.
         """
 
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
@@ -142,6 +143,10 @@ class FlowModel(Resident, ABC):
     def lora_key(cls, name: str) -> str:
         """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
         return cls.LORA_PREFIX + name
+
+    def negative_half(self):
+        """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.unconditional_gradient)
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
@@ -422,9 +427,10 @@ class FlowModel(Resident, ABC):
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
-        """What autograd saves for the backward pass of one sample's velocity, measured once per latent shape."""
+        """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
-        if shape not in self._graph_bytes:
+        kind = shape, self.unconditional_gradient
+        if kind not in self._graph_bytes:
             networks = self.experts.values()
             weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}
             saved: dict[int, int] = {}
@@ -438,6 +444,6 @@ class FlowModel(Resident, ABC):
             condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
-            self._graph_bytes[shape] = sum(saved.values())
+            self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
-        return self._graph_bytes[shape]
+        return self._graph_bytes[kind]

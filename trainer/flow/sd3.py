@@ -36,23 +36,26 @@ class StableDiffusion3(ImageModel):
         return Condition({"tokens": tokens, "pooled": pooled})
 
     def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
-        tokens, pooled = condition.tensors["tokens"], condition.tensors["pooled"]
-        guided = NEGATIVE + "tokens" in condition.tensors
-        if guided:  # both halves in one call, the negative one first, as the pipeline does it
-            x = torch.cat([x, x])
-            tokens = torch.cat([condition.tensors[NEGATIVE + "tokens"], tokens])
-            pooled = torch.cat([condition.tensors[NEGATIVE + "pooled"], pooled])
-        dtype = self.dtype
+        tensors = condition.tensors
+        positive = x, tensors["tokens"], tensors["pooled"]
+        if NEGATIVE + "tokens" not in tensors:
+            return self._predict(sigma, *positive)
+        negative = x, tensors[NEGATIVE + "tokens"], tensors[NEGATIVE + "pooled"]
+        if torch.is_grad_enabled() and not self.unconditional_gradient:
+            with self.negative_half():
+                away = self._predict(sigma, *negative)
+            towards = self._predict(sigma, *positive)
+        else:  # both halves in one call, the negative one first, as the pipeline does it
+            away, towards = self._predict(sigma, *map(torch.cat, zip(negative, positive, strict=True))).chunk(2)
+        return away + guidance * (towards - away)
+
+    def _predict(self, sigma: float, x: Tensor, tokens: Tensor, pooled: Tensor) -> Tensor:
         timesteps = self.pipeline.scheduler.config.num_train_timesteps
         with self.autocast():
-            velocity = self.transformer(
-                hidden_states=x.to(dtype),
+            return self.transformer(
+                hidden_states=x.to(self.dtype),
                 timestep=torch.full((len(x),), sigma * timesteps, device=x.device),
-                encoder_hidden_states=tokens.to(dtype),
-                pooled_projections=pooled.to(dtype),
+                encoder_hidden_states=tokens.to(self.dtype),
+                pooled_projections=pooled.to(self.dtype),
                 return_dict=False,
             )[0].float()
-        if guided:
-            negative, positive = velocity.chunk(2)
-            velocity = negative + guidance * (positive - negative)
-        return velocity

@@ -87,7 +87,8 @@ class Wan(FlowModel):
 
         velocity = predict(condition.tensors["tokens"])
         if NEGATIVE + "tokens" in condition.tensors:
-            negative = predict(condition.tensors[NEGATIVE + "tokens"])
+            with self.negative_half():
+                negative = predict(condition.tensors[NEGATIVE + "tokens"])
             velocity = negative + guidance * (velocity - negative)
         return velocity
 

@@ -1,0 +1,161 @@
+"""The negative half of classifier-free guidance without gradient: the same velocity, the other half's gradient alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.trainer import checkpoint
+from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.flow.base import NEGATIVE, Condition
+from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.types import Scores
+
+SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
+SIZES["wan22"] = SIZES["wan21"]
+TEXTS = ["a red circle on a blue background", "a green square"]
+GUIDANCE = 4.5
+FULL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
+HALF = replace(FULL, unconditional_gradient=False)
+
+
+@pytest.fixture(scope="module", params=list(SIZES))
+def folder(request, tmp_path_factory):
+    return tiny.make(request.param, tmp_path_factory.mktemp("tiny") / request.param)
+
+
+@pytest.fixture
+def load(folder, perturb):
+    return lambda **options: perturb(load_flow_model(folder, lora_rank=2, lora_alpha=2.0, device="cpu", **options))
+
+
+@pytest.fixture
+def guided(folder, small_settings):
+    return small_settings(**SIZES[folder.name], guidance=GUIDANCE, negative_prompt="a blue square")
+
+
+@pytest.fixture
+def noise(load, guided):
+    shape = load().latent_shape(guided.height, guided.width, guided.frames)
+    return torch.randn((2, *shape), generator=torch.Generator().manual_seed(3))
+
+
+def gradients(model):
+    found = {name: p.grad.clone() for name, p in model.trainable_named().items() if p.grad is not None}
+    for parameter in model.trainable_parameters():
+        parameter.grad = None
+    return found
+
+
+def distance(one, other):
+    assert one.keys() == other.keys() and one
+    difference = sum((one[name] - other[name]).double().square().sum() for name in one)
+    return (difference / sum(gradient.double().square().sum() for gradient in other.values())).sqrt().item()
+
+
+def halves(model, condition):
+    """The positive and the negative condition, each without guidance."""
+    names = [name for name in condition.tensors if not name.startswith(NEGATIVE)]
+    assert names and all(NEGATIVE + name in condition.tensors for name in names)
+    return (Condition({name: condition.tensors[prefix + name] for name in names}) for prefix in ("", NEGATIVE))
+
+
+@pytest.mark.parametrize("sigma", [0.9, 0.5])  # Wan 2.2 has one network for each
+def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(load, guided, noise, sigma):
+    model = load()
+    condition = model.condition(TEXTS, guided)
+
+    def velocity(unconditional):
+        model.unconditional_gradient = unconditional
+        result = model.velocity(noise, sigma, condition, GUIDANCE)
+        result.square().mean().backward()
+        return result.detach(), gradients(model)
+
+    (full, both), (half, one) = velocity(True), velocity(False)
+    torch.testing.assert_close(half, full, rtol=1e-5, atol=1e-5)
+    positive, negative = (model.velocity(noise, sigma, part, 1.0) for part in halves(model, condition))
+    by_hand = negative.detach() + GUIDANCE * (positive - negative.detach())
+    torch.testing.assert_close(full, by_hand.detach(), rtol=1e-5, atol=1e-5)
+    by_hand.square().mean().backward()
+    assert distance(one, gradients(model)) < 1e-5
+    assert distance(one, both) > 0.05
+
+
+def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
+    model, calls = load(), []
+    for network in model.experts.values():
+        network.register_forward_pre_hook(
+            lambda module, args, kwargs: calls.append((len(kwargs["hidden_states"]), torch.is_grad_enabled())),
+            with_kwargs=True,
+        )
+    condition = model.condition(TEXTS, guided)
+    with torch.no_grad():
+        before = model.velocity(noise, 0.9, condition, GUIDANCE)
+        plain = calls.copy()
+        model.unconditional_gradient = False
+        assert torch.equal(model.velocity(noise, 0.9, condition, GUIDANCE), before)
+    assert calls == plain * 2
+    model.velocity(noise, 0.9, condition, GUIDANCE)
+    assert sorted(calls[-2:]) == [(2, False), (2, True)]
+
+
+def test_autograd_saves_half(load, guided):
+    model = load()
+    full = model.graph_bytes(guided)
+    model.unconditional_gradient = False
+    assert 0.4 * full < model.graph_bytes(guided) < 0.6 * full
+
+
+def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guided, noise):
+    model = load(dtype="bfloat16")
+    model.unconditional_gradient = False
+    model.velocity(noise, 0.9, model.condition(TEXTS, guided), GUIDANCE).square().mean().backward()
+    found = gradients(model)
+    for target in model.LORA_TARGETS:
+        assert any(f"{target}.lora_A" in name and gradient.abs().max() > 0 for name, gradient in found.items()), target
+
+
+def judged(taken):
+    values = torch.randn((len(taken.groups), 1), generator=torch.Generator().manual_seed(4))
+    scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(len(values), 0), (), ())
+    return fuse(scores, tcd(taken.latents, taken.final, taken.trained), "weighted_advantages")
+
+
+def test_kept_and_recomputed_updates_agree_and_a_graph_of_the_other_kind_is_not_used(load, guided, sample):
+    model = load()
+    with_gradient = []
+    for network in model.experts.values():
+        network.register_forward_pre_hook(lambda *_: with_gradient.append(torch.is_grad_enabled()))
+
+    def run(settings, keep_graph):
+        taken = sample(model, guided, keep_graph=keep_graph)
+        with_gradient.clear()
+        update(model, taken, judged(taken), settings)
+        model.version = 0
+        return gradients(model), sum(with_gradient)
+
+    full, recomputed = run(FULL, keep_graph=False)
+    assert recomputed > 0
+    half, number = run(HALF, keep_graph=True)
+    assert number > 0, "the rollout kept a graph of both halves, which is another gradient"
+    kept, number = run(HALF, keep_graph=True)
+    assert number == 0, "the rollout knows by now"
+    assert distance(kept, half) < 1e-4 and distance(half, full) > 0.05
+    again, number = run(FULL, keep_graph=True)
+    assert number > 0 and distance(again, full) < 1e-4
+
+
+def test_a_checkpoint_remembers_it(load, guided, sample, tmp_path):
+    model = load()
+    taken = sample(model, guided)
+    update(model, taken, judged(taken), HALF)
+    checkpoint.save(model, tmp_path, 1)
+    again = load()
+    assert again.unconditional_gradient
+    checkpoint.restore(again, tmp_path)
+    assert not again.unconditional_gradient
