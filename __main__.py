@@ -155,13 +155,15 @@ def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _reward_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    rewards = parser.add_mutually_exclusive_group(required=True)
+    kind = "KIND[:OPTION=VALUE,…]"
+    rewards.add_argument(
         "--reward",
         action="append",
-        required=True,
-        metavar="KIND[:OPTION=VALUE,…]",
+        metavar=kind,
         help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
     )
+    rewards.add_argument("--rewards", nargs="+", dest="reward", metavar=kind, help="the same, all at once")
 
 
 def _python_argument(parser: argparse.ArgumentParser) -> None:

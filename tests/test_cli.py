@@ -387,3 +387,13 @@ def test_a_run_without_an_adapter(otca, finished_run, tmp_path):
     (folder / "lora.safetensors").unlink()
     code, _, errors = otca("sample", folder, "--prompt", "x")
     assert code == 2 and "no lora.safetensors yet" in errors and "Fix: " in errors
+
+
+@pytest.mark.parametrize("command", [["score", "a.png"], ["eval", "model", "--prompts", "p.txt"]])
+def test_rewards_one_by_one_and_all_at_once(command):
+    from comfyui_otca.__main__ import parser
+
+    one, all_ = (["--reward", "clip_t", "--reward", "hpsv2"], ["--rewards", "clip_t", "hpsv2"])
+    assert parser().parse_args([*command, *one]).reward == parser().parse_args([*command, *all_]).reward
+    with pytest.raises(SystemExit):
+        parser().parse_args(command)
