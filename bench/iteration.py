@@ -1,10 +1,11 @@
 """Seconds of one training iteration against its floor: the same transformer calls, bare.
 
-    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N]
+    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K]
 
 The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
 with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
-medians are shown.
+medians are shown. Rows whose update computes something else, fewer steps or half of the gradient, are measured against
+the same floor: below it is what they save.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def main() -> None:
     parser.add_argument("workflow", nargs="?", type=Path, default=QUICKSTART)
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--sampled-steps", type=int, default=3, metavar="K", help="of GRPO Step, in the row that has it"
+    )
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     options = parser.parse_args()
     host.quiet_libraries()
@@ -45,16 +49,17 @@ def main() -> None:
         workflow.set(*change.split("=", 1))
     model, step = trained_model(workflow), only(workflow, STEP_NODE)
     sampler = only(workflow, "OTCA_SDESampler")
-    seconds: dict[str, list[float]] = {"floor": [], "off": [], "on": []}
-    phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in ("off", "on")}
+    modes = _modes(model, workflow.graph[sampler]["inputs"]["guidance"], options.sampled_steps)
+    seconds: dict[str, list[float]] = {"floor": []} | {mode: [] for mode in modes}
+    phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in modes}
     memory: dict[str, float] = {}
     trajectories = None
     for number in range(options.rounds + 1):  # the first round warms up and measures memory, not time
-        for mode in ("off", "on"):
-            overrides = {
-                (node, name): value + 2 * number + (mode == "on") for node, name, value in workflow.advancing()
-            }
-            overrides[sampler, "keep_graph"] = mode
+        for turn, (mode, (keep_graph, changes)) in enumerate(modes.items()):
+            overrides = {(node, name): value + len(modes) * number + turn for node, name, value in workflow.advancing()}
+            overrides[sampler, "keep_graph"] = keep_graph
+            overrides |= {(step, name): value for name, value in changes.items()}
+            model.unconditional_gradient = changes["unconditional_gradient"]  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = contextlib.nullcontext() if number else _Peak(model)
             with peak:
@@ -70,10 +75,24 @@ def main() -> None:
                 for phase in PHASES:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
+        model.unconditional_gradient = True
         floor = _floor(model, trajectories)
         if number:
             seconds["floor"].append(floor)
     _print(trajectories, seconds, phases, memory)
+
+
+def _modes(model, guidance: float, count: int) -> dict[str, tuple[str, dict]]:
+    """The rows that this model has: (keep_graph of the sampler, inputs of GRPO Step) by name."""
+    whole = {"sampled_steps": 0, "unconditional_gradient": True}
+    modes = {"recomputed": ("off", whole), "kept graph": ("on", whole)}
+    modes[f"sampled_steps {count}"] = "off", {**whole, "sampled_steps": count}
+    if model.CLASSIFIER_FREE and guidance > 1:
+        half = {**whole, "unconditional_gradient": False}
+        modes["no unconditional gradient, recomputed"] = "off", half
+        modes["no unconditional gradient, kept graph"] = "on", half
+        modes[f"no unconditional gradient, sampled_steps {count}"] = "off", {**half, "sampled_steps": count}
+    return modes
 
 
 def _floor(model, trajectories) -> float:
@@ -103,11 +122,11 @@ def _print(trajectories, seconds, phases, memory) -> None:
     print(f"{torch.get_num_threads()} CPU threads, {len(seconds['floor'])} rounds, medians\n")
     print("| | " + " | ".join(f"{phase} s" for phase in PHASES) + " | iteration s | ÷ floor | peak MB |")
     print("|---|" + "---|" * (len(PHASES) + 3))
-    for mode, name in (("off", "recomputed"), ("on", "kept graph")):
+    for mode in phases:
         row = [f"{statistics.median(phases[mode][phase]):.3f}" for phase in PHASES]
         total = statistics.median(seconds[mode])
         ratio = statistics.median(a / b for a, b in zip(seconds[mode], seconds["floor"], strict=True))
-        print(f"| {name} | {' | '.join(row)} | {total:.3f} | {ratio:.2f} | {memory[mode]:.0f} |")
+        print(f"| {mode} | {' | '.join(row)} | {total:.3f} | {ratio:.2f} | {memory[mode]:.0f} |")
     print(f"| floor ({steps} forwards, {trained} forward + backward) | | | | | {floor:.3f} | 1.00 | |")
 
 
