@@ -41,6 +41,8 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
+    if canvas.renderer == "nodes2":
+        pytest.skip("what a renderer draws is not what is queued: once for each ComfyUI is enough")
     canvas.load(WORKFLOWS / f"{name}.json")
     exported = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     queued = canvas.prompt()
