@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
@@ -22,7 +22,6 @@ from . import host
 from .types import Share
 
 if TYPE_CHECKING:
-    from accelerate import PartialState
     from torch import Tensor
 
     from .types import Scores, StepCredit
@@ -56,7 +55,9 @@ def is_main() -> bool:
 def begin(cpu: bool) -> None:
     """Joins the others; each process on an accelerator of its own, or all on the CPU."""
     if world() > 1:
-        _state(cpu)
+        from accelerate import PartialState
+
+        PartialState(cpu=cpu, timeout=PATIENCE)
 
 
 def end() -> None:
@@ -65,11 +66,10 @@ def end() -> None:
         torch.distributed.destroy_process_group()
 
 
-@functools.cache
-def _state(cpu: bool = False) -> PartialState:
+def _device() -> torch.device:
     from accelerate import PartialState
 
-    return PartialState(cpu=cpu, timeout=PATIENCE)
+    return PartialState().device  # of the one that `begin` made: they share their state
 
 
 def share(total: int) -> Share:
@@ -165,7 +165,7 @@ def _all(tensor: Tensor) -> Tensor:
     from accelerate.utils import gather
 
     try:
-        return gather(tensor[None].to(_state().device)).cpu()
+        return gather(tensor[None].to(_device())).cpu()
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise _heard(PeerFailed(f"process {rank()} lost another one ({reason})")) from error
@@ -191,12 +191,20 @@ def whole(value: T) -> T:
     if world() == 1:
         return value
     if isinstance(value, torch.Tensor):
-        counts = each(torch.tensor(len(value))).tolist()
-        missing = max(counts) - len(value)
-        parts = _all(torch.cat([value, value.new_zeros((missing, *value.shape[1:]))]))
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return _joined({"": value})[""]
     parts = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(value, **{name: whole(part) for name, part in parts.items() if isinstance(part, torch.Tensor)})
+    return replace(value, **_joined({name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}))
+
+
+def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of every process's tensors of one length, in order, after one meeting for all of them."""
+    own = len(next(iter(tensors.values())))
+    counts = each(torch.tensor(own)).tolist()
+    joined = {}
+    for name, tensor in tensors.items():
+        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - own, *tensor.shape[1:]))]))
+        joined[name] = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    return joined
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
@@ -246,7 +254,7 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     host.terminal.agree = _stop_together
-    mesh = init_device_mesh(_state().device.type, (world(),))
+    mesh = init_device_mesh(_device().type, (world(),))
     halved = dtype != torch.float32 and not network._keep_in_fp32_modules
     sent = MixedPrecisionPolicy(param_dtype=dtype if halved else None, reduce_dtype=torch.float32, output_dtype=None)
     for block in network.modules():
