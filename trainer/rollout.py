@@ -158,13 +158,23 @@ def first_stochastic(kinds: list[str]) -> int:
     return next((j for j, kind in enumerate(kinds) if kind != "ode"), len(kinds) - 1)
 
 
-def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: Tensor) -> Tensor:
-    """The policy's velocity [len(rows), C, h, w] at a visited point of these trajectories."""
-    settings = trajectories.settings
+def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tensor, rows: Tensor) -> Tensor:
+    """The policy's velocity [N, C, h, w] at visited points of these trajectories.
+
+    Args:
+        steps: a step's number, or one for each row, [N], all of the model's `same_network`.
+        rows: N numbers of samples.
+    """
+    settings, groups = trajectories.settings, trajectories.groups[rows]
+    steps = torch.as_tensor(steps).expand(len(rows))
+    levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[steps]
+    x = trajectories.latents[rows, steps].to(model.device)
+    # Members of a group that shares its noise are at one point until they part: who is where, as numbers.
+    apart = len(trajectories.prompts) + rows
+    together = settings.shared_noise & (steps <= first_stochastic(step_kinds(settings)))
+    points = torch.where(together, groups, apart) + steps * (len(trajectories.prompts) + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
-    shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
-    x = trajectories.latents[rows, step].to(model.device)
-    return _velocity(model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings, shared)
+    return _velocity(model, condition, x, groups, levels, settings, points)
 
 
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
@@ -198,9 +208,9 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
     for j, kind in enumerate(kinds):
         on_step()
-        shared = settings.shared_noise and j <= first
+        points = groups if settings.shared_noise and j <= first else None
         with torch.set_grad_enabled(keep_graph and kind != "ode"):
-            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, shared)
+            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, points)
             gaussian = transition(
                 kind, velocity, x, sigmas[j], sigmas[j + 1], eta=settings.eta, sigma_after_first=sigmas[1]
             )
@@ -233,14 +243,18 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     }
 
 
-def _velocity(model, condition, x: Tensor, groups: Tensor, sigma: float, settings, shared: bool) -> Tensor:
-    """One model call; where a group's members are at the same point, one forward a group serves them all."""
-    guidance = model.guidance_at(sigma, settings)
-    if not shared:
-        return model.velocity(x, sigma, condition.rows(groups), guidance)
-    unique, inverse = groups.unique(return_inverse=True)
-    one_each = torch.stack([(groups == group).nonzero()[0, 0] for group in unique])
-    return model.velocity(x[one_each.to(x.device)], sigma, condition.rows(unique), guidance)[inverse.to(x.device)]
+def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
+    """One model call, with one forward pass for all samples that have the same number in `points` [B]; None: all apart."""
+    levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
+    guidance = model.guidance_at(float(levels[0]), settings)
+    if points is None:
+        return model.velocity(x, levels, condition.rows(groups), guidance)
+    _, inverse = points.unique(return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1,), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
+    if len(first) == len(x):
+        return model.velocity(x, levels, condition.rows(groups), guidance)
+    velocity = model.velocity(x[first.to(x.device)], levels[first], condition.rows(groups[first]), guidance)
+    return velocity[inverse.to(x.device)]
 
 
 def _generator(seed: int, position: int, member: int) -> torch.Generator:

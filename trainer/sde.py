@@ -39,11 +39,20 @@ class Gaussian:
         Raises:
             ValueError: for a deterministic transition, which has no density, or an unknown norm.
         """
+        return self._density(self._squared_error(x).flatten(1).mean(1), norm)
+
+    def log_prob_map(self, x: Tensor, norm: str = "full") -> Tensor:
+        """As `log_prob`, averaged over the channels alone: one for every latent position, [B, h, w] or [B, F, h, w]."""
+        return self._density(self._squared_error(x).mean(1), norm)
+
+    def _squared_error(self, x: Tensor) -> Tensor:
+        return (x.float() - self.mean.float()).square()
+
+    def _density(self, squared_error: Tensor, norm: str) -> Tensor:
         if norm not in LOG_PROB_NORMS:
             raise ValueError(f"log_prob_norm must be one of {LOG_PROB_NORMS}, not {norm!r}")
         if self.std < MIN_STD:
             raise ValueError(f"a transition with std {self.std:.3g} is deterministic and has no log-probability")
-        squared_error = (x.float() - self.mean.float()).square().flatten(1).mean(1)
         if norm == "squared_error":
             return -squared_error
         return -squared_error / (2 * self.std**2) - math.log(self.std) - 0.5 * math.log(2 * math.pi)

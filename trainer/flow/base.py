@@ -34,6 +34,11 @@ class Condition:
         return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
 
 
+def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
+    """One noise level for each sample of x, [B] float64 on its device, of one for all or of [B]."""
+    return torch.as_tensor(sigma, dtype=torch.float64).to(x.device).expand(len(x))
+
+
 NEGATIVE = "negative_"
 EMBEDDINGS_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
@@ -120,8 +125,10 @@ class FlowModel(Resident, ABC):
         """Runs the text encoders, which are on that device."""
 
     @abstractmethod
-    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
         """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter.
+
+        One σ for all or one for each, [B] on the CPU, all of the `same_network`.
 
         `guidance` is the embedded one of a distilled model; a family with CLASSIFIER_FREE returns v⁻ + guidance·(v - v⁻)
         where the condition has a negative part, v⁻ under `negative_half`.
@@ -130,6 +137,10 @@ class FlowModel(Resident, ABC):
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         """The guidance that `velocity` is given at that noise level."""
         return settings.guidance
+
+    def same_network(self, sigma: float, other: float) -> bool:
+        """Whether one call of `velocity` may hold samples at both noise levels."""
+        return True
 
     @abstractmethod
     def shift(self, settings: SamplerSettings) -> float:
