@@ -12,7 +12,7 @@ import torch
 
 from . import distributed, host
 from .sde import MIN_STD, Gaussian, transition
-from .types import KeptStep, Prompts, SamplerSettings, Trajectories
+from .types import Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -82,10 +82,7 @@ def sample(
         )
     kept = None
     if keep_graph:
-        kept = [
-            KeptStep(*(torch.cat(tensors) for tensors in zip(*(part["kept"][i] for part in parts), strict=True)))
-            for i in range(len(trained))
-        ]
+        kept = [torch.cat(velocities) for velocities in zip(*(part["kept"] for part in parts), strict=True)]
     return Trajectories(
         latents=latents,
         final=final,
@@ -97,6 +94,7 @@ def sample(
         groups=groups,
         share=share,
         prompts=prompts.texts,
+        positions=prompts.positions,
         settings=settings,
         policy_version=model.version,
         seed=seed,
@@ -177,6 +175,19 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     return _velocity(model, condition, x, groups, levels, settings, points)
 
 
+def sampled_noise(trajectories: Trajectories) -> Tensor:
+    """The noise [B, T', C, h, w] that the trained steps added, drawn again from the same streams."""
+    settings, shape = trajectories.settings, trajectories.latents.shape[2:]
+    group_size = trajectories.share.total // len(trajectories.prompts)
+    noise = []
+    for row in trajectories.share.rows:
+        own = _generator(trajectories.seed, trajectories.positions[row // group_size], row % group_size + 1)
+        if not settings.shared_noise:
+            torch.randn(shape, generator=own)  # where it began
+        noise.append(torch.stack([torch.randn(shape, generator=own) for _ in trajectories.trained]))
+    return torch.stack(noise)
+
+
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
     """The transition that these trajectories took at a trained step, for a given velocity."""
     settings, sigmas = trajectories.settings, trajectories.sigmas
@@ -219,16 +230,16 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
             if stochastic:
                 noise = torch.stack([torch.randn(shape, generator=own) for _, own in sources])
                 following = following + gaussian.std * noise.to(x.device)
-                log_prob = gaussian.log_prob(following, settings.log_prob_norm)
+                log_prob = gaussian.log_prob(following, settings.log_prob_norm).detach()
         clean = x - sigmas[j] * velocity.detach()
         if keep_predictions:
             predictions.append(clean)
         stds.append(gaussian.std)
         if stochastic:
             trained.append(j)
-            log_probs.append(log_prob.detach())
+            log_probs.append(log_prob)
             if keep_graph:
-                kept.append((log_prob, velocity))
+                kept.append(velocity)
         x = following
         visited.append(x)
     # To the host only now: a transfer at every step would make the accelerator wait each time.

@@ -58,14 +58,6 @@ class Share:
 
 
 @dataclass(frozen=True)
-class KeptStep:
-    """One trained transition as the rollout computed it, still attached to its autograd graph."""
-
-    log_prob: Tensor  # [B], requires grad
-    velocity: Tensor  # [B, C, h, w], requires grad
-
-
-@dataclass(frozen=True)
 class Trajectories:
     """B sampled trajectories.
 
@@ -80,9 +72,11 @@ class Trajectories:
         groups: [B] int64, the number of each sample's prompt, 0 … P-1.
         share: where these B samples stand in the whole batch, whose P prompts several processes may share.
         prompts: P texts.
+        positions: each one's position in the dataset, which its noise depends on.
         policy_version: the number of updates the policy had seen when it sampled.
         seed: of all their noise.
-        kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
+        kept: where the graph was kept, the velocity [B, C, h, w] of each trained step, attached to it. Good for one backward
+            pass.
         unconditional_gradient: whether those graphs reach through the negative half of guidance.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
         decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
@@ -101,11 +95,12 @@ class Trajectories:
     settings: SamplerSettings
     policy_version: int
     seed: int
-    kept: list[KeptStep] | None = None
+    kept: list[Tensor] | None = None
     unconditional_gradient: bool = True
     predictions: Tensor | None = None
     decode: Callable[[Tensor], Tensor] | None = None
     seconds: float = 0.0
+    positions: tuple[int, ...] = ()
 
     @property
     def texts(self) -> list[str]:
@@ -143,6 +138,9 @@ class StepCredit:
         similarity: [B, T+1], S_j = cos(x_j, x̂0).
         trained: the T' transition numbers.
         node: the id of the graph's node that gave this credit, which shows it on the canvas.
+        place: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
+        ratio_scale: T' factors of the log-ratio log ρ_j; empty: 1.
+        regulated: whether the log-ratio's bias is taken out (GRPO-Guard).
     """
 
     weights: Tensor
@@ -154,6 +152,9 @@ class StepCredit:
     sigmas: tuple[float, ...] = ()
     seconds: float = 0.0
     node: str = ""
+    place: Tensor | None = None
+    ratio_scale: tuple[float, ...] = ()
+    regulated: bool = False
 
 
 @dataclass(frozen=True)

@@ -174,10 +174,11 @@ def test_a_kept_graph_changes_no_number(taken, still_model, sample):
         torch.testing.assert_close(getattr(kept, name), getattr(taken, name), rtol=0, atol=1e-5)
         assert not getattr(kept, name).requires_grad
     assert len(kept.kept) == 3
-    for position, step in enumerate(kept.kept):
-        assert step.log_prob.requires_grad and step.velocity.requires_grad
-        assert torch.equal(step.log_prob.detach(), kept.log_probs[:, position])
-        assert step.velocity.shape == (6, 8, 10, 10)
+    for position, velocity in enumerate(kept.kept):
+        assert velocity.requires_grad and velocity.shape == (6, 8, 10, 10)
+        step, rows = kept.trained[position], torch.arange(6)
+        seen = rollout.trained_transition(kept, step, velocity, rows).log_prob(kept.latents[:, step + 1])
+        assert torch.equal(seen.detach(), kept.log_probs[:, position])
 
 
 def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_settings):
