@@ -19,12 +19,17 @@ class _Credit:
         import time
         from dataclasses import replace
 
-        from ..trainer import plots
-
         started = time.perf_counter()
         credit = method(trajectories.latents, trajectories.final, trajectories.trained, *options)
         seconds = time.perf_counter() - started
-        credit = replace(credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
+        return self._shown(replace(credit, sigmas=trajectories.sigmas, seconds=seconds), trajectories, node_id)
+
+    def _shown(self, credit, trajectories, node_id):
+        from dataclasses import replace
+
+        from ..trainer import plots
+
+        credit = replace(credit, node=node_id)
         heatmap = host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
             node_id, "credit", (credit, heatmap), lambda: payloads.credit(credit, trajectories), trajectories
@@ -119,3 +124,78 @@ class UniformWeights(_Credit):
 
         generator = torch.Generator().manual_seed(seed)
         return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator, trajectories.share)
+
+
+class NoiseAwareWeights(_Credit):
+    TITLE = "Noise-Aware Weights"
+    DESCRIPTION = "A step counts as much as it explores: in proportion to the noise it adds (TempFlow-GRPO)."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import noise_aware
+
+        return self._weighed(trajectories, node_id, noise_aware, trajectories.stds)
+
+
+class PCPOWeights(_Credit):
+    TITLE = "PCPO Weights"
+    DESCRIPTION = (
+        "Proportionate credit: a step pulls as hard as it is long (PCPO). With GRPO Step's objective log_hinge."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import pcpo
+        from ..trainer.sde import sensitivities
+
+        settings, sigmas = trajectories.settings, trajectories.sigmas
+        own = sensitivities(settings.kind, sigmas, settings.eta)
+        return self._weighed(trajectories, node_id, pcpo, own, sigmas)
+
+
+class GRPOGuard(_Credit):
+    TITLE = "GRPO-Guard"
+    DESCRIPTION = "Importance ratios of one size at every step, so that clipping meets all alike (GRPO-Guard)."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import grpo_guard
+
+        return self._weighed(trajectories, node_id, grpo_guard, trajectories.stds, trajectories.sigmas)
+
+
+class CombineCredit(_Credit):
+    TITLE = "Combine Credit"
+    DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "credit_1": (
+                    "OTCA_CREDIT",
+                    {"tooltip": "Its movement of the latent is the one that MOCA Fuse explores by."},
+                ),
+                "credit_2": ("OTCA_CREDIT", {"tooltip": "Of the same trajectories."}),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @host.outside_inference
+    def weigh(self, trajectories, credit_1, credit_2, node_id=""):
+        from ..trainer.credit import combined
+
+        return self._shown(combined(credit_1, credit_2), trajectories, node_id)

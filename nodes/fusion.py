@@ -94,3 +94,19 @@ class WeightedFuse(_Fuse):
     @host.outside_inference
     def fuse(self, scores, credit, mode, std_scope, node_id=""):
         return self._fuse(scores, credit, node_id, mode, std_scope=std_scope)
+
+
+class MinNormFuse(_Fuse):
+    TITLE = "Min-Norm Fuse"
+    DESCRIPTION = "The min-norm problem without exploration (MGDA): a sample is pushed only where all objectives agree."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {"scores": ("OTCA_SCORES",), "credit": ("OTCA_CREDIT",), "std_scope": _STD_SCOPE},
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @host.outside_inference
+    def fuse(self, scores, credit, std_scope, node_id=""):
+        return self._fuse(scores, credit, node_id, "min_norm", std_scope=std_scope)

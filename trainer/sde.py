@@ -7,9 +7,11 @@ A new sampler is one function `(velocity, x, sigma, sigma_next, eta, sigma_after
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,6 +90,23 @@ def transition(
     return KINDS[kind](
         velocity, x, sigma, sigma_next, eta, sigma_next if sigma_after_first is None else sigma_after_first
     )
+
+
+def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float, ...]:
+    """c_j = ‖∂μ/∂v‖ / std of the T transitions: how much a log-ratio feels of a change in velocity (PCPO, 2509.25774).
+
+    Infinite where a transition is deterministic. `flow_sde`'s variance at σ = 1 is a stand-in; so is its c there, that of the
+    step after it.
+    """
+    one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    found = []
+    for sigma, following in zip(sigmas, sigmas[1:], strict=False):
+        # The mean is linear in v, so its slope is its value where x = 0 and v = 1.
+        gaussian = transition(kind, one, zero, sigma, following, eta=eta, sigma_after_first=sigmas[1])
+        found.append(gaussian.mean.abs().item() / gaussian.std if gaussian.std >= MIN_STD else math.inf)
+    if kind == "flow_sde" and sigmas[0] >= 1 and len(found) > 1:
+        found[0] = found[1]
+    return tuple(found)
 
 
 def ode(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
