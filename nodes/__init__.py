@@ -32,6 +32,7 @@ _NODES = [
     credit.PCPOWeights,
     credit.GRPOGuard,
     credit.CombineCredit,
+    credit.SpatialCredit,
     fusion.MOCAFuse,
     fusion.WeightedFuse,
     fusion.MinNormFuse,

@@ -2,6 +2,7 @@
 
 from ..trainer import host
 from . import live, payloads
+from .rewards import complaint
 
 
 class _Credit:
@@ -24,7 +25,7 @@ class _Credit:
         seconds = time.perf_counter() - started
         return self._shown(replace(credit, sigmas=trajectories.sigmas, seconds=seconds), trajectories, node_id)
 
-    def _shown(self, credit, trajectories, node_id):
+    def _shown(self, credit, trajectories, node_id, *pictures):
         from dataclasses import replace
 
         from ..trainer import plots
@@ -32,7 +33,7 @@ class _Credit:
         credit = replace(credit, node=node_id)
         heatmap = host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
-            node_id, "credit", (credit, heatmap), lambda: payloads.credit(credit, trajectories), trajectories
+            node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
         )
 
 
@@ -199,3 +200,93 @@ class CombineCredit(_Credit):
         from ..trainer.credit import combined
 
         return self._shown(combined(credit_1, credit_2), trajectories, node_id)
+
+
+class SpatialCredit(_Credit):
+    TITLE = "Spatial Credit"
+    DESCRIPTION = "Says where in the picture the credit goes, by the patch features of a vision model (VIPO)."
+    RETURN_TYPES = (*_Credit.RETURN_TYPES, "IMAGE")
+    RETURN_NAMES = (*_Credit.RETURN_NAMES, "places")
+    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright where the credit goes.")
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "credit": ("OTCA_CREDIT", {"tooltip": "The weights of the steps, which stay as they are."}),
+                "model": (
+                    "STRING",
+                    {
+                        "default": "shapes-clip",
+                        "tooltip": "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
+                        "facebook/dinov2-base.",
+                    },
+                ),
+                "components": (
+                    "INT",
+                    {"default": 3, "min": 1, "max": 64, "tooltip": "Principal components that are added up (K)."},
+                ),
+                "smoothing": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 16.0,
+                        "step": 0.1,
+                        "tooltip": "Of the map, in patches; 0: none.",
+                    },
+                ),
+                "floor": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 1.0,
+                        "step": 0.05,
+                        "tooltip": "What every position keeps of its credit; 1: the map is without effect.",
+                    },
+                ),
+            },
+            "optional": {
+                "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
+                "dtype": (
+                    ["auto", "float32", "bfloat16", "float16"],
+                    {"default": "auto", "tooltip": "Of the vision model. auto: float32."},
+                ),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, model):
+        from ..trainer.place import MARKER
+
+        return complaint("model", host.find_model, model, MARKER) or True
+
+    @host.outside_inference
+    def weigh(
+        self,
+        trajectories,
+        credit,
+        model,
+        components,
+        smoothing,
+        floor,
+        device="auto",
+        dtype="auto",
+        node_id="",
+    ):
+        import time
+        from dataclasses import replace
+
+        from ..trainer import place, plots
+        from ..trainer.rewards.network import shared
+
+        started = time.perf_counter()
+        network = shared(place.PatchFeatures, host.find_model(model, place.MARKER), device, dtype)
+        own = place.credit_map(network, trajectories, components=components, smoothing=smoothing, floor=floor)
+        seconds = credit.seconds + time.perf_counter() - started
+        credit = replace(credit, place=own, method=f"{credit.method} · place", seconds=seconds)
+        places = host.picture(lambda: plots.lit(trajectories.images, own))
+        return self._shown(credit, trajectories, node_id, places)

@@ -52,6 +52,17 @@ def advantage_heatmap(advantages: Advantages) -> np.ndarray:
     return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, limits, 0.0)
 
 
+def lit(images: Tensor, place: Tensor) -> np.ndarray:
+    """Pictures, or a video's middle frames, side by side with themselves lit by a map over their latent [B, (F,) h, w]."""
+    pictures = stills(images)
+    maps = place[:, place.shape[1] // 2] if place.ndim == 4 else place
+    size = pictures.shape[1:3]
+    maps = torch.nn.functional.interpolate(maps[:, None], size, mode="bicubic", antialias=True)[:, 0]
+    light = (0.15 + 0.85 * maps / maps.flatten(1).amax(1).view(-1, 1, 1)).clamp(0, 1)
+    both = torch.cat([pictures, pictures * light[..., None]], 2)
+    return sample_grid(both, [""] * len(both), columns=4, scale=max(1, 240 // both.shape[2]))
+
+
 def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     """Samples x rewards: thumbnails and raw scores, coloured by how far each is from its group's mean.
 

@@ -22,19 +22,21 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ...trainer import lora, plots, rollout
-from ...trainer.credit import FLOORS, tcd, uniform
+from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, moca
 from ...trainer.grpo import clipped_objective
 from ...trainer.host import ALLOW_PYTHON
+from ...trainer.place import PatchFeatures, credit_map
 from ...trainer.prompts import choose
 from ...trainer.record import read_lines
 from ...trainer.rewards import preprocess, reward_class
 from ...trainer.rewards.base import score, score_stack
+from ...trainer.rewards.network import shared
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
-from ...trainer.sde import transition
+from ...trainer.sde import sensitivities, transition
 from ...trainer.types import Prompts, SamplerSettings
 from ..examples import reward_server as example_server
 
@@ -344,6 +346,44 @@ def uniform_heatmap():
     return _heatmap(own.weights, own, "Step weights w with timestep_fraction 0.6", "viridis", (0, own.weights.max()))
 
 
+def step_pull():
+    """How hard a step pulls at the velocity: weight, ratio scale and sensitivity c_j multiplied, of mean 1."""
+    settings = replace(SETTINGS, kind="flow_sde", eta=0.7, steps=10)
+    own = rollout.sample(model(), Prompts(CAPTIONS[:1], (0,)), settings, group_size=2, seed=0)
+    felt = sensitivities(settings.kind, own.sigmas, settings.eta)
+    methods = {
+        "uniform": (uniform, ()),
+        "noise-aware": (noise_aware, (own.stds,)),
+        "PCPO": (pcpo, (felt, own.sigmas)),
+        "GRPO-Guard": (grpo_guard, (own.stds, own.sigmas)),
+    }
+    figure = _figure(5.6, 3.4)
+    axis = figure.subplots()
+    for number, (label, (method, options)) in enumerate(methods.items()):
+        found = method(own.latents, own.final, own.trained, *options)
+        scale = torch.tensor(found.ratio_scale or [1.0] * len(own.trained))
+        pull = found.weights[0] * scale * torch.tensor([felt[j] for j in own.trained])
+        axis.bar(
+            np.arange(len(pull)) + 0.2 * (number - 1.5), pull / pull.mean(), 0.2, label=label, color=COLORS[number]
+        )
+    axis.set_xticks(range(len(own.trained)), [f"{j}\nσ {own.sigmas[j]:.2f}" for j in own.trained], fontsize=8)
+    axis.set_ylabel("pull at the velocity, mean 1", fontsize=9)
+    axis.set_title("How hard each step pulls (flow_sde, η 0.7, 10 steps)", fontsize=10)
+    return _finished(figure, axis)
+
+
+def combined_heatmap():
+    own = combined(credit(tcd, 0.0), credit(noise_aware, trajectories(2).stds))
+    return _heatmap(own.weights, own, "Step weights w: TCD · noise-aware", "viridis", (0, own.weights.max()))
+
+
+def credit_places():
+    own = trajectories(4)
+    network = shared(PatchFeatures, ROOT / "assets" / "shapes-clip", "cpu")
+    rows = [0, 12, 24, 36]
+    return plots.lit(own.images[rows], credit_map(network, own)[rows])
+
+
 def moca_z():
     """z over λ/2 for objectives that agree and that do not; where their sum is negative λ is 0, and z one point."""
     cases = {
@@ -478,6 +518,9 @@ DRAWINGS = {
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,
     "uniform_heatmap": uniform_heatmap,
+    "step_pull": step_pull,
+    "combined_heatmap": combined_heatmap,
+    "credit_places": credit_places,
     "moca_z": moca_z,
     "moca_heatmap": moca_heatmap,
     "fusion_agreement": fusion_agreement,

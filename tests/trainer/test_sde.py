@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, transition
+from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, sensitivities, transition
 
 STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule")
 PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule")
@@ -202,6 +202,33 @@ def test_a_deterministic_transition_has_no_log_prob(std):
 
 def test_the_smallest_trainable_std_is_that_of_the_method():
     assert MIN_STD == 1e-6
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ode"])
+def test_sensitivity_is_the_slope_of_the_mean(kind):
+    sigmas, eta, h = (1.0, 0.9, 0.7, 0.4, 0.0), 0.6, 1e-3
+    x = torch.randn((1, 6), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v = torch.randn((1, 6), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for j, found in enumerate(sensitivities(kind, sigmas, eta)):
+        if kind == "flow_sde" and j == 0:
+            assert found == sensitivities(kind, sigmas, eta)[1]
+            continue
+        take = {"sigma": sigmas[j], "sigma_next": sigmas[j + 1], "eta": eta, "sigma_after_first": sigmas[1]}
+        one, other = transition(kind, v, x, **take), transition(kind, v + h, x, **take)
+        if one.std < MIN_STD:
+            assert found == math.inf
+            continue
+        assert found == pytest.approx(((other.mean - one.mean) / h).abs().mean().item() / one.std, rel=1e-6)
+
+
+def test_log_prob_map_averages_to_the_log_prob():
+    generator = torch.Generator().manual_seed(0)
+    gaussian, x = Gaussian(torch.randn((2, 3, 4, 5), generator=generator), 0.3), torch.randn(2, 3, 4, 5)
+    found = gaussian.log_prob_map(x)
+    assert found.shape == (2, 4, 5)
+    torch.testing.assert_close(found.mean((1, 2)), gaussian.log_prob(x))
+    density = torch.distributions.Normal(gaussian.mean[1, :, 2, 3], 0.3).log_prob(x[1, :, 2, 3])
+    torch.testing.assert_close(found[1, 2, 3], density.mean())
 
 
 def test_unknown_kind_is_named_with_the_known_ones():
