@@ -10,6 +10,7 @@ _NODES = [
     model.ModelMemory,
     model.ModelFiles,
     data.PromptDataset,
+    sampling.MixGRPOWindow,
     sampling.SDESampler,
     image_rewards.RewardClipT,
     image_rewards.RewardAesthetic,
