@@ -31,6 +31,7 @@ _NODES = [
     credit.UniformWeights,
     fusion.MOCAFuse,
     fusion.WeightedFuse,
+    fusion.BestOfN,
     training.GRPOStep,
     training.TrainingRun,
     training.SaveLoRA,

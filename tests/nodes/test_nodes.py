@@ -74,6 +74,7 @@ def test_titles_and_outputs():
     assert titles <= set(NODE_DISPLAY_NAME_MAPPINGS.values())
     outputs = {node_id for node_id in NODES if getattr(NODE_CLASS_MAPPINGS[node_id], "OUTPUT_NODE", False)}
     seen = {"OTCA_RewardStack", "OTCA_TCDWeights", "OTCA_UniformWeights", "OTCA_MOCAFuse", "OTCA_WeightedFuse"}
+    seen.add("OTCA_BestOfN")
     assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA"} | seen  # what shows something runs without a training below
     advancing = {
         (node_id, name)
