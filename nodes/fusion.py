@@ -1,4 +1,4 @@
-"""Stage 5b, what: how the objectives become one advantage."""
+"""Stage 5b, what: how the objectives become one advantage, and which samples it is trained on."""
 
 from ..trainer import host
 from . import live, payloads
@@ -12,23 +12,30 @@ _STD_SCOPE = (
 )
 
 
-class _Fuse:
+class _Advantages:
     CATEGORY = "OTCA/fusion"
     RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
     RETURN_NAMES = ("advantages", "heatmap")
     OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
-    FUNCTION = "fuse"
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
-    def _fuse(self, scores, credit, node_id, method, **options):
-        from ..trainer import distributed, plots
-        from ..trainer.fusion import fuse
+    def _shown(self, node_id, advantages):
+        from ..trainer import plots
 
-        advantages = fuse(distributed.whole(scores), distributed.whole(credit), method, **options)
         heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
         return live.shown(
             node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)
         )
+
+
+class _Fuse(_Advantages):
+    FUNCTION = "fuse"
+
+    def _fuse(self, scores, credit, node_id, method, **options):
+        from ..trainer import distributed
+        from ..trainer.fusion import fuse
+
+        return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), method, **options))
 
 
 class MOCAFuse(_Fuse):
@@ -94,6 +101,45 @@ class WeightedFuse(_Fuse):
     @host.outside_inference
     def fuse(self, scores, credit, mode, std_scope, node_id=""):
         return self._fuse(scores, credit, node_id, mode, std_scope=std_scope)
+
+
+class BestOfN(_Advantages):
+    TITLE = "Best of N"
+    DESCRIPTION = "Trains only the best and the worst samples of each group (DanceGRPO): a cheaper update."
+    FUNCTION = "select"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "advantages": ("OTCA_ADVANTAGES",),
+                "best": (
+                    "INT",
+                    {
+                        "default": 4,
+                        "min": 1,
+                        "max": 1024,
+                        "tooltip": "Samples with the highest advantage, of each prompt.",
+                    },
+                ),
+                "worst": (
+                    "INT",
+                    {
+                        "default": 4,
+                        "min": 0,
+                        "max": 1024,
+                        "tooltip": "Samples with the lowest advantage, of each prompt.",
+                    },
+                ),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @host.outside_inference
+    def select(self, advantages, best, worst, node_id=""):
+        from ..trainer.selection import best_of_n
+
+        return self._shown(node_id, best_of_n(advantages, best, worst))
 
 
 class MinNormFuse(_Fuse):

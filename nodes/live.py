@@ -41,10 +41,11 @@ def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], traj
         return result
     workflow = host.running_workflow_id()
     data = payload() | {"workflow_id": workflow}
-    if kind == "credit":  # advantages are about a credit that is no more
-        for (of, _), results in _results.items():
-            if of == workflow and results.get("advantages", {}).get("credit_node") == node:
-                del results["advantages"]
+    # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
+    credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
+    for (of, _), results in _results.items():
+        if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
+            del results["advantages"]
     _results.setdefault((workflow, node), {})[kind] = data
     if trajectories is not None:
         _trajectories[workflow, node] = weakref.ref(trajectories)

@@ -1,7 +1,8 @@
-"""Stage 3: groups of stochastic trajectories."""
+"""Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
 from ..trainer import host
 from ..trainer.sde import KINDS
+from ..trainer.window import MODES
 
 
 class SDESampler:
@@ -217,3 +218,76 @@ class SDESampler:
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)
+
+
+class MixGRPOWindow:
+    TITLE = "MixGRPO Window"
+    CATEGORY = "OTCA/sampling"
+    DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps as training goes on (MixGRPO)."
+    RETURN_TYPES = ("INT", "INT")
+    RETURN_NAMES = ("start", "length")
+    OUTPUT_TOOLTIPS = ("For the SDE Sampler's window_start.", "For the SDE Sampler's window_length.")
+    FUNCTION = "place"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "iteration": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**31,
+                        "control_after_generate": True,
+                        "tooltip": "Advances by one with every iteration (canvas: set it to increment).",
+                    },
+                ),
+                "steps": ("INT", {"default": 16, "min": 2, "max": 1000, "tooltip": "As the SDE Sampler has them (T)."}),
+                "length": (
+                    "INT",
+                    {"default": 4, "min": 1, "max": 1000, "tooltip": "Stochastic, trained steps in one iteration."},
+                ),
+                "mode": (
+                    list(MODES),
+                    {
+                        "default": "progressive",
+                        "tooltip": "progressive: moves on and wraps. progressive_decay: late places for fewer iterations. "
+                        "random: a new place in every iteration.",
+                    },
+                ),
+                "every": (
+                    "INT",
+                    {"default": 25, "min": 1, "max": 10**6, "tooltip": "Iterations before it moves (progressive)."},
+                ),
+                "stride": (
+                    "INT",
+                    {"default": 1, "min": 1, "max": 1000, "tooltip": "Steps by which it moves (progressive)."},
+                ),
+            },
+            "optional": {
+                "seed": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**63 - 1,
+                        "control_after_generate": False,  # what moves on is the iteration
+                        "tooltip": "Of the random places.",
+                    },
+                ),
+                "train_last_step": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "As the SDE Sampler has it: off, the window ends before the last step.",
+                    },
+                ),
+            },
+        }
+
+    def place(self, iteration, steps, length, mode, every, stride, seed=0, train_last_step=False):
+        from ..trainer.window import window_start
+
+        options = {"mode": mode, "every": every, "stride": stride, "seed": seed, "train_last_step": train_last_step}
+        return window_start(iteration, steps, length, **options), length

@@ -18,6 +18,7 @@ from comfyui_otca.trainer.workflow import Workflow
 ROOT = Path(__file__).resolve().parent.parent
 ALL = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
 LARGE = [name for name in ALL if name.startswith("otca_")]
+METHODS = ["otca", "tcd_only", "moca_only", "dance_grpo", "flow_grpo", "mix_grpo"]  # on shapes-flux, to be compared
 OF_A_GPU = {"quantize": "none"}  # what no CPU can do
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -30,6 +31,7 @@ SMALL = {
         "evaluation_steps": 2,
     },
 }
+FEW = {**SMALL, "OTCA_SDESampler": {"group_size": 3}}
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +105,38 @@ def test_the_settings_of_the_paper(name):
     small = name.endswith("_24gb")
     assert (nodes["OTCA_ModelMemory"]["quantize"] == "4bit") == (small and "sd3" not in name)
     assert all(inputs.get("offload", False) == small for kind, inputs in nodes.items() if kind == "OTCA_RewardClipT")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_the_embedded_model(name, tmp_path):
+    content = graph(name)
+    assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
+    for node in content.values():
+        node["inputs"].update(FEW.get(node["class_type"], {}))
+    host.terminal.output = tmp_path
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
+    trained = [int(key.removeprefix("credit/step/")) for key in rows[0] if key.startswith("credit/step/")]
+    assert trained == ([0, 1, 2, 3] if name == "mix_grpo" else list(range(7)))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_differ_in_the_method_alone(name):
+    """What they are compared by is the quickstart's: model, prompts, size, group, rewards, learning rate, evaluation."""
+    method = {"OTCA_TCDWeights", "OTCA_UniformWeights", "OTCA_MOCAFuse", "OTCA_WeightedFuse", "OTCA_MixGRPOWindow"}
+    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "run_name", "filename"}
+
+    def rest(name):
+        return {
+            node["class_type"] + id: {key: value for key, value in node["inputs"].items() if key not in own}
+            for id, node in graph(name).items()
+            if node["class_type"] not in method
+        }
+
+    assert rest(name) == rest("quickstart")
+    inputs = {node["class_type"]: node["inputs"] for node in graph(name).values()}
+    assert (inputs["OTCA_TrainingRun"]["run_name"], inputs["OTCA_SaveLoRA"]["filename"]) == (name, f"{name}_lora")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -196,11 +196,17 @@ def comparison(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
 
 def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
-    steps = advantages.credit.trained
-    labels = [_step_label(advantages.credit, step, " ") for step in steps]
+    credit, steps = advantages.credit, credit_steps(history)
+    # What follows the last trained step may be another schedule than it was in earlier iterations.
+    labels = [_step_label(credit, step, " ") if step <= credit.trained[-1] else str(step) for step in steps]
     top, bottom = _rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
     width = max(top.shape[1], bottom.shape[1])
     return np.concatenate([_widened(top, width), _widened(bottom, width)])
+
+
+def credit_steps(history: Sequence[Mapping]) -> list[int]:
+    """Numbers of all steps that were ever trained: a window moves."""
+    return sorted(map(int, _names(history, "credit/step/")))
 
 
 def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
@@ -341,9 +347,9 @@ def _correlations(scores: Scores) -> list[str]:
     return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 
-def _names(history: Sequence[Mapping], prefix: str, suffix: str) -> list[str]:
+def _names(history: Sequence[Mapping], prefix: str, suffix: str = "") -> list[str]:
     keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
-    return [key[len(prefix) : -len(suffix)] for key in keys]
+    return [key.removeprefix(prefix).removesuffix(suffix) for key in keys]
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

@@ -201,10 +201,11 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     if model.is_sharded:
         return False  # a graph would hold every block of every step put together
-    # Decided once: the free memory moves from one iteration to the next, and the two ways differ in rounding.
-    case = settings, samples, model.unconditional_gradient
+    # Decided once, wherever a window stands: the free memory moves from one iteration to the next, and the two ways differ in
+    # rounding.
+    trained = sum(kind != "ode" for kind in step_kinds(settings))
+    case = replace(settings, window=None), trained, samples, model.unconditional_gradient
     if case not in model.graph_decisions:
-        trained = sum(kind != "ode" for kind in step_kinds(settings))
         need = model.graph_bytes(settings) * samples * trained
         model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
     return model.graph_decisions[case]

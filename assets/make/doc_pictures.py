@@ -37,7 +37,9 @@ from ...trainer.rewards.network import shared
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
 from ...trainer.sde import sensitivities, transition
+from ...trainer.selection import best_of_n as select
 from ...trainer.types import Prompts, SamplerSettings
+from ...trainer.window import window_start
 from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,6 +226,27 @@ def sampler_noise():
     axis.set_ylim(0, 1.3)  # leaves room for the legend
     axis.set_title("Exploration of each step: 16 steps, shift 3", fontsize=10)
     return _finished(figure, axis)
+
+
+def window_places():
+    """Which steps are trained in which iteration, by mode."""
+    steps, length, count = 25, 4, 140
+    cases = {
+        "progressive, every 5": {"every": 5},
+        "progressive_decay, every 5": {"mode": "progressive_decay", "every": 5},
+        "random": {"mode": "random"},
+    }
+    figure = _figure(5.6, 4.4)
+    for axis, (title, options), color in zip(figure.subplots(3, 1, sharex=True), cases.items(), COLORS, strict=False):
+        starts = np.array([window_start(iteration, steps, length, **options) for iteration in range(count)])
+        axis.bar(range(count), length, bottom=starts - 0.5, width=1.0, color=color)
+        axis.set_ylim(steps - 0.5, -0.5)
+        axis.set_ylabel("step", fontsize=9)
+        axis.set_title(title, fontsize=10)
+        axis.tick_params(labelsize=8)
+    axis.set_xlabel("iteration", fontsize=9)
+    figure.suptitle("Stochastic, trained steps of 25: a window of 4", fontsize=10)
+    return _drawn(figure)
 
 
 def sampler_group():
@@ -436,6 +459,14 @@ def fusion_agreement():
     return _finished(figure, axis)
 
 
+def best_of_n():
+    own = select(fuse(scores(2), credit(tcd), "weighted_advantages"), 4, 4)
+    order = np.lexsort((-own.fused.advantage.numpy(), own.scores.groups.numpy()))
+    limit = own.step_advantage.abs().max()
+    title = "Effective advantage Ã: four best, four worst of a group"
+    return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
+
+
 def clipped_loss():
     """The loss of one entry over the importance ratio, for a step to reinforce and for one to discourage."""
     clip = 1e-4
@@ -497,6 +528,7 @@ DRAWINGS = {
     "model_files": model_files,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
+    "window_places": window_places,
     "sampler_group": sampler_group,
     **{
         f"reward_{kind}": functools.partial(reward_strip, kind)
@@ -524,6 +556,7 @@ DRAWINGS = {
     "moca_z": moca_z,
     "moca_heatmap": moca_heatmap,
     "fusion_agreement": fusion_agreement,
+    "best_of_n": best_of_n,
     "clipped_loss": clipped_loss,
     "reward_curves": reward_curves,
     "before_after": before_after,

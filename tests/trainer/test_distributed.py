@@ -26,6 +26,7 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import train
+from comfyui_otca.trainer.selection import best_of_n
 from comfyui_otca.trainer.types import Prompts, Scores
 from comfyui_otca.trainer.workflow import Workflow
 
@@ -142,6 +143,7 @@ def _update(model, settings, changes):
     scores = distributed.whole(scores)
     scores.values[changes.get("masked", []), 0] = torch.nan
     advantages = fuse(scores, distributed.whole(credit), "weighted_advantages")
+    advantages = best_of_n(advantages, *changes["kept"]) if "kept" in changes else advantages
     chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
     metrics = grpo.update(model, trajectories, advantages, chosen)
     parameters = model.trainable_named()
@@ -156,11 +158,11 @@ def _update(model, settings, changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sample": {}, "update": {}},
+        {"sample": {}, "kept": (1, 2), "update": {}},
         {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}},
         {"sample": {}, "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1}},
     ],
-    ids=["recomputed", "kept graph and KL", "two epochs"],
+    ids=["recomputed, best of n", "kept graph and KL", "two epochs"],
 )
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
@@ -185,7 +187,12 @@ def test_several_processes_make_the_update_of_one(count, changes, load_model, pe
             assert own_metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
-FULL = {"sample": {}, "masked": [2], "update": {"kl_coefficient": 0.05, "ema_decay": 0.5, "batch_size": 2}}
+FULL = {
+    "sample": {},
+    "masked": [2],
+    "kept": (1, 1),
+    "update": {"kl_coefficient": 0.05, "ema_decay": 0.5, "batch_size": 2},
+}
 
 
 def _full_update(path, settings):

@@ -568,6 +568,30 @@ def test_baseline_workflow_trains(small_workflow, tmp_path):
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
 
 
+def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
+    """Places 0, 1, 0 of a window of two; the second run is stopped in its second place and resumed."""
+    changes = {
+        "OTCA_MixGRPOWindow": {"steps": 4, "length": 2, "every": 1},
+        "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
+    }
+
+    def say(line):
+        if line.startswith("iteration 2/"):
+            raise KeyboardInterrupt
+
+    folders = [tmp_path / "whole", tmp_path / "resumed"]
+    host.terminal.output = folders[0]
+    assert train(small_workflow(changes, source="mix_grpo.json"), say=lambda line: None) == 0
+    host.terminal.output = folders[1]
+    with pytest.raises(KeyboardInterrupt):
+        train(small_workflow(changes, source="mix_grpo.json"), say=say)
+    assert otca("train", folders[1], "--resume")[0] == 0
+    assert_same_run(folders[1], folders[0])
+    prefix = "credit/step/"
+    trained = [[int(k.removeprefix(prefix)) for k in row if k.startswith(prefix)] for row in rows(folders[0])]
+    assert trained == [[0, 1], [1, 2], [0, 1]]
+
+
 def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
     host.terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")

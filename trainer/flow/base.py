@@ -102,7 +102,7 @@ class FlowModel(Resident, ABC):
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self.graph_decisions: dict[tuple[SamplerSettings, int, bool], bool] = {}
+        self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
         self._decoding = threading.RLock()
