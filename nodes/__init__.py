@@ -30,6 +30,7 @@ _NODES = [
     credit.UniformWeights,
     fusion.MOCAFuse,
     fusion.WeightedFuse,
+    fusion.StepwiseGain,
     training.GRPOStep,
     training.TrainingRun,
     training.SaveLoRA,

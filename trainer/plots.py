@@ -43,11 +43,11 @@ def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -
 
 
 def advantage_heatmap(advantages: Advantages) -> np.ndarray:
-    """Effective advantage Ã = w·z of every sample: within a group the best sample is on top."""
+    """Effective advantage Ã of every sample: within a group the best sample is on top."""
     effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
     order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
     limit = max(abs(effective).max(), 1e-6)
-    title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged; best sample on top"
+    title = "Effective advantage Ã: orange steps are reinforced, purple ones discouraged; best sample on top"
     prompts, limits = advantages.scores.prompts, (-limit, limit)
     return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, limits, 0.0)
 

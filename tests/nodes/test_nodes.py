@@ -74,6 +74,7 @@ def test_titles_and_outputs():
     assert titles <= set(NODE_DISPLAY_NAME_MAPPINGS.values())
     outputs = {node_id for node_id in NODES if getattr(NODE_CLASS_MAPPINGS[node_id], "OUTPUT_NODE", False)}
     seen = {"OTCA_RewardStack", "OTCA_TCDWeights", "OTCA_UniformWeights", "OTCA_MOCAFuse", "OTCA_WeightedFuse"}
+    seen.add("OTCA_StepwiseGain")
     assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA"} | seen  # what shows something runs without a training below
     advancing = {
         (node_id, name)
@@ -91,7 +92,9 @@ def test_every_edge_has_two_ends():
     assert taken - set(WIDGETS) <= made and made - {"IMAGE"} <= taken
 
 
-@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json"])
+@pytest.mark.parametrize(
+    "name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json", "stepwise_flow_grpo.json"]
+)
 def test_shipped_workflows_are_clean(small_workflow, name):
     from comfyui_otca.trainer.workflow import Workflow
 
