@@ -23,6 +23,7 @@ from comfyui_otca.trainer.gains import (
     rewards_along,
     stepwise_gains,
 )
+from comfyui_otca.trainer.proxies import similarity
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
 from comfyui_otca.trainer.types import SamplerSettings, Scores, Share, Trajectories
 from comfyui_otca.trainer.workflow import NodeError, Workflow
@@ -327,6 +328,21 @@ def test_split_groups_have_the_statistics_of_whole_ones():
     for found in together(3, _shared_out, gains, similarity, scores):
         assert all(torch.equal(ours, wanted) for ours, wanted in zip(found[:3], expected[:3], strict=True))
         assert found[3] == expected[3]
+
+
+def _measured():
+    own = distributed.share(4).rows
+    trajectories = walk([PATHS[row] for row in own], (0, 1), [[0, 0, 1, 1][row] for row in own])
+    scores = scored(trajectories, Mean(), Mean("other", coefficient=0.5, factor=3.0))
+    gains = stepwise_gains(Linear(), trajectories, scores, 2)
+    return distributed.whole(gains), distributed.whole(similarity("measured_gain", trajectories, Linear(), scores))
+
+
+def test_processes_measure_what_one_does():
+    """The first group ends amid the second of three processes, and objectives are scaled by the spread of all pictures."""
+    expected = _measured()
+    for found in together(3, _measured):
+        torch.testing.assert_close(found, expected)
 
 
 # -- in a graph --------------------------------------------------------------------------------------------------------
