@@ -120,6 +120,22 @@ def parser() -> argparse.ArgumentParser:
     _python_argument(evaluate)
     evaluate.set_defaults(command=_eval)
 
+    analyze = commands.add_parser(
+        "analyze", help="measure whether credit follows the rewards", description=_analyze.__doc__
+    )
+    _workflow_arguments(analyze)
+    analyze.add_argument("--iterations", type=_positive, default=4, metavar="N", help="rollouts (default 4)")
+    analyze.add_argument(
+        "--adapter", type=Path, metavar="RUN|FILE", help="of the trained model (default: as the workflow loads it)"
+    )
+    analyze.add_argument(
+        "--tweedie-steps", type=_positive, default=1, metavar="N", help="model calls to predict a picture (default 1)"
+    )
+    analyze.add_argument("--seed", type=int, help="sets every node's seed")
+    analyze.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
+    analyze.add_argument("--output", type=_folder, metavar="DIR", help="(default: analysis in the run, or here)")
+    analyze.set_defaults(command=_analyze)
+
     vbench = commands.add_parser("vbench", help="a table of VBench's results", description=_vbench.__doc__)
     vbench.add_argument(
         "results", nargs="+", metavar="[NAME=]RESULTS", help="a folder that VBench wrote, or one *_eval_results.json"
@@ -203,10 +219,7 @@ def _train(options: argparse.Namespace) -> int:
     workflow = _load(options)
     if options.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", options.iterations)
-    if options.seed is not None:
-        for node, content in workflow.graph.items():
-            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
-                workflow.set(f"{node}.seed", options.seed)
+    _seed(workflow, options.seed)
     if options.output is None and options.workflow.is_dir():
         options.output = options.workflow
     host.terminal.output = options.output
@@ -345,6 +358,29 @@ def _eval(options: argparse.Namespace) -> int:
     return 0
 
 
+def _analyze(options: argparse.Namespace) -> int:
+    """Samples by a workflow without training, scores the predicted picture at every step, and compares what each step gained
+    with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
+    """
+    from .trainer import host
+    from .trainer.analyze import analyze
+
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    workflow = _load(options)
+    _seed(workflow, options.seed)
+    folder = options.output or (options.workflow if options.workflow.is_dir() else Path(".")) / "analysis"
+    with host.stop_signals():
+        try:
+            table = analyze(workflow, folder, options.iterations, options.adapter, options.tweedie_steps)
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; nothing was written", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+    print(table)
+    print(folder)
+    return 0
+
+
 def _vbench(options: argparse.Namespace) -> int:
     """Prints what VBench found of each model as a Markdown table, in percent: Total, Quality, Semantic and every dimension."""
     from .trainer import vbench
@@ -390,6 +426,13 @@ def _load(options: argparse.Namespace):
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         workflow.set(name, value)
     return workflow
+
+
+def _seed(workflow, seed: int | None) -> None:
+    if seed is not None:
+        for node, content in workflow.graph.items():
+            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
+                workflow.set(f"{node}.seed", seed)
 
 
 def _complain(error: BaseException) -> None:

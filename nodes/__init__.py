@@ -38,6 +38,7 @@ _NODES = [
     fusion.WeightedFuse,
     fusion.MinNormFuse,
     fusion.BestOfN,
+    fusion.StepwiseGain,
     training.GRPOStep,
     training.TrainingRun,
     training.SaveLoRA,

@@ -74,14 +74,76 @@ class TCDWeights(_Credit):
                     },
                 ),
             },
+            "optional": {
+                "proxy": (
+                    ["latents", "prediction", "image_features", "measured_gain"],
+                    {
+                        "default": "latents",
+                        "tooltip": "What a step's progress is measured by. latents: as published, without a model call. "
+                        "prediction: the latent that the model foresees. image_features: an encoder's view of the foreseen "
+                        "picture. measured_gain: its rewards, the upper bound.",
+                    },
+                ),
+                "model": ("OTCA_MODEL", {"tooltip": "The one that sampled; for every proxy but latents."}),
+                "scores": ("OTCA_SCORES", {"tooltip": "Of these trajectories; for the proxy measured_gain."}),
+                "features": (
+                    "STRING",
+                    {
+                        "default": "shapes-clip",
+                        "tooltip": "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, "
+                        "the name of one, or a hub id in the local cache.",
+                    },
+                ),
+            },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
-    def weigh(self, trajectories, w_min, floor, normalize, node_id=""):
-        from ..trainer.credit import tcd
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types, proxy="latents", features="shapes-clip"):
+        from ..trainer import proxies
 
-        return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
+        declared = cls.INPUT_TYPES()
+        for name, given in input_types.items():
+            wanted = {**declared["required"], **declared["optional"]}[name][0]
+            if isinstance(wanted, str) and given not in (wanted, "*"):
+                return f"{name} receives {given} where {wanted} is needed. Fix: connect a node that outputs {wanted}"
+        if proxy is None or features is None:
+            return True  # linked: what comes is known only when the graph runs
+        wrong = proxies.complaint(proxy, input_types)
+        if wrong is None and proxy == "image_features":
+            wrong = complaint("features", host.find_model, features, "preprocessor_config.json")
+        return wrong or True
+
+    @host.outside_inference
+    def weigh(
+        self,
+        trajectories,
+        w_min,
+        floor,
+        normalize,
+        proxy="latents",
+        model=None,
+        scores=None,
+        features="shapes-clip",
+        node_id="",
+    ):
+        from dataclasses import replace
+
+        from ..trainer.credit import from_similarity, tcd
+
+        if proxy == "latents":
+            return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
+        from ..trainer import features as encoders
+        from ..trainer import proxies
+
+        # Held by the node, so that it is loaded once and not in every iteration.
+        self.encoder = encoders.load(features) if proxy == "image_features" else None
+
+        def by_proxy(latents, final, trained, *options):
+            similarity = proxies.similarity(proxy, trajectories, model, scores, self.encoder)
+            return replace(from_similarity(similarity, trained, *options), method=f"tcd, {proxy}")
+
+        return self._weighed(trajectories, node_id, by_proxy, w_min, floor, normalize)
 
 
 class UniformWeights(_Credit):

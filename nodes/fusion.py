@@ -156,3 +156,74 @@ class MinNormFuse(_Fuse):
     @host.outside_inference
     def fuse(self, scores, credit, std_scope, node_id=""):
         return self._fuse(scores, credit, node_id, "min_norm", std_scope=std_scope)
+
+
+class StepwiseGain(_Fuse):
+    TITLE = "Stepwise Gain"
+    DESCRIPTION = (
+        "Credit by reward itself (Stepwise-Flow-GRPO): each step's advantage is what it added to the rewards of the predicted "
+        "picture. Scores a picture a step."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": ("OTCA_MODEL", {"tooltip": "The one that sampled: predicts the picture at every step."}),
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "scores": ("OTCA_SCORES", {"tooltip": "Of these trajectories. Their trained rewards are asked again."}),
+                "tweedie_steps": (
+                    "INT",
+                    {
+                        "default": 5,
+                        "min": 1,
+                        "max": 100,
+                        "tooltip": "Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at "
+                        "high noise; the paper takes 5.",
+                    },
+                ),
+                "per_step": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Off: a group's gains are normalised over all its steps together, as in the paper. On: every "
+                        "step by itself.",
+                    },
+                ),
+                "fusion": (
+                    ["weighted_advantages", "weighted_sum"],
+                    {
+                        "default": "weighted_advantages",
+                        "tooltip": "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw "
+                        "gains, then normalise.",
+                    },
+                ),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @host.outside_inference
+    def fuse(self, model, trajectories, scores, tweedie_steps, per_step, fusion, node_id=""):
+        import time
+        from dataclasses import replace
+
+        from ..trainer import distributed, plots
+        from ..trainer.credit import similarity_gain
+        from ..trainer.fusion import fuse_gains
+        from ..trainer.gains import stepwise_gains
+
+        started = time.perf_counter()
+        gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
+        similarity, _ = similarity_gain(trajectories.latents, trajectories.final)
+        seconds = time.perf_counter() - started
+        whole = (distributed.whole(value) for value in (gains, similarity, scores))
+        advantages = fuse_gains(*whole, trajectories.trained, fusion, per_step)
+        credit = replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
+        advantages = replace(advantages, credit=credit)
+        heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
+        # It is credit and fusion in one, and so has the heatmap of the one with the advantages of the other.
+        shown = {
+            "credit": lambda: payloads.credit(credit, trajectories),
+            "advantages": lambda: payloads.advantages(node_id, advantages),
+        }
+        return live.shown_all(node_id, (advantages, heatmap), shown, trajectories)

@@ -46,7 +46,19 @@ def tcd(
     Raises:
         ValueError: unknown option, w_min outside [0, 1], no trained step, or one that does not exist.
     """
-    similarity, delta = similarity_gain(latents, final)
+    similarity, _ = similarity_gain(latents, final)
+    return from_similarity(similarity, trained, w_min, floor, normalize)
+
+
+def from_similarity(
+    similarity: Tensor,
+    trained: Sequence[int],
+    w_min: float = 0.5,
+    floor: str = "affine",
+    normalize: str = "mean",
+) -> StepCredit:
+    """The weights of `tcd` for any measure S [B, T+1] of how far a trajectory has come, such as those of `proxies`."""
+    delta = similarity.diff(dim=1)
     trained = _checked(trained, delta.shape[1])
     if floor not in FLOORS or normalize not in NORMALIZATIONS:
         raise ValueError(

@@ -25,7 +25,8 @@ from ...trainer import lora, plots, rollout
 from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
-from ...trainer.fusion import fuse, moca
+from ...trainer.fusion import fuse, fuse_gains, moca
+from ...trainer.gains import rewards_along
 from ...trainer.grpo import clipped_objective
 from ...trainer.host import ALLOW_PYTHON
 from ...trainer.place import PatchFeatures, credit_map
@@ -442,6 +443,34 @@ def moca_heatmap():
     return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
 
 
+def stepwise_gain():
+    """Rewards of the predicted picture along six trajectories of a prompt, each step coloured by its advantage."""
+    own, judged = trajectories(1), scores(1)
+    name = "sharpness"
+    judged = replace(
+        judged, values=judged.values[:, 2:3], names=(name,), coefficients=(1.0,), rewards=judged.rewards[2:]
+    )
+    rewards = rewards_along(model(), own, judged, range(len(own.sigmas)), 5)
+    gains = rewards.diff(dim=1)[:, list(own.trained)]
+    advantage = fuse_gains(gains, credit(tcd, count=1).similarity, judged, own.trained).step_advantage
+    figure = _figure(5.6, 3.2)
+    axis = figure.subplots()
+    for row in range(0, 12, 2):
+        for position, step in enumerate(own.trained):
+            color = COLORS[1] if advantage[row, position] > 0 else "#7B5AA6"
+            strength = 0.8 + 1.6 * min(2.0, advantage[row, position].abs().item())
+            axis.plot([step, step + 1], rewards[row, step : step + 2, 0], color=color, linewidth=strength)
+        axis.plot(range(len(own.trained) + 1), rewards[row, :-1, 0], "o", color="#333333", markersize=3)
+    places = range(len(own.trained) + 1)
+    axis.set_xticks(places, [f"{j}\nσ {own.sigmas[j]:.2f}" for j in places])
+    axis.set_xlabel("point of the trajectory and its noise level", fontsize=9)
+    axis.set_ylabel(f"{name} of the predicted picture", fontsize=9)
+    axis.set_title("Six samples of a prompt; orange steps gained more than their group", fontsize=10)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+    return _drawn(figure)
+
+
 def fusion_agreement():
     """How far each fusion's advantage follows each reward, over four groups."""
     methods = {"weighted_advantages": "weighted_advantages", "weighted_sum": "weighted_sum", "MOCA": "moca"}
@@ -555,6 +584,7 @@ DRAWINGS = {
     "credit_places": credit_places,
     "moca_z": moca_z,
     "moca_heatmap": moca_heatmap,
+    "stepwise_gain": stepwise_gain,
     "fusion_agreement": fusion_agreement,
     "best_of_n": best_of_n,
     "clipped_loss": clipped_loss,

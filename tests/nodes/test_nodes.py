@@ -92,7 +92,9 @@ def test_every_edge_has_two_ends():
     assert taken - set(WIDGETS) <= made and made - {"IMAGE"} <= taken
 
 
-@pytest.mark.parametrize("name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json"])
+@pytest.mark.parametrize(
+    "name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json", "stepwise_flow_grpo.json"]
+)
 def test_shipped_workflows_are_clean(small_workflow, name):
     from comfyui_otca.trainer.workflow import Workflow
 

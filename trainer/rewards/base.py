@@ -53,9 +53,9 @@ class Reward(Resident, ABC):
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
-        stills = _stills(videos)
-        texts = [prompt for prompt in prompts for _ in range(len(stills) // len(videos))]
-        return torch.as_tensor(self.score(stills, texts)).float().reshape(len(videos), -1).mean(1)
+        seen = stills(videos)
+        texts = [prompt for prompt in prompts for _ in range(len(seen) // len(videos))]
+        return torch.as_tensor(self.score(seen, texts)).float().reshape(len(videos), -1).mean(1)
 
     def rest(self) -> None:
         """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
@@ -84,8 +84,9 @@ class OncePerBatch:
 _stills_of = WeakTensorKeyDictionary()
 
 
-def _stills(videos: Tensor) -> Tensor:
-    """[B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share what they compute of it."""
+def stills(videos: Tensor) -> Tensor:
+    """Frames that judges of pictures see, [B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share
+    what they compute of it."""
     if videos not in _stills_of:
         frames = videos.shape[1]
         chosen = torch.linspace(0, frames - 1, min(VIDEO_FRAMES, frames)).round().long()
