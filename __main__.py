@@ -135,6 +135,49 @@ def parser() -> argparse.ArgumentParser:
     analyze.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
     analyze.add_argument("--output", type=_folder, metavar="DIR", help="(default: analysis in the run, or here)")
     analyze.set_defaults(command=_analyze)
+    compare = commands.add_parser(
+        "compare", help="train workflows side by side and compare them", description=_compare.__doc__
+    )
+    compare.add_argument("workflows", nargs="+", metavar="[NAME=]WORKFLOW", help="exported by ComfyUI (API format)")
+    compare.add_argument("--output", type=_folder, required=True, metavar="DIR", help="goes on with what is there")
+    compare.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
+    compare.add_argument("--iterations", type=_positive, metavar="N", help="(default: the baseline's own)")
+    compare.add_argument("--seeds", type=_positive, default=3, metavar="N", help="trainings of each (default 3)")
+    compare.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    compare.add_argument(
+        "--learning-rates",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="RATE",
+        help="the best is chosen for each workflow, on seeds of its own (default: each workflow's own)",
+    )
+    compare.add_argument(
+        "--tuning-seeds",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="trainings to choose by, of each rate (default 2)",
+    )
+    compare.add_argument(
+        "--tuning-iterations", type=_positive, metavar="N", help="their length (default: that of --iterations)"
+    )
+    compare.add_argument(
+        "--evaluate-every", type=_positive, metavar="N", help="iterations (default: a tenth of all, rounded up)"
+    )
+    compare.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
+    compare.add_argument(
+        "--evaluation-seeds", type=_positive, metavar="N", help="pictures to a prompt (default: the baseline's own)"
+    )
+    compare.add_argument(
+        "--features", default="shapes-clip", metavar="CLIP", help="to measure diversity by (default shapes-clip)"
+    )
+    compare.add_argument("--jobs", type=_positive, default=1, metavar="N", help="trainings at a time (default 1)")
+    compare.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
+    compare.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    _set_argument(compare)
+    _python_argument(compare)
+    compare.set_defaults(command=_compare)
 
     vbench = commands.add_parser("vbench", help="a table of VBench's results", description=_vbench.__doc__)
     vbench.add_argument(
@@ -152,6 +195,11 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
     )
+    _set_argument(parser)
+    _python_argument(parser)
+
+
+def _set_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -159,7 +207,6 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
-    _python_argument(parser)
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -379,6 +426,63 @@ def _analyze(options: argparse.Namespace) -> int:
     print(table)
     print(folder)
     return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Trains workflows from the same start on the same prompts, with the same seeds and samples, and compares what became of
+    them: curves with confidence bands, differences to a baseline, held-out rewards, diversity and cost.
+
+    Ctrl-C leaves what is done, and the same command goes on from there.
+    """
+    from .trainer import compare, host
+    from .trainer.prompts import read_prompts
+
+    if "RANK" in os.environ:
+        raise ValueError(
+            "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
+        )
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    workflows = {}
+    for text in options.workflows:
+        name, options.workflow = compare.named(text)
+        if name in workflows:
+            raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
+        workflows[name] = _load(options)
+    baseline = options.baseline or next(iter(workflows))
+    if baseline not in workflows:
+        raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
+    own = compare.run_inputs(workflows[baseline])
+    iterations = options.iterations or own["iterations"]
+    settings = compare.Settings(
+        iterations=iterations,
+        seeds=range(options.seed, options.seed + options.seeds),
+        evaluate_every=options.evaluate_every or -(-iterations // 10),
+        prompts="\n".join(read_prompts(own["evaluation_prompts"], options.prompts or "")),
+        evaluation_seeds=options.evaluation_seeds or own["evaluation_seeds"],
+        learning_rates=sorted(set(options.learning_rates)),
+        tuning_seeds=options.tuning_seeds,
+        tuning_iterations=options.tuning_iterations or iterations,
+        jobs=options.jobs,
+        device=options.device,
+        features=options.features,
+    )
+    with host.stop_signals():
+        try:
+            table, complete = compare.compare(
+                workflows,
+                baseline,
+                settings,
+                options.output,
+                lambda line: print(line, flush=True),
+                train=not options.report,
+            )
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; the same command goes on from there: {options.output}", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+    print(table)
+    print(options.output)
+    return 0 if complete else 1
 
 
 def _vbench(options: argparse.Namespace) -> int:

@@ -191,7 +191,7 @@ class Run:
         self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
-            row = {"iteration": self.iteration + 1, **report.metrics}
+            row = {"iteration": self.iteration + 1, **report.metrics, **model.take_forwards()}
             if report.advantages.scores.held_out_names:
                 recent = [*self.history[-hacking.WINDOW :], row]
                 row["warning/reward_hacking"] = float(hacking.warning(recent, self.evaluations) is not None)
@@ -303,7 +303,8 @@ class Run:
         own += pairs[:1] * (most - len(own))  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
-        images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
+        with model.uncounted():
+            images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
         rewards = report.advantages.scores.rewards
         values = distributed.whole(score(rewards, images, [text for text, _ in own])[: len(rows)])
         images, captions = distributed.whole(images[: len(rows)]), [text for text, _ in pairs]

@@ -110,6 +110,7 @@ class FlowModel(Resident, ABC):
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
         self.is_sharded = False  # over several processes, which then have to call it equally often
+        self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
                 network.eval().requires_grad_(False)
@@ -178,6 +179,7 @@ class FlowModel(Resident, ABC):
             pipeline.vae.enable_tiling()
         for network in model.experts.values():
             loading.speed_up(network, options)
+            network.register_forward_hook(model._count_forward, with_kwargs=True)
         model.settle(device)
         return model
 
@@ -186,6 +188,29 @@ class FlowModel(Resident, ABC):
         """The networks that are trained, by their names in the pipeline: one, or two that share the noise levels."""
         found = {name: getattr(self.pipeline, name) for name in self.EXPERTS}
         return {name: network for name, network in found.items() if network is not None}
+
+    def _count_forward(self, network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
+        samples = len(inputs["hidden_states"])
+        self._forwards[0] += samples
+        self._forwards[1] += samples * torch.is_grad_enabled()
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Forwards within it are not counted: those of an evaluation, which is no part of training."""
+        before = list(self._forwards)
+        try:
+            yield
+        finally:
+            self._forwards = before
+
+    def take_forwards(self) -> dict[str, float]:
+        """Samples x denoising steps that went through the network since the last call, of all processes together.
+
+        Classifier-free guidance counts twice. A backward pass goes back through those `with_gradient`.
+        """
+        own, self._forwards = self._forwards, [0, 0]
+        every, with_gradient = distributed.each(torch.tensor(own)).sum(0).tolist()
+        return {"forwards/all": float(every), "forwards/with_gradient": float(with_gradient)}
 
     @property
     def device(self) -> torch.device:
@@ -453,7 +478,8 @@ class FlowModel(Resident, ABC):
                 return tensor
 
             condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            saving = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+            with self.uncounted(), torch.enable_grad(), saving:
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
