@@ -60,6 +60,14 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     sample.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
+    sample.add_argument(
+        "--guide",
+        action="append",
+        default=[],
+        metavar="RUN=γ",
+        help="implicit reward guidance: so much of that run's or LoRA's change of the velocity; RUN=0:1.5,8:0.5 from these "
+        "steps on. May be given more than once",
+    )
     _sampling_arguments(sample)
     sample.set_defaults(command=_sample)
 
@@ -104,6 +112,13 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="[NAME=]FILE",
         help="an adapter, or a run's folder, to compare with. May be given more than once",
+    )
+    evaluate.add_argument(
+        "--guide",
+        action="append",
+        default=[],
+        metavar="[NAME=]RUN=γ",
+        help="implicit reward guidance, as of otca sample. Guides of one NAME are composed. May be given more than once",
     )
     evaluate.add_argument("--prompts", required=True, metavar="FILE", help="one prompt a line, or .jsonl")
     _reward_argument(evaluate)
@@ -298,9 +313,12 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below."""
+    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below.
+
+    With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
+    """
     from .nodes import NODE_CLASS_MAPPINGS
-    from .trainer import host
+    from .trainer import guidance, host
     from .trainer.sample import sample_to_file
 
     host.terminal.device = options.device
@@ -315,6 +333,7 @@ def _sample(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         output=options.output,
         node_classes=NODE_CLASS_MAPPINGS,
+        guides=[guidance.parse(text) for text in options.guide],
     )
     print(path)
     return 0
@@ -385,7 +404,7 @@ def _eval(options: argparse.Namespace) -> int:
         try:
             table = evaluate.evaluate(
                 options.source,
-                [evaluate.parse_lora(text) for text in options.lora],
+                [*map(evaluate.parse_lora, options.lora), *evaluate.parse_guides(options.guide)],
                 read_prompts("", options.prompts),
                 range(options.seed, options.seed + options.seeds),
                 {text: scoring.parse_reward(text) for text in options.reward},

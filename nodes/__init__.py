@@ -3,7 +3,19 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, external_rewards, fusion, image_rewards, model, rewards, sampling, training, video_rewards
+from . import (
+    credit,
+    data,
+    external_rewards,
+    fusion,
+    guidance,
+    image_rewards,
+    model,
+    rewards,
+    sampling,
+    training,
+    video_rewards,
+)
 
 _NODES = [
     model.LoadFlowModel,
@@ -42,6 +54,7 @@ _NODES = [
     training.GRPOStep,
     training.TrainingRun,
     training.SaveLoRA,
+    guidance.ImplicitRewardGuidance,
 ]
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -359,6 +360,27 @@ def test_the_adapter_shows_in_a_runs_samples(otca, finished_run, tmp_path):
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
+def test_sample_with_guides(otca, finished_run, tmp_path):
+    def pictures(name, *guides):
+        options = [part for guide in guides for part in ("--guide", guide)]
+        arguments = ["sample", "shapes-flux", "--prompt", "a red circle", "--seeds", 2, "--steps", 3, *options]
+        code, printed, errors = otca(*arguments, "--output", tmp_path / name)
+        assert code == 0, errors
+        with Image.open(tmp_path / name) as picture:
+            return np.asarray(picture)
+
+    tensors = lora.read_tensors(finished_run / "lora.safetensors")
+    file = tmp_path / "loud.safetensors"
+    lora.write_tensors(file, {key: 30 * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()})
+    plain, zero, one = pictures("plain.png"), pictures("0.png", f"{file}=0"), pictures("1.png", f"{file}=1")
+    height = len(plain)
+    for picture in (zero, one):
+        assert (picture[24 : 24 + height] == plain).all(), "above, under a heading, what there is without guides"
+    assert (zero[-height:] == plain).all() and (one[-height:] != plain).any()
+    both = pictures("both.png", f"{file}=0:1.5,2:0", f"{finished_run}=0.5")
+    assert both.shape == one.shape and (both[-height:] != one[-height:]).any()
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_sample_a_model(otca, flux_folder, tmp_path, by_name):
     path = tmp_path / "new" / "a.png"
@@ -375,6 +397,8 @@ def test_sample_a_model(otca, flux_folder, tmp_path, by_name):
         (["nowhere", "--prompt", "x"], ["'nowhere'", "Fix: "]),
         (["shapes-flux", "--prompt", "x", "--size", "big"], ["--size 'big'", "Fix: "]),
         (["shapes-flux", "--prompt", "x", "--size", "44x40"], ["multiples of 8"]),
+        (["shapes-flux", "--prompt", "x", "--guide", "runs/color"], ["'runs/color' is not RUN=γ", "Fix: "]),
+        (["shapes-flux", "--prompt", "x", "--guide", "nowhere=1"], ["guide 'nowhere' was not found", "Fix: "]),
     ],
 )
 def test_a_bad_sample_is_named(otca, arguments, words, tmp_path):

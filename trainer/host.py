@@ -215,13 +215,16 @@ def free_memory(device) -> int:
 
 def run_folder(name: str) -> Path:
     """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs."""
-    if terminal.output is not None:
-        return terminal.output
+    return terminal.output or runs_folder() / name
+
+
+def runs_folder() -> Path:
+    """Where runs are that were not given a folder of their own."""
     if in_comfyui():
         import folder_paths
 
-        return Path(folder_paths.get_output_directory()) / "otca" / name
-    return Path("runs") / name
+        return Path(folder_paths.get_output_directory()) / "otca"
+    return Path("runs")
 
 
 def lora_folder() -> Path:
@@ -328,7 +331,7 @@ def find_weights(name: str, kind: str) -> Path:
     Raises:
         FileNotFoundError: says where it looked.
     """
-    folders = [*_weight_folders(kind), *_folders_of("OTCA_MODELS")]
+    folders = [*weight_folders(kind), *_folders_of("OTCA_MODELS")]
     for place in [Path(name).expanduser(), *(folder / name for folder in folders)]:
         if place.is_file():
             return place
@@ -342,13 +345,14 @@ def list_weights(kind: str) -> list[str]:
     """Names that `find_weights` knows: .safetensors files at any depth."""
     found = [
         file.relative_to(folder).as_posix()
-        for folder in _weight_folders(kind)
+        for folder in weight_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
     ]
     return list(dict.fromkeys(found))
 
 
-def _weight_folders(kind: str) -> list[Path]:
+def weight_folders(kind: str) -> list[Path]:
+    """ComfyUI's folders of that kind, and those of that name in a folder of $OTCA_MODELS."""
     folders = [Path(folder) / kind for folder in _folders_of("OTCA_MODELS")]
     if in_comfyui():
         import folder_paths

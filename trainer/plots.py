@@ -391,14 +391,20 @@ def sample_grid(images: Tensor, captions: Sequence[str], columns: int = 8, scale
     return np.asarray(sheet)
 
 
-def before_after(before: Tensor, after: Tensor, captions: Sequence[str], limit: int = 16) -> np.ndarray:
+def before_after(
+    before: Tensor,
+    after: Tensor,
+    captions: Sequence[str],
+    limit: int = 16,
+    titles: tuple[str, str] = ("before training", "after training"),
+) -> np.ndarray:
     """Two sample grids of the same prompts and seeds under each other, with a heading each."""
     from PIL import Image, ImageDraw, ImageFont
 
     sheets = [sample_grid(pictures[:limit], captions[:limit]) for pictures in (before, after)]
     band, font = 24, ImageFont.load_default(15)
     parts = []
-    for title, sheet in zip(("before training", "after training"), sheets, strict=True):
+    for title, sheet in zip(titles, sheets, strict=True):
         heading = Image.new("RGB", (sheet.shape[1], band), "white")
         ImageDraw.Draw(heading).text((8, 5), title, fill="#000000", font=font)
         parts += [np.asarray(heading), sheet]

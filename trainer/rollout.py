@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,8 @@ from .types import Prompts, SamplerSettings, Trajectories
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .flow.base import FlowModel
+    from .flow.base import Condition, FlowModel
+    from .guidance import Composition
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 
@@ -113,23 +115,28 @@ def generate(
     settings: SamplerSettings,
     seeds: list[int],
     on_step: Callable[[], None] = lambda: None,
+    compose: Composition | None = None,
 ) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training.
 
-    `on_step` is called before every model call and may raise to stop.
+    `on_step` is called before every model call and may raise to stop; `compose` puts several adapters' velocities together.
     """
     model.come_back()
     settings = replace(settings, kind="ode")
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
     images = []
+
+    def predict(x: Tensor, sigma: float, condition: Condition) -> Tensor:
+        on_step()
+        return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
+
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
-        index = torch.arange(len(rows))
-        for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            on_step()
-            velocity = model.velocity(x, sigma, condition.rows(index), model.guidance_at(sigma, settings))
+        for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+            call = partial(predict, x, sigma, condition)
+            velocity = compose(step, call) if compose else call()
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
         images.append(model.decode(x.cpu(), settings.batch_size))
     return torch.cat(images)

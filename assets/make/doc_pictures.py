@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...trainer import lora, plots, rollout
+from ...trainer import guidance, lora, plots, rollout
 from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
@@ -100,6 +100,19 @@ def finished_run() -> Path:
 
     folder = Path(workplace().name) / "run"
     otca(["train", str(ROOT / "workflows" / "api" / "quickstart.json"), "--output", str(folder), *TRAINING])
+    return folder
+
+
+@functools.cache
+def single_reward_run(name: str) -> Path:
+    """The folder of a short training of the quickstart on one reward, as bench/GUIDANCE.md has it."""
+    from ...__main__ import main as otca
+
+    folder = Path(workplace().name) / name
+    others = {"clip_t": 4, "colorfulness": 5, "sharpness": 6}
+    held_out = [part for other, node in others.items() if other != name for part in ("--set", f"{node}.held_out=true")]
+    workflow = str(ROOT / "workflows" / "api" / "quickstart.json")
+    otca(["train", workflow, "--output", str(folder), "--iterations", "40", "--set", "12.evaluate_every=40", *held_out])
     return folder
 
 
@@ -534,6 +547,29 @@ def before_after():
     return plots.before_after(before, after, CAPTIONS)
 
 
+def guidance_grid():
+    """One prompt and seed by two adapters: γ of one rises to the right, of the other downwards."""
+    gammas = (0, 0.5, 1, 1.5, 2)
+    runs = [single_reward_run(name) for name in ("colorfulness", "sharpness")]
+    figure = _figure(5.6, 5.6)
+    axes = figure.subplots(len(gammas), len(gammas))
+    for (row, column), axis in np.ndenumerate(axes):
+        guides = [
+            guidance.parse(f"{run}={gamma}") for run, gamma in zip(runs, (gammas[column], gammas[row]), strict=True)
+        ]
+        with guidance.composed(model(), guides, SETTINGS.steps) as compose:
+            [picture] = rollout.generate(model(), [CAPTIONS[0]], SETTINGS, [0], compose=compose)
+        axis.imshow(picture.clamp(0, 1), interpolation="nearest")
+        axis.set_xticks([])
+        axis.set_yticks([])
+        if row == 0:
+            axis.set_title(f"γ {gammas[column]:g}", fontsize=10)
+        if column == 0:
+            axis.set_ylabel(f"γ {gammas[row]:g}", fontsize=10)
+    figure.suptitle(f"{CAPTIONS[0]}: colourfulness →, sharpness ↓", fontsize=10)
+    return _drawn(figure)
+
+
 def icon():
     """A credit heatmap in small: seven samples, seven steps."""
     from matplotlib import colormaps
@@ -590,6 +626,7 @@ DRAWINGS = {
     "clipped_loss": clipped_loss,
     "reward_curves": reward_curves,
     "before_after": before_after,
+    "guidance": guidance_grid,
     "icon": icon,
 }
 

@@ -40,6 +40,7 @@ def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
 
 
 NEGATIVE = "negative_"
+OWN = "default"  # peft's name of the adapter that is trained
 EMBEDDINGS_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
 
@@ -293,8 +294,11 @@ class FlowModel(Resident, ABC):
         with self._decoding, self._visit(device, "vae"):
             return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
 
-    def add_adapter(self, rank: int, alpha: float, targets: str, seed: int) -> None:
-        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference."""
+    def add_adapter(self, rank: int, alpha: float, targets: str, seed: int, name: str = OWN) -> None:
+        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference.
+
+        Under another name it stands beside the one that is trained, and acts in its place.
+        """
         from peft import LoraConfig
 
         modules = [name.strip() for name in targets.split(",") if name.strip()] or list(self.LORA_TARGETS)
@@ -302,7 +306,7 @@ class FlowModel(Resident, ABC):
             torch.manual_seed(seed)
             try:
                 for network in self.experts.values():
-                    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+                    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules), name)
             except ValueError as error:
                 known = ", ".join(self.LORA_TARGETS)
                 raise ValueError(
@@ -310,7 +314,8 @@ class FlowModel(Resident, ABC):
                 ) from error
         for parameter in self.trainable_parameters():
             parameter.data = parameter.data.float()
-        self.lora_rank, self.lora_alpha = rank, alpha
+        if name == OWN:
+            self.lora_rank, self.lora_alpha = rank, alpha
 
     def train_everything(self) -> None:
         """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference.
