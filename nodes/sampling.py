@@ -152,6 +152,14 @@ class SDESampler:
                         "tooltip": "Guidance of Wan 2.2's second, low-noise expert; 0: the same as guidance.",
                     },
                 ),
+                "merge_adapter": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Fold the LoRA into the weights while sampling: faster, and as much memory again as they "
+                        "take. Where keep_graph keeps the graph (auto decides first), nothing is merged.",
+                    },
+                ),
             },
         }
 
@@ -179,6 +187,7 @@ class SDESampler:
         frames=1,
         negative_prompt="",
         guidance_2=0.0,
+        merge_adapter=False,
     ):
         from ..trainer import distributed, rollout
         from ..trainer.types import SamplerSettings
@@ -201,6 +210,7 @@ class SDESampler:
             frames=frames,
             negative_prompt=negative_prompt,
             guidance_2=guidance_2,
+            merge_adapter=merge_adapter,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,13 +41,15 @@ def sample(
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
     which prompts are sampled beside it change a trajectory.
 
+    With `settings.merge_adapter` the adapter is part of the weights meanwhile, unless graphs are kept: those have to reach it.
+
     Args:
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
         keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
 
     Raises:
-        ValueError: group_size < 2, or settings under which no step is stochastic.
+        ValueError: group_size < 2, settings under which no step is stochastic, or weights that no adapter can be merged into.
     """
     if group_size < 2:
         raise ValueError(
@@ -69,10 +72,11 @@ def sample(
         for position in [prompts.positions[row // group_size]]
     ]
     parts = []
-    for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-        own = [sources[row] for row in rows]
-        keep = (keep_graph, keep_predictions)
-        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+    with _merged(model, settings.merge_adapter and not keep_graph):
+        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
+            own = [sources[row] for row in rows]
+            keep = (keep_graph, keep_predictions)
+            parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
     latents, predictions, final, log_probs = (
         torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
@@ -134,10 +138,12 @@ def generate(
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
-        for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
-            call = partial(predict, x, sigma, condition)
-            velocity = compose(step, call) if compose else call()
-            x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
+        # Encoders and autoencoder do without the adapter, and may need the memory. Composed adapters change at every call.
+        with _merged(model, settings.merge_adapter and compose is None):
+            for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+                call = partial(predict, x, sigma, condition)
+                velocity = compose(step, call) if compose else call()
+                x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
         images.append(model.decode(x.cpu(), settings.batch_size))
     return torch.cat(images)
 
@@ -216,6 +222,10 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
         need = model.graph_bytes(settings) * samples * trained
         model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
     return model.graph_decisions[case]
+
+
+def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
+    return model.merged() if wanted else contextlib.nullcontext()
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:

@@ -47,6 +47,7 @@ class SamplerSettings:
     frames: int = 1  # of a video
     negative_prompt: str = ""  # what classifier-free guidance leads away from
     guidance_2: float = 0.0  # of a second expert, below its noise level; 0: the same
+    merge_adapter: bool = False  # into the weights, while sampling; changes memory, speed and rounding only
 
 
 @dataclass(frozen=True)

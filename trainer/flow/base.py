@@ -14,6 +14,7 @@ import torch
 
 from .. import distributed, host
 from ..resident import Resident
+from . import merging
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -112,6 +113,7 @@ class FlowModel(Resident, ABC):
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
         self.is_sharded = False  # over several processes, which then have to call it equally often
         self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
+        self._is_merged = False
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
                 network.eval().requires_grad_(False)
@@ -353,8 +355,31 @@ class FlowModel(Resident, ABC):
         return list(self.trainable_named().values())
 
     @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within it the adapter is part of the weights: up to rounding the same velocity, sooner, and without its gradient.
+
+        Takes as much memory again as the adapted weights of all experts. Where the adapter is off, as within `reference`, or
+        all weights are trained, nothing changes. The other way round, `reference` within it, is an error.
+
+        Raises:
+            ValueError: weights that are quantized, or shared out over several processes.
+        """
+        if self.is_adapted and self.is_sharded:
+            raise ValueError(
+                "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on the SDE Sampler"
+            )
+        with merging.merged(self.experts.values()):
+            self._is_merged = True
+            try:
+                yield
+            finally:
+                self._is_merged = False
+
+    @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within it the model is the one that training started from: adapter off, or the untrained weights."""
+        if self._is_merged:
+            raise RuntimeError("the adapter is part of the weights: there is no reference within `merged`")
         if self.is_adapted:
             for network in self.experts.values():
                 network.disable_adapters()
