@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +39,15 @@ class _Terminal:
 terminal = _Terminal()
 
 
+class _Helper(threading.local):
+    """Of a thread that works for the one which runs the graph: `abandoned` is set when nobody waits for it any more."""
+
+    abandoned: threading.Event | None = None
+
+
+helper = _Helper()
+
+
 def quiet_libraries() -> None:
     """Leaves the terminal to our own progress: no bars from loading small files, no notes about unused weights."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -55,6 +65,11 @@ def in_comfyui() -> bool:
 
 def check_stop() -> None:
     """Raises if the user asked to stop; called at every micro-step."""
+    if helper.abandoned is not None:
+        # The thread that waits for this one looks for the rest: ComfyUI tells of an interrupt only once.
+        if helper.abandoned.is_set():
+            raise Stopped("the thread that began this one")
+        return
     if in_comfyui():
         import comfy.model_management
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from . import distributed, host
+from .ahead import Ahead
 from .sde import MIN_STD, Gaussian, transition
 from .types import KeptStep, Prompts, SamplerSettings, Trajectories
 
@@ -32,6 +34,7 @@ def sample(
     keep_graph: bool = False,
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
+    ahead: Ahead | None = None,
 ) -> Trajectories:
     """Samples a group of `group_size` trajectories for every prompt; of several processes each its share of them.
 
@@ -42,6 +45,7 @@ def sample(
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
         keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
+        ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
         ValueError: group_size < 2, or settings under which no step is stochastic.
@@ -66,11 +70,16 @@ def sample(
         for row in share.rows
         for position in [prompts.positions[row // group_size]]
     ]
-    parts = []
-    for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-        own = [sources[row] for row in rows]
-        keep = (keep_graph, keep_predictions)
-        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+    parts, pictures = [], []
+    ahead = ahead or Ahead()
+    with ahead.scoring(model.device) as scored:
+        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
+            own = [sources[row] for row in rows]
+            keep = (keep_graph, keep_predictions)
+            parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+            if scored:
+                pictures.append(model.decode(parts[-1]["final"]))
+                scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
     latents, predictions, final, log_probs = (
         torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
@@ -86,10 +95,13 @@ def sample(
             KeptStep(*(torch.cat(tensors) for tensors in zip(*(part["kept"][i] for part in parts), strict=True)))
             for i in range(len(trained))
         ]
+    images = torch.cat(pictures) if pictures else model.decode(final, settings.batch_size)
+    if scored:
+        scored.images = weakref.ref(images)
     return Trajectories(
         latents=latents,
         final=final,
-        images=model.decode(final, settings.batch_size),
+        images=images,
         sigmas=sigmas,
         trained=trained,
         stds=stds,
@@ -104,7 +116,8 @@ def sample(
         unconditional_gradient=model.unconditional_gradient,
         predictions=predictions if keep_predictions else None,
         decode=model.decode,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
+        ahead=ahead,
     )
 
 
