@@ -68,11 +68,7 @@ def main() -> None:
     batch = reports["after"].trajectories.settings.batch_size
     print(f"B = {count} samples, {batch} at a time, {torch.get_num_threads()} CPU threads, ", end="")
     print(f"{options.rounds} rounds, medians\n")
-    print(
-        "| server ÷ rollout | rewards score | "
-        + " | ".join(f"{phase} s" for phase in PHASES)
-        + " | iteration s | ÷ after |"
-    )
+    print("| server s | rewards score | " + " | ".join(f"{phase} s" for phase in PHASES) + " | iteration s | ÷ after |")
     print("|---|---|" + "---|" * (len(PHASES) + 2))
     for share in options.share:
         Server.seconds = share * rollout / count
@@ -83,11 +79,12 @@ def main() -> None:
                 metrics = _run(workflow, number).metrics
                 found[way].append({**metrics, "whole": time.perf_counter() - started})
         for way, rows in found.items():
+            server = statistics.median(row["seconds/reward/server"] for row in rows)
             phases = " | ".join(f"{statistics.median(row[f'seconds/{phase}'] for row in rows):.3f}" for phase in PHASES)
             whole = statistics.median(row["whole"] for row in rows)
             pairs = zip(rows, found["after"], strict=True)
             ratio = statistics.median(own["whole"] / after["whole"] for own, after in pairs)
-            print(f"| {share:g} | {way} | {phases} | {whole:.3f} | {ratio:.2f} |")
+            print(f"| {server:.3f} | {way} | {phases} | {whole:.3f} | {ratio:.2f} |")
 
 
 def _workflow(options: argparse.Namespace, overlap: bool) -> Workflow:

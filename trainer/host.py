@@ -31,6 +31,7 @@ class _Terminal:
     stop_signal: int | None = None
     output: Path | None = None
     device: str | None = None
+    reward_device: str | None = None  # where rewards have a GPU of their own
     download: bool = False  # hub ids may be fetched
     stop_waits: bool = False
     agree: Callable[[], None] | None = None  # of processes that can only stop together, in place of check_stop
@@ -251,6 +252,11 @@ def lora_folder() -> Path:
 def chosen_device(name: str) -> str:
     """The device that a node names, unless the command line's --device says otherwise."""
     return terminal.device or name
+
+
+def chosen_reward_device(name: str) -> str:
+    """`chosen_device` of a reward: with --reward-gpus its `auto` is one of those."""
+    return terminal.reward_device if terminal.reward_device and name == "auto" else chosen_device(name)
 
 
 def picture(draw: Callable):
