@@ -45,6 +45,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
     train.add_argument("--gpus", type=_positive, default=1, metavar="N", help="processes, each on a GPU of its own")
     train.add_argument(
+        "--reward-gpus",
+        type=_positive,
+        metavar="R",
+        help="the next R GPUs are for rewards whose device is auto; all else trains on the others",
+    )
+    train.add_argument(
         "--max-restarts", type=int, default=0, metavar="N", help="with --gpus: go on by itself after so many failures"
     )
     train.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
@@ -291,11 +297,17 @@ def _train(options: argparse.Namespace) -> int:
         _show(problem)
     if any(problem.severity == "error" for problem in problems):
         return EXIT_BAD_INPUT
+    if options.reward_gpus and options.device:
+        raise ValueError(f"--reward-gpus and --device {options.device} say two things. Fix: leave one of them out")
     if options.gpus > 1 and "RANK" not in os.environ:
         from .trainer.launch import launch
 
+        if options.reward_gpus:
+            distributed.check_gpus(options.gpus, options.reward_gpus)
         check_folder(workflow, options.resume)  # here, where it is told once and no restart follows
         return launch(options.gpus, options.max_restarts, options.arguments)
+    if options.reward_gpus:
+        host.terminal.reward_device = distributed.reward_gpu(options.reward_gpus)
     host.quiet_libraries()
     distributed.begin(cpu=options.device == "cpu")
     code = train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))

@@ -1,6 +1,7 @@
 """Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
 from ..trainer import host
+from ..trainer.ahead import Ahead
 from ..trainer.sde import KINDS
 from ..trainer.window import MODES
 
@@ -13,6 +14,9 @@ class SDESampler:
     RETURN_NAMES = ("trajectories", "images")
     OUTPUT_TOOLTIPS = ("Every step of every sample with its probability.", "The decoded pictures that the rewards see.")
     FUNCTION = "sample"
+
+    def __init__(self):
+        self.ahead = Ahead()
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -225,6 +229,7 @@ class SDESampler:
             keep_graph=keep,
             keep_predictions=host.in_comfyui(),
             on_step=host.progress(rollout.model_calls(steps, own, batch_size)),
+            ahead=self.ahead,
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import lora
+from comfyui_otca.trainer import host, lora
 
 
 @pytest.fixture
@@ -291,6 +291,23 @@ def test_training_needs_one_run_node(otca, written, small_graph, tmp_path, count
         graph[f"run{number}"] = run
     code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
     assert code == 2 and f"{count} OTCA_TrainingRun nodes" in errors and "Fix: " in errors
+
+
+def test_gpus_for_rewards_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    train = ("train", written(small_graph()), "--output", tmp_path / "run", "--reward-gpus")
+    code, _, errors = otca(*train, 1, "--gpus", 2)
+    assert code == 2 and "2 here, are 3 GPUs on each machine" in errors and "has 2. Fix: " in errors
+    code, _, errors = otca(*train, 2)
+    assert code == 2 and "1 here, are 3 GPUs" in errors
+    code, _, errors = otca(*train, 1, "--device", "cpu")
+    assert code == 2 and "--device cpu say two things. Fix: " in errors
+    assert not (tmp_path / "run").exists()
+    seen = []
+    monkeypatch.setattr(
+        "comfyui_otca.trainer.run.train", lambda *_, **__: seen.append(host.terminal.reward_device) or 0
+    )
+    assert otca(*train, 1)[0] == 0 and seen == ["cuda:1"]
 
 
 # --- --set ----------------------------------------------------------------------------------------------------------

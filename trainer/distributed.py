@@ -72,6 +72,23 @@ def _device() -> torch.device:
     return PartialState().device  # of the one that `begin` made: they share their state
 
 
+def reward_gpu(count: int) -> str:
+    """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
+    processes, own = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    check_gpus(processes, count)
+    return f"cuda:{processes + own % count}"
+
+
+def check_gpus(processes: int, rewards: int) -> None:
+    """Raises ValueError where a machine has fewer GPUs than processes to train and GPUs for rewards."""
+    there = torch.cuda.device_count()
+    if there < processes + rewards:
+        raise ValueError(
+            f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs on "
+            f"each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
+        )
+
+
 def share(total: int) -> Share:
     """This process's consecutive rows of `total`. Whole groups, where their number is a multiple of the processes'.
 

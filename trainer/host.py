@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -30,12 +31,22 @@ class _Terminal:
     stop_signal: int | None = None
     output: Path | None = None
     device: str | None = None
+    reward_device: str | None = None  # where rewards have a GPU of their own
     download: bool = False  # hub ids may be fetched
     stop_waits: bool = False
     agree: Callable[[], None] | None = None  # of processes that can only stop together, in place of check_stop
 
 
 terminal = _Terminal()
+
+
+class _Helper(threading.local):
+    """Of a thread that works for the one which runs the graph: `abandoned` is set when nobody waits for it any more."""
+
+    abandoned: threading.Event | None = None
+
+
+helper = _Helper()
 
 
 def quiet_libraries() -> None:
@@ -55,6 +66,11 @@ def in_comfyui() -> bool:
 
 def check_stop() -> None:
     """Raises if the user asked to stop; called at every micro-step."""
+    if helper.abandoned is not None:
+        # The thread that waits for this one looks for the rest: ComfyUI tells of an interrupt only once.
+        if helper.abandoned.is_set():
+            raise Stopped("the thread that began this one")
+        return
     if in_comfyui():
         import comfy.model_management
 
@@ -239,6 +255,11 @@ def lora_folder() -> Path:
 def chosen_device(name: str) -> str:
     """The device that a node names, unless the command line's --device says otherwise."""
     return terminal.device or name
+
+
+def chosen_reward_device(name: str) -> str:
+    """`chosen_device` of a reward: with --reward-gpus its `auto` is one of those."""
+    return terminal.reward_device if terminal.reward_device and name == "auto" else chosen_device(name)
 
 
 def picture(draw: Callable):

@@ -81,7 +81,7 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
             metrics[f"{prefix}/{name}/std"] = column.std().item() if len(column) > 1 else 0.0
     metrics |= {**advantages.metrics, **update}
     metrics["seconds/rollout"] = trajectories.seconds
-    metrics["seconds/reward"] = sum(scores.seconds.values())
+    metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited
     metrics |= {f"seconds/reward/{name}": seconds for name, seconds in scores.seconds.items()}
     metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
     phases = ("rollout", "reward", "credit", "update")

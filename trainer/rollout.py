@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from . import distributed, host
+from .ahead import Ahead
 from .sde import MIN_STD, Gaussian, transition
 from .types import Prompts, SamplerSettings, Trajectories
 
@@ -35,6 +37,7 @@ def sample(
     keep_graph: bool = False,
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
+    ahead: Ahead | None = None,
 ) -> Trajectories:
     """Samples a group of `group_size` trajectories for every prompt; of several processes each its share of them.
 
@@ -47,6 +50,7 @@ def sample(
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
         keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
+        ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
         ValueError: group_size < 2, settings under which no step is stochastic, or weights that no adapter can be merged into.
@@ -71,12 +75,16 @@ def sample(
         for row in share.rows
         for position in [prompts.positions[row // group_size]]
     ]
-    parts = []
-    with _merged(model, settings.merge_adapter and not keep_graph):
+    parts, pictures = [], []
+    ahead = ahead or Ahead()
+    with ahead.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
         for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
             own = [sources[row] for row in rows]
             keep = (keep_graph, keep_predictions)
             parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+            if scored:
+                pictures.append(model.decode(parts[-1]["final"]))
+                scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
     latents, predictions, final, log_probs = (
         torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
@@ -89,10 +97,13 @@ def sample(
     kept = None
     if keep_graph:
         kept = [torch.cat(velocities) for velocities in zip(*(part["kept"] for part in parts), strict=True)]
+    images = torch.cat(pictures) if pictures else model.decode(final, settings.batch_size)
+    if scored:
+        scored.images = weakref.ref(images)
     return Trajectories(
         latents=latents,
         final=final,
-        images=model.decode(final, settings.batch_size),
+        images=images,
         sigmas=sigmas,
         trained=trained,
         stds=stds,
@@ -108,7 +119,8 @@ def sample(
         unconditional_gradient=model.unconditional_gradient,
         predictions=predictions if keep_predictions else None,
         decode=model.decode,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
+        ahead=ahead,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .ahead import Ahead
     from .rewards import Reward
 
 Metrics = Mapping[str, float]
@@ -81,6 +82,7 @@ class Trajectories:
         unconditional_gradient: whether those graphs reach through the negative half of guidance.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
         decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
+        ahead: where the Reward Stack finds what was scored while these were sampled, and asks for the next ones.
     """
 
     latents: Tensor
@@ -102,6 +104,7 @@ class Trajectories:
     decode: Callable[[Tensor], Tensor] | None = None
     seconds: float = 0.0
     positions: tuple[int, ...] = ()
+    ahead: Ahead | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -114,7 +117,8 @@ class Scores:
     """What the reward models said: `values` [B, K] float32, NaN where a sample could not be scored.
 
     `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
-    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
+    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts. `seconds` is
+    what each reward took, `waited` how long the iteration stood still for all of them; None: for the sum.
     """
 
     values: Tensor
@@ -126,6 +130,7 @@ class Scores:
     rewards: Sequence[Reward]
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    waited: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,22 @@ def test_alone_nobody_is_met():
     distributed.tell(ValueError("unheard"))
 
 
+def test_rewards_take_turns_on_the_gpus_that_follow(monkeypatch):
+    """Six that train and two for rewards, on each machine."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "6")
+    found = []
+    for rank in range(6):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        found.append(distributed.reward_gpu(2))
+    assert found == ["cuda:6", "cuda:7"] * 3
+    with pytest.raises(ValueError, match="--reward-gpus 3 and .* 6 here, are 9 GPUs .* has 8. Fix: "):
+        distributed.reward_gpu(3)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    monkeypatch.delenv("LOCAL_RANK")
+    assert distributed.reward_gpu(1) == "cuda:1", "one process trains on the first"
+
+
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 

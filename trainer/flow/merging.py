@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Within it every adapted weight is W + alpha/rank·B·A, so that a call costs no products with A and B (Hu et al., 2106.09685).
+    """Within it every adapted weight is W + alpha/rank·B·A, so that a call costs no products with A and B (2106.09685).
 
     The sum is taken in float32 and rounded once to the dtype of W, into memory of its own: as many bytes again as the adapted
     weights have, while it lasts. W itself is not touched, and comes back to the bit however this ends; peft's own `merge` and
