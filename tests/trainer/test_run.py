@@ -517,6 +517,7 @@ def with_faulty(small_graph, score):
     return Workflow(graph, {**NODE_CLASS_MAPPINGS, **reward_node(score)})
 
 
+@pytest.mark.painted
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, value):
     def score(images):
@@ -534,6 +535,7 @@ def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, val
     assert any("'faulty'" in r.getMessage() and "sample 1" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.painted
 def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
     host.terminal.output = tmp_path / "run"
     assert train(with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan)), say=lambda _: None) == 0
@@ -568,6 +570,7 @@ def test_baseline_workflow_trains(small_workflow, tmp_path):
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
 
 
+@pytest.mark.painted
 def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
     host.terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")
