@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib.util
 import logging
 import os
@@ -13,6 +14,7 @@ EXIT_BAD_INPUT = 2
 
 
 def main(arguments: list[str] | None = None) -> int:
+    gc.set_threshold(100_000)  # importing torch and diffusers makes a great many objects, and they stay
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import types
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, record, rollout
+from comfyui_otca.trainer import host, plots, record, rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow import Workflow
@@ -38,6 +40,20 @@ SMALL = {
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _only_new_objects_are_looked_at():
+    """Loading a model collects garbage, each time through all that torch, diffusers and transformers ever made."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _unpainted(request, monkeypatch):
+    """Figures are composed, but matplotlib paints only those of tests marked so: it takes longer than a small training."""
+    if "painted" not in request.keywords:
+        monkeypatch.setattr(plots, "_rendered", lambda figure: np.zeros((40, 60, 3), np.uint8))
 
 
 @pytest.fixture(autouse=True)

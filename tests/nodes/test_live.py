@@ -26,6 +26,14 @@ def ran(small_workflow, comfyui):
         return workflow, workflow.run()
 
 
+@pytest.fixture
+def weighed(small_workflow, comfyui):
+    """The canvas down to the credit."""
+    workflow = small_workflow()
+    with torch.inference_mode():
+        return workflow, workflow.run(targets=["9"])
+
+
 def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
     workflow, _ = ran
     kinds = {"8": "scores", "9": "credit", "10": "advantages", "12": "run"}
@@ -51,8 +59,8 @@ def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
     assert outputs["3"][0].predictions is None
 
 
-def test_preview_is_what_the_model_saw(ran):
-    _, outputs = ran
+def test_preview_is_what_the_model_saw(weighed):
+    _, outputs = weighed
     trajectories = outputs["3"][0]
     picture = Image.open(io.BytesIO(live.preview_png("9", 4, 3))).convert("RGB")
     # At the last step x̂0 is the final latent, so its preview is the sampled picture itself.
@@ -63,14 +71,14 @@ def test_preview_is_what_the_model_saw(ran):
     assert earlier == live.preview_png("9", 3, 0), "one group shares its noise, so step 0 predicts one and the same"
 
 
-@pytest.mark.parametrize(("sample", "step"), [(6, 0), (-1, 0), (0, 4), (0, -1)])
-def test_preview_of_what_does_not_exist(ran, sample, step):
-    with pytest.raises(LookupError, match=f"sample {sample}, step {step}: there are 6 samples and 4 steps"):
-        live.preview_png("9", sample, step)
+def test_preview_of_what_does_not_exist(weighed):
+    for sample, step in ((6, 0), (-1, 0), (0, 4), (0, -1)):
+        with pytest.raises(LookupError, match=f"sample {sample}, step {step}: there are 6 samples and 4 steps"):
+            live.preview_png("9", sample, step)
 
 
-def test_previews_keep_nothing_alive(ran):
-    workflow, outputs = ran
+def test_previews_keep_nothing_alive(weighed):
+    workflow, outputs = weighed
     outputs.clear()
     workflow._cache.clear()
     gc.collect()

@@ -194,6 +194,7 @@ def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
         assert trained(workflow)[1].metrics["policy/staleness"] == 1
 
 
+@pytest.mark.painted
 def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     workflow = small_workflow()
     comfyui.loaded.append("a checkpoint of somebody else's")

@@ -56,9 +56,13 @@ def log(site, name="mine"):
     return site.get(f"/otca/runs/{name}/log").json["text"]
 
 
-def test_a_training_finishes_and_goes_on(site, tiny, until):
-    canvas = {"nodes": [], "links": []}
-    body = {"name": "mine", "iterations": 2, "gpus": 1, "prompt": tiny(), "workflow": canvas}
+def test_a_training_finishes_and_goes_on(site, tiny, until, monkeypatch):
+    """With prompts from ComfyUI's input folder, which the new process is told of."""
+    # For the check in this process, which ComfyUI's folders would pass.
+    monkeypatch.setenv("OTCA_INPUT", str(site.input))
+    (site.input / "ours.txt").write_text("a red circle\n")
+    graph, canvas = tiny({"OTCA_PromptDataset": {"file": "ours.txt"}}), {"nodes": [], "links": []}
+    body = {"name": "mine", "iterations": 2, "gpus": 1, "prompt": graph, "workflow": canvas}
     answer = site.post("/otca/train", body)
     assert (answer.status, answer.json) == (200, {"id": "mine"})
     first = summary(site)
@@ -85,28 +89,23 @@ def test_a_training_finishes_and_goes_on(site, tiny, until):
     assert longer["started"] == pytest.approx(first["started"])
 
 
-def test_stop_and_resume(site, tiny, until):
-    graph = tiny()
-    site.post("/otca/train", {"name": "mine", "iterations": 100_000, "prompt": graph})
+def test_stopped_resumed_killed_and_resumed(site, tiny, until):
+    site.post("/otca/train", {"name": "mine", "iterations": 100_000, "prompt": tiny()})
     until(lambda: summary(site)["iteration"] >= 1 or summary(site)["status"] != "running")
     assert site.post("/otca/runs/mine/stop").json == {}
     stopped = ended(site, until)
     assert stopped["status"] == "stopped" and 1 <= stopped["iteration"] < 100_000, log(site)
     assert stopped["has_checkpoint"] and not (site.folder / "mine" / "stop").exists()
-    site.post("/otca/runs/mine/resume", {"iterations": stopped["iteration"] + 1})
-    resumed = ended(site, until)
-    assert (resumed["status"], resumed["iteration"]) == ("finished", stopped["iteration"] + 1), log(site)
 
-
-def test_a_killed_training_shows_as_interrupted_and_goes_on(site, tiny, until):
-    site.post("/otca/train", {"name": "mine", "iterations": 100_000, "prompt": tiny()})
-    until(lambda: summary(site)["has_checkpoint"])
+    assert site.post("/otca/runs/mine/resume").json == {"id": "mine"}
+    until(lambda: summary(site)["iteration"] > stopped["iteration"] or summary(site)["status"] != "running")
     os.kill(json.loads((site.folder / "mine" / "status.json").read_text())["pid"], signal.SIGKILL)
     killed = ended(site, until)
-    assert killed["status"] == "interrupted" and "Fix: resume" in killed["error"]
+    assert killed["status"] == "interrupted" and "Fix: resume" in killed["error"], log(site)
     total = killed["iteration"] + 1
     assert site.post("/otca/runs/mine/resume", {"iterations": total}).status == 200
-    assert ended(site, until)["status"] == "finished", log(site)
+    resumed = ended(site, until)
+    assert (resumed["status"], resumed["iteration"]) == ("finished", total), log(site)
 
 
 def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path):
@@ -134,17 +133,6 @@ def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path
     assert models == f"/models/a{os.pathsep}/models/b" and inputs == str(site.input)
     assert unbuffered == "1" and session == pid and terminal == "no terminal"
     assert log(site, name) == "told\n"
-
-
-def test_prompts_from_comfyuis_input_folder(site, tiny, until, monkeypatch):
-    monkeypatch.setenv(
-        "OTCA_INPUT", str(site.input)
-    )  # for the check in this process, which ComfyUI's folders would pass
-    (site.input / "ours.txt").write_text("a red circle\n")
-    graph = tiny({"OTCA_PromptDataset": {"file": "ours.txt"}})
-    answer = site.post("/otca/train", {"name": "mine", "iterations": 1, "prompt": graph})
-    assert answer.status == 200, answer.content
-    assert ended(site, until)["status"] == "finished", log(site)
 
 
 def test_a_start_that_fails_says_why(site, tiny, until, monkeypatch):

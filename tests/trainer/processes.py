@@ -1,13 +1,15 @@
-"""Runs a function in several processes that train together, on the CPU."""
+"""Runs a function in processes of its own, forked, so that none has to import torch: alone, or several that train together."""
 
 from __future__ import annotations
 
 import multiprocessing.connection
 import os
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 SECONDS = 120  # after which whoever still waits is hanging
 
@@ -43,6 +45,26 @@ def start(count: int, function: Callable, *arguments) -> tuple[list, list]:
     for process in processes:
         process.start()
     return processes, [receiver for receiver, _ in pipes]
+
+
+def apart(function: Callable[[], int], output: Path) -> multiprocessing.context.ForkProcess:
+    """`function()` begun in a process whose exit code is what it returns, and whose output goes to a file."""
+    process = multiprocessing.get_context("fork").Process(target=_apart, args=(function, output))
+    process.start()
+    return process
+
+
+def _apart(function: Callable[[], int], output: Path) -> None:
+    code = 1
+    with open(output, "w", buffering=1) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        sys.stdout = sys.stderr = file
+        try:
+            code = function()
+        except BaseException:
+            traceback.print_exc()
+    os._exit(code)
 
 
 def _result(receiver, process):

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from comfyui_otca.trainer.types import Scores
 SETTINGS = UpdateSettings(learning_rate=1e-3, ema_decay=0.5)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def step(sample):
     """step(model, seed): one iteration with made-up rewards."""
 
@@ -139,17 +140,27 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("name", ["adapter.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"])
-def test_a_damaged_one_is_named_and_the_one_before_is_used(model, load_model, step, tmp_path, caplog, name, damage):
+@pytest.fixture(scope="module")
+def two_steps(load_model, step, tmp_path_factory):
+    """A folder with two checkpoints, the state in the first, and a model that goes from one test to the next."""
+    folder, model = tmp_path_factory.mktemp("checkpoints"), load_model()
     step(model, 1)
-    checkpoint.save(model, tmp_path, 1)
+    checkpoint.save(model, folder, 1)
     saved = state(model)
     step(model, 2)
-    file = checkpoint.save(model, tmp_path, 2) / name
+    checkpoint.save(model, folder, 2)
+    return folder, saved, model
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["adapter.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(two_steps, tmp_path, caplog, name, damage):
+    folder, saved, other = two_steps
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    assert checkpoint.restore(other, folder) == 2
+    file = tmp_path / "000002" / name
     harm, told = DAMAGE[damage]
     harm(file)
-    other = load_model()
     assert checkpoint.restore(other, tmp_path) == 1
     assert_bit_equal(state(other), saved)
     [message] = [record.getMessage() for record in caplog.records]

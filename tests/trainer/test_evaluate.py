@@ -139,6 +139,7 @@ def test_names_of_methods(tmp_path):
         parse_lora("a/b=c")
 
 
+@pytest.mark.painted
 def test_a_model_and_its_adapters(asked, adapter, tmp_path, capsys, sampled):
     assert asked("shapes-flux", "--lora", adapter, "--lora", f"again={adapter}", *REWARDS) == 0
     pairs = [(prompt, seed) for prompt in PROMPTS for seed in (0, 1)]

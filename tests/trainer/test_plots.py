@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from comfyui_otca.trainer import plots
@@ -10,6 +11,8 @@ from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.evaluate import compare
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.types import Scores
+
+pytestmark = pytest.mark.painted
 
 
 def scores(values, held_out=None):

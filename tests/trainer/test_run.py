@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+import resource
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.tests.trainer.processes import apart
 from comfyui_otca.trainer import checkpoint, grpo, host, lora, record, rollout
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import train
@@ -149,35 +150,33 @@ def test_tensorboard_events(finished_run):
 # --- stopping and resuming ------------------------------------------------------------------------------------------
 
 
-def spawn(workflow, folder):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "comfyui_otca", "train", str(workflow), "--output", str(folder)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 @pytest.fixture(scope="module")
 def stopped(small_graph, tmp_path_factory):
     """Two real trainings, side by side: each gets its signal when it has written so many lines."""
     place = tmp_path_factory.mktemp("stopped")
     (place / "workflow.json").write_text(json.dumps(small_graph()))
     waiting = {"killed": (signal.SIGKILL, 3), "terminated": (signal.SIGTERM, 1)}
-    processes = {name: spawn(place / "workflow.json", place / name) for name in waiting}
+    processes = {}
+    for name in waiting:
+        command = ["train", str(place / "workflow.json"), "--output", str(place / name)]
+        processes[name] = apart(functools.partial(main, command), place / f"{name}.log")
     try:
         deadline = time.monotonic() + 300
         while waiting and time.monotonic() < deadline:
             for name, (number, lines) in list(waiting.items()):
                 path = place / name / "metrics.jsonl"
                 if path.is_file() and path.read_bytes().count(b"\n") >= lines:
-                    processes[name].send_signal(number)
+                    os.kill(processes[name].pid, number)
                     del waiting[name]
-                elif processes[name].poll() is not None:
+                elif processes[name].exitcode is not None:
                     del waiting[name]
             time.sleep(0.002)
-        ended = {name: (process.communicate(timeout=60)[0], process.returncode) for name, process in processes.items()}
+        for process in processes.values():
+            process.join(60)
     finally:
         for process in processes.values():
             process.kill()
-    return place, ended
+    return place, {name: ((place / f"{name}.log").read_text(), process.exitcode) for name, process in processes.items()}
 
 
 def test_resumed_after_sigkill(stopped, finished_run, otca):
@@ -414,13 +413,15 @@ def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
 
 def limited(folder, size, iterations):
     """The run goes on in a process whose files must not grow beyond `size`, as on a disk that is full."""
-    code = (
-        "import resource, signal, sys; from comfyui_otca.__main__ import main; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size})); sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "train", str(folder), "--resume", "--iterations", str(iterations)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+    def run():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return main(["train", str(folder), "--resume", "--iterations", str(iterations)])
+
+    process = apart(run, folder.parent / "log")
+    process.join(300)
+    return process.exitcode, (folder.parent / "log").read_text()
 
 
 @pytest.mark.parametrize("full_at", ["metrics.jsonl", "a checkpoint"])
@@ -430,10 +431,10 @@ def test_a_disk_that_fills_up(finished_run, otca, tmp_path, full_at):
     # Half a line more, or all lines but no adapter.
     size = len(before) + 500 if full_at == "metrics.jsonl" else len(before) + 20_000
     assert size < (folder / "lora.safetensors").stat().st_size
-    ended = limited(folder, size, 8)
-    assert ended.returncode == 1, ended.stderr
-    assert f"{folder}" in ended.stderr and "could not be written" in ended.stderr and "File too large" in ended.stderr
-    assert "Fix: free space there" in ended.stderr and "Traceback" not in ended.stderr
+    code, printed = limited(folder, size, 8)
+    assert code == 1, printed
+    assert f"{folder}" in printed and "could not be written" in printed and "File too large" in printed
+    assert "Fix: free space there" in printed and "Traceback" not in printed
     assert file.read_text().startswith(before) and file.read_text().endswith("\n")
     assert len(rows(folder)) == (6 if full_at == "metrics.jsonl" else 8)
     assert [place.name for place in (folder / "checkpoints").iterdir() if place.name[0] == "."] == []
@@ -517,6 +518,7 @@ def with_faulty(small_graph, score):
     return Workflow(graph, {**NODE_CLASS_MAPPINGS, **reward_node(score)})
 
 
+@pytest.mark.painted
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, value):
     def score(images):
@@ -534,6 +536,7 @@ def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, val
     assert any("'faulty'" in r.getMessage() and "sample 1" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.painted
 def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
     host.terminal.output = tmp_path / "run"
     assert train(with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan)), say=lambda _: None) == 0
@@ -592,6 +595,7 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
     assert trained == [[0, 1], [1, 2], [0, 1]]
 
 
+@pytest.mark.painted
 def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
     host.terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")

@@ -217,7 +217,8 @@ class FlowModel(Resident, ABC):
 
     @property
     def device(self) -> torch.device:
-        return self.transformer.device
+        # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
+        return next(self.transformer.parameters()).device
 
     def _networks(self) -> list[torch.nn.Module]:
         """Those that live on the device; the others only visit it."""
