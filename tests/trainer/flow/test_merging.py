@@ -13,6 +13,7 @@ from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.run import only, trained_model
 from comfyui_otca.trainer.types import Scores
 
 SIZES = {"flux": {}, "sd3": {"width": 32, "height": 32, "guidance": 4.5}}
@@ -83,7 +84,9 @@ def judged(taken):
 def updated(model, taken):
     """The gradient, and the metrics, of an update that moves nothing."""
     model.version = 0
-    metrics = update(model, taken, judged(taken), UpdateSettings(learning_rate=0.0, weight_decay=0.0, max_grad_norm=1e9))
+    metrics = update(
+        model, taken, judged(taken), UpdateSettings(learning_rate=0.0, weight_decay=0.0, max_grad_norm=1e9)
+    )
     model.version = 0
     return torch.cat([p.grad.flatten().double() for p in model.trainable_parameters()]), metrics
 
@@ -195,6 +198,15 @@ def test_evaluation_merges_what_is_on_at_that_moment(flux, small_settings):
     assert torch.equal(pictures(plain), trained)
 
 
+def test_the_node_hands_it_on(small_workflow, perturb):
+    workflow = small_workflow({"OTCA_SDESampler": {"merge_adapter": True, "keep_graph": "off"}})
+    calls = count_adapter_calls(perturb(trained_model(workflow)))
+    sampler = only(workflow, "OTCA_SDESampler")
+    assert workflow.run(targets=[sampler])[sampler][0].settings.merge_adapter and not calls
+    workflow.run({(sampler, "merge_adapter"): False}, targets=[sampler])
+    assert calls
+
+
 def test_there_is_no_reference_within(flux):
     model = flux()
     before = base_of(model)
@@ -230,4 +242,3 @@ def test_quantized_and_shared_weights_are_refused_and_left(flux, sample, small_s
     model.is_sharded = True
     with pytest.raises(ValueError, match="merge_adapter: each process holds a part .* Fix: "):
         sample(model, merging(small_settings()))
-
