@@ -176,14 +176,18 @@ def _update(model, settings, changes):
     [
         {"sample": {}, "kept": (1, 2), "update": {}},
         {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}},
-        {"sample": {}, "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1}},
+        {
+            "sample": {},
+            "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1},
+            "settings": {"merge_adapter": True},
+        },
     ],
-    ids=["recomputed, best of n", "kept graph and KL", "two epochs"],
+    ids=["recomputed, best of n", "kept graph and KL", "merged and two epochs"],
 )
 @pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""
-    settings = small_settings()
+    settings = small_settings(**changes.get("settings", {}))
     _, gradients, adapter, metrics = _update(perturb(load_model()), settings, changes)
     model = perturb(load_model())
     found = together(count, _update, model, settings, changes)

@@ -14,32 +14,31 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Within it every adapted weight is W + alpha/rank·B·A, so that a call costs no products with A and B (2106.09685).
+    """Within it every adapted weight is W + alpha/rank·B·A (Hu et al., 2106.09685): no call has to compute A's and B's products.
 
     The sum is taken in float32 and rounded once to the dtype of W, into memory of its own: as many bytes again as the adapted
     weights have, while it lasts. W itself is not touched, and comes back to the bit however this ends; peft's own `merge` and
-    `unmerge`, which add and subtract in place, would leave what they rounded. A layer whose adapter is off stays as it is.
+    `unmerge`, which add and subtract in place, would leave what they rounded. A small B·A is lost no sooner than unmerged, where
+    the sum of both products is rounded to that dtype instead. A layer whose adapter is off stays as it is.
 
     Raises:
         ValueError: quantized weights.
     """
     from peft.tuners.lora import LoraLayer
 
-    aside: list[tuple[LoraLayer, torch.Tensor]] = []
+    layers = [module for network in networks for module in network.modules() if isinstance(module, LoraLayer)]
+    layers = [layer for layer in layers if not layer.disable_adapters]
+    aside = []
     try:
-        for network in networks:
-            for layer in network.modules():
-                if isinstance(layer, LoraLayer) and not layer.disable_adapters:
-                    weight = layer.get_base_layer().weight
-                    total = _sum(layer, weight)
-                    aside.append((layer, weight.data))
-                    weight.data = total
-                    layer.merged_adapters.extend(
-                        layer.active_adapters
-                    )  # by which peft's layers know that A and B are in W
+        for layer in layers:
+            weight = layer.get_base_layer().weight
+            aside.append(weight.data)
+            weight.data = _sum(layer, weight)
+            # By this peft's layers know that A and B are in the weight already.
+            layer.merged_adapters.extend(layer.active_adapters)
         yield
     finally:
-        for layer, data in aside:
+        for layer, data in zip(layers, aside, strict=False):  # fewer, where summing them failed
             layer.get_base_layer().weight.data = data
             layer.merged_adapters.clear()
 

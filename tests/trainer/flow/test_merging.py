@@ -13,6 +13,7 @@ from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.run import only, trained_model
 from comfyui_otca.trainer.types import Scores
 
 SIZES = {"flux": {}, "sd3": {"width": 32, "height": 32, "guidance": 4.5}}
@@ -195,6 +196,15 @@ def test_evaluation_merges_what_is_on_at_that_moment(flux, small_settings):
     with model.reference():
         assert torch.equal(pictures(merging(plain)), pictures(plain))
     assert torch.equal(pictures(plain), trained)
+
+
+def test_the_node_hands_it_on(small_workflow, perturb):
+    workflow = small_workflow({"OTCA_SDESampler": {"merge_adapter": True, "keep_graph": "off"}})
+    calls = count_adapter_calls(perturb(trained_model(workflow)))
+    sampler = only(workflow, "OTCA_SDESampler")
+    assert workflow.run(targets=[sampler])[sampler][0].settings.merge_adapter and not calls
+    workflow.run({(sampler, "merge_adapter"): False}, targets=[sampler])
+    assert calls
 
 
 def test_there_is_no_reference_within(flux):
