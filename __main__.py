@@ -486,6 +486,8 @@ def _compare(options: argparse.Namespace) -> int:
     if baseline not in workflows:
         raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
     own = compare.run_inputs(workflows[baseline])
+    if not (options.prompts or own["evaluation_prompts"].strip()):
+        raise ValueError(f"{baseline} has no evaluation_prompts on its Training Run. Fix: --prompts FILE")
     iterations = options.iterations or own["iterations"]
     settings = compare.Settings(
         iterations=iterations,

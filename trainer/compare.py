@@ -329,8 +329,10 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
                 if training.finished:
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
-                    failed[str(training)] = _last_lines(training.folder / LOG)
-                    say(f"{training}: FAILED, its log {training.folder / LOG} ends: {failed[str(training)]}")
+                    failed[str(training)] = (
+                        f"failed; {training.folder / LOG} ends: {_last_lines(training.folder / LOG)}"
+                    )
+                    say(f"{training}: {failed[str(training)]}")
             time.sleep(_GLANCE)
     finally:
         for process in filter(None, running.values()):
@@ -403,7 +405,7 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
             scores.setdefault(training.name, {})[training.rate] = sum(finals) / len(finals)
     for name, own in scores.items():
         chosen[name] = max(sorted(own), key=own.get)
-    return Sweep(seeds, iterations, scores, chosen)
+    return Sweep(list(seeds), iterations, scores, chosen)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

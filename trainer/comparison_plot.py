@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _BASELINE = "#000000"
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's, but for the pale yellow
-_BAND = 0.13  # opacity
+_FAINT, _FEW = 0.08, 3  # opacity of the bands of more workflows than a few, which cover each other
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # after all colours were used once
 
 
@@ -56,7 +56,8 @@ def _curves(axis, rows: Sequence[Row], curves: Sequence[Sequence[Interval]], sty
     for row, curve in zip(rows, curves, strict=True):
         low, high = [point.low for point in curve], [point.high for point in curve]
         style = styles[row.name]
-        axis.fill_between(row.samples, low, high, color=style["color"], alpha=_BAND, linewidth=0)
+        opacity = _FAINT if len(rows) > _FEW else 2 * _FAINT
+        axis.fill_between(row.samples, low, high, color=style["color"], alpha=opacity, linewidth=0)
         axis.plot(row.samples, [point.mean for point in curve], linewidth=1.7, **style)
     axis.set_xlabel("samples", fontsize=8)
     axis.tick_params(labelsize=8)
@@ -97,9 +98,9 @@ def _names_at_ends(axis, rows: Sequence[Row], styles: Mapping[str, dict]) -> Non
 
 def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapping[str, dict], names: bool) -> None:
     for place, (row, own) in enumerate(zip(rows, intervals, strict=True)):
-        color = styles[row.name]["color"]
+        color, marker = styles[row.name]["color"], "o" if styles[row.name]["linestyle"] == "-" else "s"
         axis.plot([own.low, own.high], [place, place], color=color, linewidth=2.2, alpha=0.75, solid_capstyle="butt")
-        axis.plot(own.mean, place, color=color, marker="o", markersize=6, markeredgecolor="white", linestyle="")
+        axis.plot(own.mean, place, color=color, marker=marker, markersize=6, markeredgecolor="white", linestyle="")
     axis.set_yticks(range(len(rows)), [row.name for row in rows] if names else [], fontsize=9)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="x", labelsize=8)

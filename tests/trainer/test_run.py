@@ -123,6 +123,9 @@ def test_metrics_of_a_run(finished_run):
         assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
         assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
         assert line["kl/reference"] > 0, "the reference is the model before training"
+        # 2 prompts x 3 samples, 4 steps: one forward a group at the first step, 3 x 6 at the others, and 2 x 2 to tell the
+        # distance to the reference. Graphs were kept of the three trained steps. Evaluations do not count.
+        assert (line["forwards/all"], line["forwards/with_gradient"]) == (2 + 3 * 6 + 4, 2 + 2 * 6)
     assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"
 
 
