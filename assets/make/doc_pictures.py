@@ -551,23 +551,14 @@ def guidance_grid():
     """One prompt and seed by two adapters: γ of one rises to the right, of the other downwards."""
     gammas = (0, 0.5, 1, 1.5, 2)
     runs = [single_reward_run(name) for name in ("colorfulness", "sharpness")]
-    figure = _figure(5.6, 5.6)
-    axes = figure.subplots(len(gammas), len(gammas))
-    for (row, column), axis in np.ndenumerate(axes):
-        guides = [
-            guidance.parse(f"{run}={gamma}") for run, gamma in zip(runs, (gammas[column], gammas[row]), strict=True)
-        ]
+    pairs = [(right, down) for down in gammas[::2] for right in gammas]
+    images = []
+    for pair in pairs:
+        guides = [guidance.parse(f"{run}={gamma}") for run, gamma in zip(runs, pair, strict=True)]
         with guidance.composed(model(), guides, SETTINGS.steps) as compose:
-            [picture] = rollout.generate(model(), [CAPTIONS[0]], SETTINGS, [0], compose=compose)
-        axis.imshow(picture.clamp(0, 1), interpolation="nearest")
-        axis.set_xticks([])
-        axis.set_yticks([])
-        if row == 0:
-            axis.set_title(f"γ {gammas[column]:g}", fontsize=10)
-        if column == 0:
-            axis.set_ylabel(f"γ {gammas[row]:g}", fontsize=10)
-    figure.suptitle(f"{CAPTIONS[0]}: colourfulness →, sharpness ↓", fontsize=10)
-    return _drawn(figure)
+            images.append(rollout.generate(model(), [CAPTIONS[0]], SETTINGS, [0], compose=compose))
+    captions = [f"colour {right:g}, sharpness {down:g}" for right, down in pairs]
+    return plots.sample_grid(torch.cat(images), captions, columns=len(gammas), scale=2)
 
 
 def icon():
