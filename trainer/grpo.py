@@ -161,7 +161,7 @@ def update(
     if sampling and model.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
-            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter"
+            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
         )
     started = time.perf_counter()
     model.come_back()
@@ -194,7 +194,7 @@ def update(
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
-        if not model.is_sharded:  # FSDP2 has put them together already
+        if not model.trains_shards:  # FSDP2 has put them together already
             distributed.sum_gradients(model.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
@@ -258,14 +258,17 @@ def _backward(model, trajectories, advantages, weights, settings, old, kept, tal
     valid = advantages.valid[own]
     total = max(1, int(advantages.valid.sum())) * seen.shape[1]  # a masked sample is no sample
     # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-    processes = distributed.world() if model.is_sharded else 1
+    processes = distributed.world() if model.trains_shards else 1
     for position, step in enumerate(trajectories.trained):
         advantage, weight = advantages.step_advantage[own, position], weights[own, position]
         # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes
         # that hold parts of this model could not go on without this one.
         rows = (weight * (valid if settings.kl_coefficient else advantage)).nonzero()[:, 0]
         if model.is_sharded:
-            rows = torch.arange(len(advantage))
+            everybodys = weights[:, position] * (
+                advantages.valid if settings.kl_coefficient else advantages.step_advantage[:, position]
+            )
+            rows = torch.arange(len(advantage) if everybodys.any() else 0)
         if not len(rows):
             continue
         if kept:

@@ -104,7 +104,7 @@ class FlowModel(Resident, ABC):
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
-        self.is_sharded = False  # over several processes, which then have to call it equally often
+        self.is_sharded = False  # its weights over several processes, which then have to call it equally often
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
                 network.eval().requires_grad_(False)
@@ -152,7 +152,7 @@ class FlowModel(Resident, ABC):
 
     @classmethod
     def load(cls, path: Path, options: LoadOptions, training: str) -> FlowModel:
-        """Builds the handle from a diffusers folder. Raises FlowModelError, before anything is loaded where possible."""
+        """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
         from . import loading
 
         device = loading.resolve_device(options.device)
@@ -167,7 +167,6 @@ class FlowModel(Resident, ABC):
             pipeline.vae.enable_tiling()
         for network in model.experts.values():
             loading.speed_up(network, options)
-        model.settle(device)
         return model
 
     @property
@@ -276,6 +275,15 @@ class FlowModel(Resident, ABC):
             parameter.data = parameter.data.float()
         self.lora_rank, self.lora_alpha = rank, alpha
 
+    def shard_frozen(self) -> None:
+        """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.
+
+        The adapter stays whole in each of them: its gradients, moments, average and files are those of any adapter.
+        """
+        self.is_sharded = distributed.world() > 1
+        for network in self.experts.values() if self.is_sharded else ():
+            distributed.shard_frozen(network)
+
     def train_everything(self) -> None:
         """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference.
 
@@ -301,6 +309,11 @@ class FlowModel(Resident, ABC):
         """Whether an adapter is trained, and not the weights themselves."""
         return self.lora_rank is not None
 
+    @property
+    def trains_shards(self) -> bool:
+        """Whether each process holds only a part of what is trained, of its gradient and of its moments."""
+        return self.is_sharded and not self.is_adapted
+
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
         first, *others = self.experts.items()
         named = dict(first[1].named_parameters())
@@ -324,7 +337,7 @@ class FlowModel(Resident, ABC):
                     network.enable_adapters()
             return
         parameters = self.trainable_parameters()
-        if self.is_sharded:  # FSDP2 knows only the memory of its parameters, so values have to change places
+        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values have to change places
             trained = [parameter.detach().clone() for parameter in parameters]
             self._copy(self._originals)
             try:
@@ -349,7 +362,7 @@ class FlowModel(Resident, ABC):
     def trained_state(self) -> dict[str, Tensor]:
         """What is trained, by name, whole, on the CPU.
 
-        Of a sharded model all processes have to ask for it, here and below, and only the main one gets it.
+        Where each trains a part all processes have to ask for it, here and below, and only the main one gets it.
         """
         return self.whole(self.trainable_named())
 
@@ -358,7 +371,7 @@ class FlowModel(Resident, ABC):
         state = {}
         for name, tensor in tensors.items():
             full = distributed.full(tensor)
-            if distributed.is_main() or not self.is_sharded:  # one at a time, else there would be no room for them
+            if distributed.is_main() or not self.trains_shards:  # one at a time, else there would be no room for them
                 state[name] = full
         return state
 
