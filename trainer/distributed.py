@@ -253,7 +253,8 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     halved = dtype != torch.float32 and not network._keep_in_fp32_modules
-    sent = MixedPrecisionPolicy(param_dtype=dtype if halved else None, reduce_dtype=torch.float32, output_dtype=None)
+    # Inputs stay as they are, as in one process: rotary embeddings, for one, are float32 for good reason.
+    sent = MixedPrecisionPolicy(dtype if halved else None, reduce_dtype=torch.float32, cast_forward_inputs=False)
     _shard(network, {"mp_policy": sent})
 
 
