@@ -3,8 +3,9 @@
     python bench/scaling.py [--rounds N]
 
 On the CPU, one thread a process: an iteration of the quickstart by one process and by two, with the same samples (strong scaling)
-and with twice as many (weak scaling), LoRA and all weights. The collectives of torch.distributed are wrapped and counted. Then
-FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds follow from stated rates.
+and with twice as many (weak scaling), LoRA, LoRA on sharded frozen weights, and all weights. The collectives of torch.distributed
+are wrapped and counted. Then FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds
+follow from stated rates.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from comfyui_otca.trainer.workflow import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
+LORA, SHARDED, FULL = "lora", "lora, sharded", "full"
 
 # Assumptions of the model
 TFLOPS, USED = 989e12, 0.4  # bfloat16 of an H100 SXM, and the share of it that transformers of this size reach
@@ -53,7 +55,7 @@ def main() -> None:
 def measured(rounds: int) -> None:
     print("| training | samples | 1 process | 2 processes | strong | weak | calls | a process sends |")
     print("|---|---|---|---|---|---|---|---|")
-    for training in ("lora", "full"):
+    for training in (LORA, SHARDED, FULL):
         seconds, counted = {}, Counter()
         for processes, prompts in ((1, 2), (1, 4), (2, 4)):
             found = together(processes, iterations, training, prompts, rounds)
@@ -77,8 +79,18 @@ def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], C
     """Seconds of each iteration of this process, and what the last one sent."""
     host.terminal.device = "cpu"
     host.quiet_libraries()
-    workflow = Workflow(json.loads(QUICKSTART.read_text(encoding="utf-8")), NODE_CLASS_MAPPINGS)
-    changes = {"1.training": training, "2.prompts_per_iteration": prompts, "3.keep_graph": "off"}
+    graph = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    if training == SHARDED:
+        memory = {"quantize": "none", "attention": "auto", "shard": True}
+        memory |= dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing", "compile"), False)
+        graph["memory"] = {"class_type": "OTCA_ModelMemory", "inputs": memory}
+        graph["1"]["inputs"]["memory"] = ["memory", 0]
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    changes = {
+        "1.training": FULL if training == FULL else LORA,
+        "2.prompts_per_iteration": prompts,
+        "3.keep_graph": "off",
+    }
     for name, value in changes.items():
         workflow.set(name, value)
     step, seconds, counted = only(workflow, STEP_NODE), [], Counter()
@@ -129,18 +141,17 @@ def modelled() -> None:
     print(f"a forward pass of a {SIDE} x {SIDE} sample: {flops / 1e12:.0f} TFLOPs, {forward:.3f} s\n")
     print("| training | GPUs | samples a GPU | compute | communication | efficiency |")
     print("|---|---|---|---|---|---|")
-    for training in ("lora", "full"):
+    for training in (LORA, SHARDED, FULL):
         # Backward: for LoRA about one forward, without gradients of frozen weights; else two. Checkpointing: one more.
-        passes = STEPS + TRAINED * (3 if training == "lora" else 4)
+        passes = STEPS + TRAINED * (4 if training == FULL else 3)
         for kind, own in (("strong", None), ("weak", OWN)):
             for gpus in (8, 64, 512):
                 samples = own or TOTAL // gpus
                 compute = samples * passes * forward
-                if training == "lora":
-                    sent = reduced(4 * adapter, gpus)
-                else:  # micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
-                    gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
-                    sent = gathers * gathered(2 * weights, gpus) + scatters * gathered(4 * weights, gpus)
+                # Micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
+                gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
+                sent = 0.0 if training == LORA else gathers * gathered(2 * weights, gpus)
+                sent += scatters * gathered(4 * weights, gpus) if training == FULL else reduced(4 * adapter, gpus)
                 spoken = MEETINGS * LATENCY if gpus > NODE else 0.0
                 told = f"{samples} ({kind})"
                 efficiency = compute / (compute + sent + spoken)

@@ -247,6 +247,14 @@ class ModelMemory:
                     "BOOLEAN",
                     {"default": False, "tooltip": "The autoencoder is on the device only while it decodes."},
                 ),
+                "shard": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Of several GPUs (--gpus) each holds a part of the frozen transformer, for one that fits "
+                        "none of them; each process first loads it whole into main memory. On one GPU it does nothing.",
+                    },
+                ),
             },
         }
 

@@ -140,7 +140,7 @@ def update(
     if sampling and model.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
-            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter"
+            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
         )
     started = time.perf_counter()
     model.come_back()
@@ -178,7 +178,7 @@ def update(
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
-        if not model.is_sharded:  # FSDP2 has put them together already
+        if not model.trains_shards:  # FSDP2 has put them together already
             distributed.sum_gradients(model.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
@@ -261,8 +261,10 @@ class _Backward:
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
         self.regulated = credit.regulated
         self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)  # a masked sample is no sample
+        pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
+        self.pulls, self.anybody_pulls = (weights * pulls)[own] != 0, (weights * pulls).any(0).tolist()
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-        self.processes = distributed.world() if model.is_sharded else 1
+        self.processes = distributed.world() if model.trains_shards else 1
 
     def __call__(self, old: Tensor | None, noise: Tensor | None, kept, on_step) -> Tensor:
         """One pass.
@@ -301,9 +303,8 @@ class _Backward:
         sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
         part, room = [], self.settings.batch_size
         for position, step in enumerate(trained):
-            pulls = self.valid if self.settings.kl_coefficient else self.advantage[:, position]
-            rows = (self.weights[:, position] * pulls).nonzero()[:, 0]
-            if self.model.is_sharded:
+            rows = self.pulls[:, position].nonzero()[:, 0]
+            if self.model.is_sharded and self.anybody_pulls[position]:
                 rows = torch.arange(len(self.valid))
             if kept or not self.settings.batch_size:
                 if len(rows):

@@ -225,7 +225,8 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     if model.is_sharded:
-        return False  # a graph would hold every block of every step put together
+        # Each process would decide by its own free memory, and all have to call it equally often.
+        return False
     # Decided once, wherever a window stands: the free memory moves from one iteration to the next, and the two ways differ in
     # rounding.
     trained = sum(kind != "ode" for kind in step_kinds(settings))

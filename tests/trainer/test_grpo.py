@@ -308,8 +308,9 @@ def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample
 # --- steps that must not be taken -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep_graph", [False, True])
-def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph):
+@pytest.mark.parametrize(("keep_graph", "sharded"), [(False, False), (True, False), (False, True)])
+def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph, sharded):
+    moved.is_sharded = sharded  # where others may need this process's calls for samples of theirs
     taken = sample(moved, keep_graph=keep_graph)
     silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
     before = parameters(moved)

@@ -111,7 +111,7 @@ class FlowModel(Resident, ABC):
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
-        self.is_sharded = False  # over several processes, which then have to call it equally often
+        self.is_sharded = False  # its weights over several processes, which then have to call it equally often
         self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
         self._is_merged = False
         for name in self.COMPONENTS:
@@ -167,7 +167,7 @@ class FlowModel(Resident, ABC):
 
     @classmethod
     def load(cls, path: Path, options: LoadOptions, training: str) -> FlowModel:
-        """Builds the handle from a diffusers folder. Raises FlowModelError, before anything is loaded where possible."""
+        """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
         from . import loading
 
         device = loading.resolve_device(options.device)
@@ -183,7 +183,6 @@ class FlowModel(Resident, ABC):
         for network in model.experts.values():
             loading.speed_up(network, options)
             network.register_forward_hook(model._count_forward, with_kwargs=True)
-        model.settle(device)
         return model
 
     @property
@@ -320,6 +319,15 @@ class FlowModel(Resident, ABC):
         if name == OWN:
             self.lora_rank, self.lora_alpha = rank, alpha
 
+    def shard_frozen(self) -> None:
+        """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.
+
+        The adapter stays whole in each of them: its gradients, moments, average and files are those of any adapter.
+        """
+        self.is_sharded = distributed.world() > 1
+        for network in self.experts.values() if self.is_sharded else ():
+            distributed.shard_frozen(network)
+
     def train_everything(self) -> None:
         """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference.
 
@@ -344,6 +352,11 @@ class FlowModel(Resident, ABC):
     def is_adapted(self) -> bool:
         """Whether an adapter is trained, and not the weights themselves."""
         return self.lora_rank is not None
+
+    @property
+    def trains_shards(self) -> bool:
+        """Whether each process holds only a part of what is trained, of its gradient and of its moments."""
+        return self.is_sharded and not self.is_adapted
 
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
         first, *others = self.experts.items()
@@ -391,7 +404,7 @@ class FlowModel(Resident, ABC):
                     network.enable_adapters()
             return
         parameters = self.trainable_parameters()
-        if self.is_sharded:  # FSDP2 knows only the memory of its parameters, so values have to change places
+        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values have to change places
             trained = [parameter.detach().clone() for parameter in parameters]
             self._copy(self._originals)
             try:
@@ -416,7 +429,7 @@ class FlowModel(Resident, ABC):
     def trained_state(self) -> dict[str, Tensor]:
         """What is trained, by name, whole, on the CPU.
 
-        Of a sharded model all processes have to ask for it, here and below, and only the main one gets it.
+        Where each trains a part all processes have to ask for it, here and below, and only the main one gets it.
         """
         return self.whole(self.trainable_named())
 
@@ -425,7 +438,7 @@ class FlowModel(Resident, ABC):
         state = {}
         for name, tensor in tensors.items():
             full = distributed.full(tensor)
-            if distributed.is_main() or not self.is_sharded:  # one at a time, else there would be no room for them
+            if distributed.is_main() or not self.trains_shards:  # one at a time, else there would be no room for them
                 state[name] = full
         return state
 
