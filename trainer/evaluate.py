@@ -272,15 +272,11 @@ def _identity(
 
 
 def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
-    """The hashes of its files; of guides also how much of each."""
-    if method.guides:
-        files = [(guide, guidance.find(guide.source)) for guide in method.guides]
-        return [
-            part for guide, file in files for part in (*map(_hash, lora.files(model, file).values()), str(guide.gammas))
-        ]
-    if method.adapter:
-        return [_hash(place) for place in lora.files(model, method.adapter).values()]
-    return [_hash(place) for place in weights.places(model, Path(source).expanduser())]
+    """The hashes of its files, and of guides how much of each."""
+    adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
+    files = [place for adapter in adapters for place in lora.files(model, adapter).values()]
+    hashes = [_hash(place) for place in files or weights.places(model, Path(source).expanduser())]
+    return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
 
 def _hash(place: Path) -> str:
