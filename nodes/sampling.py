@@ -1,7 +1,7 @@
 """Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
 from ..trainer import host
-from ..trainer.sde import KINDS
+from ..trainer.sde import KINDS, ODE_SOLVERS
 from ..trainer.window import MODES
 
 
@@ -152,6 +152,24 @@ class SDESampler:
                         "tooltip": "Guidance of Wan 2.2's second, low-noise expert; 0: the same as guidance.",
                     },
                 ),
+                "ode_solver": (
+                    list(ODE_SOLVERS),
+                    {
+                        "default": "euler",
+                        "tooltip": "Of the deterministic steps. adams_bashforth: second order without more model calls, so "
+                        "that fewer steps do (as in MixGRPO-Flash).",
+                    },
+                ),
+                "fraction_after_window": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.05,
+                        "max": 1.0,
+                        "step": 0.05,
+                        "tooltip": "Below 1 the steps after the window are fewer and larger (MixGRPO-Flash: 0.4).",
+                    },
+                ),
             },
         }
 
@@ -179,6 +197,8 @@ class SDESampler:
         frames=1,
         negative_prompt="",
         guidance_2=0.0,
+        ode_solver="euler",
+        fraction_after_window=1.0,
     ):
         from ..trainer import distributed, rollout
         from ..trainer.types import SamplerSettings
@@ -201,6 +221,8 @@ class SDESampler:
             frames=frames,
             negative_prompt=negative_prompt,
             guidance_2=guidance_2,
+            ode_solver=ode_solver,
+            fraction_after_window=fraction_after_window,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
@@ -214,7 +236,7 @@ class SDESampler:
             seed=seed,
             keep_graph=keep,
             keep_predictions=host.in_comfyui(),
-            on_step=host.progress(rollout.model_calls(steps, own, batch_size)),
+            on_step=host.progress(rollout.model_calls(settings.transitions, own, batch_size)),
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)
