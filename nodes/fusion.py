@@ -77,7 +77,9 @@ class MOCAFuse(_Fuse):
 
 class WeightedFuse(_Fuse):
     TITLE = "Weighted Fuse"
-    DESCRIPTION = "Weighted sum of the rewards (DanceGRPO, Flow-GRPO) or of their advantages (Multi-GRPO, GDPO)."
+    DESCRIPTION = (
+        "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
+    )
 
     @classmethod
     def INPUT_TYPES(cls):

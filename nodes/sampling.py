@@ -2,7 +2,7 @@
 
 from ..trainer import host
 from ..trainer.ahead import Ahead
-from ..trainer.sde import KINDS
+from ..trainer.sde import KINDS, ODE_SOLVERS
 from ..trainer.window import MODES
 
 
@@ -164,6 +164,24 @@ class SDESampler:
                         "take. Where keep_graph keeps the graph (auto decides first), nothing is merged.",
                     },
                 ),
+                "ode_solver": (
+                    list(ODE_SOLVERS),
+                    {
+                        "default": "euler",
+                        "tooltip": "Of the deterministic steps. adams_bashforth: second order without more model calls, so "
+                        "that fewer steps do (as in MixGRPO-Flash).",
+                    },
+                ),
+                "fraction_after_window": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.05,
+                        "max": 1.0,
+                        "step": 0.05,
+                        "tooltip": "Below 1 the steps after the window are fewer and larger (MixGRPO-Flash: 0.4).",
+                    },
+                ),
             },
         }
 
@@ -192,6 +210,8 @@ class SDESampler:
         negative_prompt="",
         guidance_2=0.0,
         merge_adapter=False,
+        ode_solver="euler",
+        fraction_after_window=1.0,
     ):
         from ..trainer import distributed, rollout
         from ..trainer.types import SamplerSettings
@@ -215,6 +235,8 @@ class SDESampler:
             negative_prompt=negative_prompt,
             guidance_2=guidance_2,
             merge_adapter=merge_adapter,
+            ode_solver=ode_solver,
+            fraction_after_window=fraction_after_window,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
@@ -228,7 +250,7 @@ class SDESampler:
             seed=seed,
             keep_graph=keep,
             keep_predictions=host.in_comfyui(),
-            on_step=host.progress(rollout.model_calls(steps, own, batch_size)),
+            on_step=host.progress(rollout.model_calls(settings.transitions, own, batch_size)),
             ahead=self.ahead,
         )
         images = trajectories.images

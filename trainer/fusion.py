@@ -104,7 +104,7 @@ def min_norm(advantages: Tensor) -> Fused:
 def weighted_sum(
     rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Rewards are summed first and normalised after (DanceGRPO, Flow-GRPO).
+    """Rewards are summed first and normalised after (Flow-GRPO).
 
     Args:
         rewards: [B, K] raw.
@@ -120,7 +120,10 @@ def weighted_sum(
 def weighted_advantages(
     advantages: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already."""
+    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already.
+
+    DanceGRPO's code for several rewards, and MixGRPO's, leave the sum as it is.
+    """
     total = advantages.sum(1, keepdim=True)
     return Fused(_normalised(total, groups, valid, std_scope), torch.ones_like(advantages))
 

@@ -15,7 +15,7 @@ import torch
 
 from . import distributed, host
 from .ahead import Ahead
-from .sde import MIN_STD, Gaussian, transition
+from .sde import MIN_STD, ODE_SOLVERS, Gaussian, adams_bashforth, transition
 from .types import Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
@@ -53,12 +53,15 @@ def sample(
         ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
-        ValueError: group_size < 2, settings under which no step is stochastic, or weights that no adapter can be merged into.
+        ValueError: group_size < 2, an unknown ode_solver, settings under which no step is stochastic, or weights that no adapter
+            can be merged into.
     """
     if group_size < 2:
         raise ValueError(
             f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
         )
+    if settings.ode_solver not in ODE_SOLVERS:
+        raise ValueError(f"ode_solver must be one of {ODE_SOLVERS}, not {settings.ode_solver!r}")
     started = time.perf_counter()
     model.come_back()
     sigmas = model.sigmas(settings)
@@ -138,7 +141,7 @@ def generate(
     `on_step` is called before every model call and may raise to stop; `compose` puts several adapters' velocities together.
     """
     model.come_back()
-    settings = replace(settings, kind="ode")
+    settings = replace(settings, kind="ode", window=None)  # all steps: a window's rest may be cut short
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
     images = []
@@ -167,12 +170,11 @@ def model_calls(steps: int, samples: int, batch_size: int) -> int:
 
 def step_kinds(settings: SamplerSettings) -> list[str]:
     """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
-    start, length = settings.window or (0, settings.steps)
-    inside = range(start, min(start + length, settings.steps))
-    last = settings.steps - 1
+    inside = range(settings.window[0] if settings.window else 0, settings.window_end)
+    last = settings.transitions - 1
     return [
         settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
-        for j in range(settings.steps)
+        for j in range(settings.transitions)
     ]
 
 
@@ -248,6 +250,7 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
     visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
+    before = None
     for j, kind in enumerate(kinds):
         on_step()
         points = groups if settings.shared_noise and j <= first else None
@@ -262,6 +265,9 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
                 noise = torch.stack([torch.randn(shape, generator=own) for _, own in sources])
                 following = following + gaussian.std * noise.to(x.device)
                 log_prob = gaussian.log_prob(following, settings.log_prob_norm).detach()
+        if kind == "ode" and settings.ode_solver == "adams_bashforth":
+            following = adams_bashforth(velocity, x, sigmas[j], sigmas[j + 1], before)
+        before = (velocity, sigmas[j]) if kind == "ode" else None
         clean = x - sigmas[j] * velocity.detach()
         if keep_predictions:
             predictions.append(clean)
@@ -277,7 +283,7 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     return {
         "latents": torch.stack(visited, 1).cpu(),
         "predictions": torch.stack(predictions, 1).cpu() if keep_predictions else clean[:0].cpu(),
-        "final": clean.cpu(),
+        "final": (clean if stochastic else x).cpu(),  # of a trained last step without its noise
         "log_probs": torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         "kept": kept,
         "stds": tuple(stds),

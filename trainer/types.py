@@ -8,6 +8,7 @@ All are frozen: a node returns a new value, it never edits what it was given. Th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -49,6 +50,20 @@ class SamplerSettings:
     negative_prompt: str = ""  # what classifier-free guidance leads away from
     guidance_2: float = 0.0  # of a second expert, below its noise level; 0: the same
     merge_adapter: bool = False  # into the weights, while sampling; changes memory, speed and rounding only
+    ode_solver: str = "euler"  # of the deterministic steps
+    fraction_after_window: float = 1.0  # of the steps that follow the window, how many are taken
+
+    @property
+    def window_end(self) -> int:
+        """The number of steps up to the window's end."""
+        start, length = self.window or (0, self.steps)
+        return min(start + length, self.steps)
+
+    @property
+    def transitions(self) -> int:
+        """T: `steps`, or fewer where only a fraction of those after the window is taken."""
+        after = self.steps - self.window_end
+        return self.window_end + math.ceil(self.fraction_after_window * after - 1e-9)  # 0.1 * 30 is a little above 3
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class Trajectories:
 
     Attributes:
         latents: [B, T+1, C, h, w] float32, the points visited; `latents[:, 0]` is noise.
-        final: [B, C, h, w] float32, the x̂0 that was decoded for the reward.
+        final: [B, C, h, w] float32, the x̂0 that was decoded for the reward: where the deterministic last step led.
         images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE), or videos [B, F, H, W, 3].
         sigmas: T+1 noise levels, from 1 to 0.
         trained: T' numbers of the transitions that are stochastic and trained.

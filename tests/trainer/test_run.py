@@ -575,8 +575,9 @@ def test_baseline_workflow_trains(small_workflow, tmp_path):
 
 
 def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
-    """Places 0, 1, 0 of a window of two; the second run is stopped in its second place and resumed."""
+    """Places 0, 1, 0 of a window of two, and after it half of the steps: 3, 4, 3 in all. The second run is stopped amid that."""
     changes = {
+        "OTCA_SDESampler": {"ode_solver": "adams_bashforth", "fraction_after_window": 0.5},
         "OTCA_MixGRPOWindow": {"steps": 4, "length": 2, "every": 1},
         "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
     }

@@ -282,9 +282,15 @@ class FlowModel(Resident, ABC):
         return Condition(tensors)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, T+1)."""
-        shift = settings.shift or self.shift(settings)
+        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
+
+        Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
+        """
+        shift, end = settings.shift or self.shift(settings), settings.window_end
         u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
+        if settings.transitions < settings.steps:
+            rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
+            u = torch.cat([u[:end], rest])
         return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
 
     @torch.no_grad()
