@@ -251,8 +251,8 @@ class ModelMemory:
                     "BOOLEAN",
                     {
                         "default": False,
-                        "tooltip": "Of several GPUs (--gpus) each holds a part of the frozen transformer, for one that fits "
-                        "none of them; each process first loads it whole into main memory. On one GPU it does nothing.",
+                        "tooltip": "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit "
+                        "none of them. Loading takes main memory for each process. On one GPU it does nothing.",
                     },
                 ),
             },
