@@ -161,13 +161,15 @@ def test_a_method_trains_the_embedded_model(name, tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_differ_in_the_method_alone(name):
     """What they are compared by is the quickstart's: model, prompts, size, group, rewards, learning rate, evaluation."""
-    method = {"OTCA_TCDWeights", "OTCA_UniformWeights", "OTCA_MOCAFuse", "OTCA_WeightedFuse", "OTCA_MixGRPOWindow"}
-    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "run_name", "filename"}
+    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
+    method.add("OTCA_MixGRPOWindow")
+    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
+    own |= {"run_name", "filename"}
 
     def rest(name):
         return {
-            node["class_type"] + id: {key: value for key, value in node["inputs"].items() if key not in own}
-            for id, node in graph(name).items()
+            node["class_type"]: {k: v for k, v in node["inputs"].items() if k not in own and not isinstance(v, list)}
+            for node in graph(name).values()
             if node["class_type"] not in method
         }
 
