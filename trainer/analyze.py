@@ -123,16 +123,23 @@ def analyze(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / TABLE, table)
     write_text(folder / FIGURES, as_json(analysis, settings))
+    _draw(analysis, folder)
+    return table
+
+
+def _draw(analysis: Analysis, folder: Path) -> None:
+    """Pictures of the objectives that could be scored at all."""
+    gains = {name: gain for name, gain in analysis.gains.items() if np.isfinite(gain).any()}
+    if not gains:
+        return
+    deltas = {name: delta for name, delta in analysis.deltas.items() if name != ALIKE}
     labels = [f"{step}\nσ {analysis.sigmas[step]:.2f}" for step in analysis.trained]
     pooled = {(row.objective, row.proxy): row.pooled for row in analysis.rows}
-    shown = {name: delta for name, delta in analysis.deltas.items() if name != ALIKE}
-    plots.save(plots.agreement_scatter(shown, analysis.gains, pooled, analysis.trained), folder / "scatter.png")
-    overall = list(analysis.gains)[-1]
-    gain = analysis.gains[overall]
-    rows = np.arange(len(gain)).reshape(analysis.groups, -1)[:, 0]  # one of each group
-    plots.save(plots.agreement_curves(shown, gain, overall, rows, pearson, labels), folder / "curves.png")
-    plots.save(plots.agreement_profile(shown, analysis.gains, labels), folder / "profile.png")
-    return table
+    plots.save(plots.agreement_scatter(deltas, gains, pooled, analysis.trained), folder / "scatter.png")
+    plots.save(plots.agreement_profile(deltas, gains, labels), folder / "profile.png")
+    overall, gain = list(gains.items())[-1]
+    firsts = range(0, len(gain), len(gain) // analysis.groups)
+    plots.save(plots.agreement_curves(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
 
 
 def _wear(model: FlowModel, adapter: Path) -> None:

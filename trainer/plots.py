@@ -209,7 +209,8 @@ def agreement_scatter(
     norm = BoundaryNorm(np.arange(len(steps) + 1) - 0.5, colormaps[_SEQUENTIAL].N)
     numbers = np.broadcast_to(np.arange(len(steps)), next(iter(deltas.values())).shape).ravel()
     for row, (objective, gain) in zip(axes, gains.items(), strict=True):
-        limit = np.nanpercentile(np.abs(gain), 99.5) * 1.1 or 1.0  # a few far points would press all others together
+        low, high = np.nanpercentile(gain, [0.25, 99.75])  # a few far points would press all others together
+        margin = 0.08 * (high - low) or 1.0
         for axis, (proxy, delta) in zip(row, deltas.items(), strict=True):
             order = np.random.default_rng(0).permutation(delta.size)  # else the last step covers the others
             points = axis.scatter(
@@ -224,8 +225,9 @@ def agreement_scatter(
             )
             axis.axhline(0, color="#999999", linewidth=0.7, zorder=0)
             axis.axvline(0, color="#999999", linewidth=0.7, zorder=0)
-            axis.set_ylim(-limit, limit)
-            axis.set_title(f"r = {pooled[objective, proxy]:.2f}", fontsize=9)
+            axis.set_ylim(low - margin, high + margin)
+            r = pooled[objective, proxy]
+            axis.set_title("no spread" if math.isnan(r) else f"r = {r:.2f}", fontsize=9)
             axis.tick_params(labelsize=8)
             axis.grid(alpha=0.25)
         row[0].set_ylabel(f"ΔR, {objective}", fontsize=9)
@@ -234,7 +236,9 @@ def agreement_scatter(
     bar = figure.colorbar(points, ax=axes, ticks=range(len(steps)), fraction=0.03)
     bar.ax.set_yticklabels(steps, fontsize=8)
     bar.set_label("denoising step", fontsize=9)
-    figure.suptitle("What a step gained in reward over what its proxy says; ΔR in standard deviations", fontsize=10)
+    figure.suptitle(
+        "What a step gained in reward over what its proxy says; ΔR in standard deviations, 99.5 % shown", fontsize=10
+    )
     return _rendered(figure)
 
 
@@ -248,7 +252,7 @@ def agreement_curves(
     limit: int = 9,
 ) -> np.ndarray:
     """Single trajectories: ΔR and every proxy's ΔS by step, each divided by its largest, with their correlation."""
-    shown = [row for row in rows if np.isfinite(gain[row]).all()][:limit]
+    shown = [row for row in rows if np.isfinite(gain[row]).all()][:limit] or rows[:1]
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
     figure = _figure(3.6 * columns, 0.8 + 2.2 * lines)
@@ -270,7 +274,8 @@ def agreement_curves(
         axis.set_axis_off()
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
-    figure.suptitle("One trajectory of each of the first groups; every curve divided by its largest", fontsize=10)
+    title = "One trajectory of each of the first groups; every curve divided by its largest"
+    figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=10)
     return _rendered(figure)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def test_a_stop_leaves_nothing_behind(small_graph, tmp_path, monkeypatch, capsys
     assert code == 130 and "nothing was written" in capsys.readouterr().err and not (tmp_path / "a").exists()
 
 
-def test_table_without_figures():
+def test_table_and_pictures_without_figures(tmp_path):
     """A single group of samples that nobody could score."""
     from comfyui_otca.trainer.analyze import Analysis, _row
 
@@ -159,3 +160,9 @@ def test_table_without_figures():
     analysis = Analysis([row], gains, deltas, {}, 1, (0, 1, 2), (1.0, 0.7, 0.4, 0.0))
     text = markdown(analysis)
     assert "| a | latents | – | – | – | – | – | – | – |" in text and "sum:" not in text
+    module._draw(analysis, tmp_path)
+    assert not list(tmp_path.iterdir()), "nothing to draw"
+    one = {"b": np.array([[1.0, 0.0, 2.0], [np.nan, 1.0, 1.0]])}
+    both = replace(analysis, gains=gains | one, rows=[replace(row, objective="b", pooled=0.5)])
+    module._draw(both, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == FILES - {"table.md", "analysis.json"}
