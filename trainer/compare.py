@@ -174,14 +174,17 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
                 raise ValueError(f"{name}: {error}") from error
     base = _conditions(workflows[baseline])
     for name, own in workflows.items():
-        conditions = _conditions(own)
-        for what in base.keys() | conditions.keys():
-            if base.get(what) != conditions.get(what):
-                raise ValueError(
-                    f"{name} cannot be compared with {baseline}: {what} is {conditions.get(what, 'not there')!r}, and "
-                    f"{base.get(what, 'not there')!r} in {baseline}. Fix: make them equal, by --set {what}=… for all workflows "
-                    "or in the file"
-                )
+        given = _conditions(own)
+        unequal = [
+            f"{what} is {given.get(what, 'not there')!r}, not {base.get(what, 'not there')!r}"
+            for what in {**base, **given}
+            if base.get(what) != given.get(what)
+        ]
+        if unequal:
+            raise ValueError(
+                f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
+                "--set NODE.INPUT=VALUE, which is for all workflows"
+            )
 
 
 def _conditions(workflow: Workflow) -> dict[str, Any]:

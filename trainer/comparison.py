@@ -108,7 +108,7 @@ class Row:
         reached_by: how many seeds get there.
         gains: of every trained reward.
         spread: the gains' standard deviation over the trained rewards, of their means over seeds.
-        held_out: means of every held-out reward.
+        held_out: means of every held-out reward, and `held_out_difference` as `difference`; empty for the baseline.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Row:
     gains: dict[str, Interval]
     spread: float
     held_out: dict[str, Interval]
+    held_out_difference: dict[str, Interval]
     diversity: Interval
     seconds: float
     forwards: float
@@ -153,58 +154,54 @@ def summarise(
     """
     outcomes = _cut(outcomes)
     _check_start(outcomes)
-    base = outcomes[baseline]
-    target = mean_interval([own.score[-1] for own in base.values()]).mean
-    paired = {
-        name: [own[seed].score[-1] - base[seed].score[-1] for seed in own if seed in base]
-        for name, own in outcomes.items()
-        if name != baseline
-    }
-    for name, differences in paired.items():
-        if not differences:
-            raise RunError(
-                f"{name} and {baseline} have no seed that both were trained with. Fix: train them to the end"
-            )
-    p_values = {name: paired_p(differences) for name, differences in paired.items()}
-    corrected = dict(zip(p_values, holm(list(p_values.values())), strict=True))
-    rows = []
-    for name, own in outcomes.items():
-        seen = [iteration * samples for iteration in next(iter(own.values())).iterations]
-        runs = list(own.values())
-        curve = _over_seeds([run.score for run in runs])
-        gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
-        finals = [run.score[-1] for run in runs]
-        rows.append(
-            Row(
-                name=name,
-                learning_rate=rates[name],
-                seeds=list(own),
-                samples=seen,
-                curve=curve,
-                rewards={
-                    reward: _over_seeds([{**run.trained, **run.held_out}[reward] for run in runs])
-                    for reward in (*runs[0].trained, *runs[0].held_out)
-                },
-                final=mean_interval(finals),
-                deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
-                drop=statistics.fmean(run.drop for run in runs),
-                difference=mean_interval(paired[name]) if name in paired else None,
-                p=p_values.get(name, math.nan),
-                corrected=corrected.get(name, math.nan),
-                reached=first_crossing(seen, [point.mean for point in curve], target),
-                reached_by=sum(first_crossing(seen, run.score, target) is not None for run in runs),
-                gains=gains,
-                spread=statistics.pstdev(interval.mean for interval in gains.values()),
-                held_out={
-                    reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out
-                },
-                diversity=mean_interval([run.diversity for run in runs]),
-                seconds=statistics.median(run.seconds for run in runs),
-                forwards=statistics.fmean(run.forwards for run in runs),
-                with_gradient=statistics.fmean(run.with_gradient for run in runs),
-            )
-        )
-    return rows
+    rows = [
+        _row(name, own, outcomes[baseline], rates[name], samples, name == baseline) for name, own in outcomes.items()
+    ]
+    return [replace(row, corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
+
+
+def _row(
+    name: str, own: Mapping[int, Outcome], base: Mapping[int, Outcome], rate: float, samples: int, is_baseline: bool
+) -> Row:
+    runs = list(own.values())
+    pairs = [] if is_baseline else [(own[seed], base[seed]) for seed in own if seed in base]
+    if not pairs and not is_baseline:
+        raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
+    differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
+    target = mean_interval([run.score[-1] for run in base.values()]).mean
+    seen = [iteration * samples for iteration in runs[0].iterations]
+    curve = _over_seeds([run.score for run in runs])
+    gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
+    finals = [run.score[-1] for run in runs]
+    means = [{**run.trained, **run.held_out} for run in runs]
+    return Row(
+        name=name,
+        learning_rate=rate,
+        seeds=list(own),
+        samples=seen,
+        curve=curve,
+        rewards={reward: _over_seeds([own_means[reward] for own_means in means]) for reward in means[0]},
+        final=mean_interval(finals),
+        deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
+        drop=statistics.fmean(run.drop for run in runs),
+        difference=mean_interval(differences) if pairs else None,
+        p=paired_p(differences),
+        corrected=math.nan,
+        reached=first_crossing(seen, [point.mean for point in curve], target),
+        reached_by=sum(first_crossing(seen, run.score, target) is not None for run in runs),
+        gains=gains,
+        spread=statistics.pstdev(interval.mean for interval in gains.values()),
+        held_out={reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out},
+        held_out_difference={
+            reward: mean_interval([mine.held_out[reward][-1] - theirs.held_out[reward][-1] for mine, theirs in pairs])
+            for reward in runs[0].held_out
+            if pairs
+        },
+        diversity=mean_interval([run.diversity for run in runs]),
+        seconds=statistics.median(run.seconds for run in runs),
+        forwards=statistics.fmean(run.forwards for run in runs),
+        with_gradient=statistics.fmean(run.with_gradient for run in runs),
+    )
 
 
 def first_crossing(samples: Sequence[float], scores: Sequence[float], target: float) -> float | None:

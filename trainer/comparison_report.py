@@ -38,7 +38,7 @@ class Facts:
 
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
-    parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows)]
+    parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
     if sweep is not None:
         parts.append(_sweep(sweep))
     parts.append(_differing(facts))
@@ -86,26 +86,42 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
 
 def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
     trained, held_out = list(rows[0].gains), list(rows[0].held_out)
-    head = ["workflow", *trained, "least", "spread", *(f"{name} (held out)" for name in held_out), "diversity"]
+    head = ["workflow", *trained, "least", "spread"]
+    head += [told for name in held_out for told in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]
     body = [
         [
             row.name,
             *(_plus_minus(row.gains[name], "+.2f") for name in trained),
             f"{row.gains[row.least].mean:+.2f} ({row.least})",
             f"{row.spread:.2f}",
-            *(_plus_minus(row.held_out[name], ".3f") for name in held_out),
+            *(told for name in held_out for told in _held_out(row, name)),
             _plus_minus(row.diversity, ".3f"),
         ]
         for row in rows
     ]
-    before = [f"{facts.untrained_held_out[name]:.3f}" for name in held_out]
+    before = [told for name in held_out for told in (f"{facts.untrained_held_out[name]:.3f}", "")]
     untrained = ["before training", *("0" for _ in trained), "", "", *before, _number(facts.untrained_diversity, ".3f")]
     return _table(head, [untrained, *body])
 
 
-def _cost(rows: Sequence[Row]) -> list[str]:
-    head = ["workflow", "forwards an iteration", "of these with gradient", "seconds an iteration (median)"]
-    body = [[row.name, f"{row.forwards:.0f}", f"{row.with_gradient:.0f}", f"{row.seconds:.2f}"] for row in rows]
+def _held_out(row: Row, name: str) -> tuple[str, str]:
+    difference = row.held_out_difference.get(name)
+    return _plus_minus(row.held_out[name], ".3f"), "" if difference is None else _bracketed(difference, "+.3f")
+
+
+def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
+    head = ["workflow", "forwards an iteration", "of these with gradient"]
+    head += [f"forwards to {facts.baseline}'s score", "seconds an iteration (median)"]
+    body = [
+        [
+            row.name,
+            f"{row.forwards:.0f}",
+            f"{row.with_gradient:.0f}",
+            "not reached" if row.reached is None else f"{row.reached / facts.samples * row.forwards:,.0f}",
+            f"{row.seconds:.2f}",
+        ]
+        for row in rows
+    ]
     note = (
         "Forwards are samples x denoising steps through the network, evaluations left out; a backward pass follows those with "
         "gradient. Seconds depend on what else the machine did, forwards do not."
@@ -156,10 +172,10 @@ def _plus_minus(own: Interval, form: str) -> str:
     return f"{own.mean:{form}}" + ("" if math.isnan(own.low) else f" ± {own.mean - own.low:{form.replace('+', '')}}")
 
 
-def _bracketed(own: Interval) -> str:
+def _bracketed(own: Interval, form: str = "+.2f") -> str:
     if math.isnan(own.low):
-        return f"{own.mean:+.2f}"
-    text = f"{own.mean:+.2f} ({own.low:+.2f} … {own.high:+.2f})"
+        return f"{own.mean:{form}}"
+    text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
     return text if own.low <= 0 <= own.high else f"**{text}**"
 
 

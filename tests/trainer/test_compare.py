@@ -91,13 +91,15 @@ def test_methods_may_differ(both):
     ],
 )
 def test_unequal_conditions_are_refused(both, node, name, value):
-    with pytest.raises(ValueError, match=f"uniform cannot be compared with otca: {node}.{name} is {value!r}.*Fix: "):
+    with pytest.raises(
+        ValueError, match=f"uniform cannot be compared with otca, since {node}.{name} is {value!r}, not .*Fix: "
+    ):
         check_equal(both({node: {name: value}}), "otca")
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"held_out": True}, {"rescale": 2.0}])
 def test_unequal_rewards_are_refused(both, change):
-    with pytest.raises(ValueError, match="reward OTCA_RewardSharpness.*not there"):
+    with pytest.raises(ValueError, match="reward OTCA_RewardSharpness.* is 'not there', not 'there'; reward"):
         check_equal(both({"OTCA_RewardSharpness": change}), "otca")
 
 

@@ -45,7 +45,10 @@ def rows():
     outcomes = {
         "base": {s: outcome((1, 1, 1 + 4 * end)) for s, end in enumerate((0.25, 0.5, 0.75))},
         "better": {s: outcome((1, 1, 5 + 4 * end), (10, 10, 10)) for s, end in enumerate((0.25, 0.5, 0.75))},
-        "worse": {s: outcome((1, 1, 1 + 4 * end), diversity=0.2) for s, end in enumerate((-0.5, -0.25, 0.25))},
+        "worse": {
+            s: outcome((1, 1, 1 + 4 * end), held_out=(0.5, 0.6, 0.7), diversity=0.2)
+            for s, end in enumerate((-0.5, -0.25, 0.25))
+        },
     }
     return summarise(outcomes, {"base": 1e-4, "better": 2e-4, "worse": 3e-4}, 12, "base")
 
@@ -109,7 +112,10 @@ def test_the_tables(rows, facts):
     assert "| better | 0.0002 | 3 | +1.50 ± 0.62 | **+1.00 (+1.00 … +1.00)** | < 0.001 | 80 (3 of 3 seeds) |" in text
     assert "| worse | 0.0003 | 3 |" in text and "not reached (0 of 3 seeds)" in text
     assert "| better | +0.50 | **+0.75** | at an edge of the sweep |" in text
-    assert "| before training | 0 | 0 |  |  | 0.500 | 0.300 |" in text
+    assert "| before training | 0 | 0 |  |  | 0.500 |  | 0.300 |" in text
+    assert "| 0.700 ± 0.000 | **+0.200 (+0.200 … +0.200)** | 0.200 ± 0.000 |" in text
+    # 80 samples are 80 / 12 iterations of 100 forwards.
+    assert "| better | 100 | 50 | 667 | 1.00 |" in text and "| worse | 100 | 50 | not reached | 1.00 |" in text
     assert "- better: GRPOStep.epochs = 2 instead of 1" in text and "- worse: nothing" in text
     assert "- worse, learning rate 1, seed 3: failed" in text and "nan" not in text
     widths = {line.count("|") for line in text.split("\n\n")[2].splitlines()}
