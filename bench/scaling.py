@@ -1,6 +1,6 @@
 """Several processes against one: seconds, what they send each other, and a model of many GPUs from that.
 
-    python bench/scaling.py [--rounds N]
+    python bench/scaling.py [--turns N] [--rounds N]
 
 On the CPU, one thread a process: an iteration of the quickstart by one process and by two, with the same samples (strong scaling)
 and with twice as many (weak scaling), LoRA, LoRA on sharded frozen weights, and all weights. The collectives of torch.distributed
@@ -42,37 +42,47 @@ SIDE, TOKENS, RANK = 1024, 512, 64  # pixels, text tokens, LoRA rank
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5, help="of each case")
+    parser.add_argument("--rounds", type=int, default=2, help="iterations in a turn, after one that warms up")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    measured(options.rounds)
+    measured(options.turns, options.rounds)
     modelled()
 
 
 # -- measured ----------------------------------------------------------------------------------------------------------
 
 
-def measured(rounds: int) -> None:
+def measured(turns: int, rounds: int) -> None:
+    """One process with half of the samples, one with all, and two with all take turns; ratios are taken within a turn."""
     print("| training | samples | 1 process | 2 processes | strong | weak | calls | a process sends |")
     print("|---|---|---|---|---|---|---|---|")
     for training in (LORA, SHARDED, FULL):
-        seconds, counted = {}, Counter()
-        for processes, prompts in ((1, 2), (1, 4), (2, 4)):
-            found = together(processes, iterations, training, prompts, rounds)
-            for error in (own for own in found if isinstance(own, Exception)):
-                raise error
-            seconds[processes, prompts] = statistics.median(found[0][0])
-            counted = found[0][1]
-        half, one, two = seconds[1, 2], seconds[1, 4], seconds[2, 4]
+        seconds, counted = {case: [] for case in ((1, 2), (1, 4), (2, 4))}, Counter()
+        for _ in range(turns):
+            for (processes, prompts), own in seconds.items():
+                found = together(processes, iterations, training, prompts, rounds)
+                for error in (one for one in found if isinstance(one, Exception)):
+                    raise error
+                own.append(statistics.median(found[0][0]))
+                counted = found[0][1]
+        half, one, two = (statistics.median(own) for own in seconds.values())
+        halves, ones, twos = seconds.values()
+        strong = _spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
+        weak = _spread([a / b for a, b in zip(halves, twos, strict=True)])
         calls = sum(number for (_, what), number in counted.items() if what == "calls")
         sent = sum(number for (_, what), number in counted.items() if what == "sent")
         print(
-            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {one / two / 2:.2f} | "
-            f"{half / two:.2f} | {calls} | {sent / 1e6:.2f} MB |",
+            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {strong} | {weak} | "
+            f"{calls} | {sent / 1e6:.2f} MB |",
             flush=True,
         )
         for name in sorted({name for name, _ in counted}):
             print(f"  {training}: {name}: {counted[name, 'calls']} calls, {counted[name, 'sent'] / 1e6:.3f} MB sent")
+
+
+def _spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
