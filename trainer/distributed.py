@@ -84,8 +84,8 @@ def check_gpus(processes: int, rewards: int) -> None:
     there = torch.cuda.device_count()
     if there < processes + rewards:
         raise ValueError(
-            f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs on "
-            f"each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
+            f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs "
+            f"on each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
         )
 
 
