@@ -37,13 +37,21 @@ class Ahead:
         self._stream: torch.cuda.Stream | None = None
 
     def expect(self, rewards: Sequence[Reward]) -> None:
-        """From now on these score ahead, in this order; of none, nobody does."""
+        """From now on these score ahead, in this order."""
         self._rewards = list(map(weakref.ref, rewards))
+
+    def release(self, rewards: Sequence[Reward]) -> None:
+        """These do so no more. Those of another stack may."""
+        if _alive(self._rewards) == list(rewards):
+            self._rewards = []
 
     def take(self, images: Tensor, rewards: Sequence[Reward]) -> Scored | None:
         """What these rewards said of these very pictures, given out once; None where they were not asked."""
-        scored, self._scored = self._scored, None
-        return scored if scored is not None and scored.answers(images, rewards) else None
+        scored = self._scored
+        if scored is None or not scored.answers(images, rewards):
+            return None
+        self._scored = None
+        return scored
 
     @contextlib.contextmanager
     def scoring(self, device: torch.device) -> Iterator[Scored | None]:
@@ -54,7 +62,7 @@ class Ahead:
         Raises:
             host.interrupts(): the user asked to stop. The thread has ended by then.
         """
-        rewards = [reward() for reward in self._rewards]
+        rewards = _alive(self._rewards)
         self._scored = None
         if not rewards or None in rewards:
             yield None
@@ -108,7 +116,7 @@ class Scored:
         self._count += len(images)
 
     def answers(self, images: Tensor, rewards: Sequence[Reward]) -> bool:
-        return self.images is not None and self.images() is images and [own() for own in self._rewards] == list(rewards)
+        return self.images is not None and self.images() is images and _alive(self._rewards) == list(rewards)
 
     def parts(self) -> list[Columns]:
         """
@@ -136,10 +144,15 @@ class Scored:
         host.check_stop()
         try:
             with self._place():
-                return score_part([reward() for reward in self._rewards], images, prompts, first)
+                return score_part(_alive(self._rewards), images, prompts, first)
         except BaseException:
             self._abandoned.set()  # the iteration fails, whatever the others say
             raise
+
+
+def _alive(rewards: Sequence[weakref.ref[Reward]]) -> list[Reward | None]:
+    """None for one that is gone."""
+    return [reward() for reward in rewards]
 
 
 @contextlib.contextmanager

@@ -130,6 +130,17 @@ def test_switched_off_nobody_scores_ahead(overlapped):
     assert len(reward.asked) == 7
 
 
+def test_a_second_stack_takes_nothing_from_the_first(overlapped):
+    own, first, second = Ahead(), Telling(), Telling()
+    for _ in range(2):
+        trajectories = overlapped(own)
+        stack(trajectories, second, overlap=False)
+        stack(trajectories, first)
+        stack(trajectories, second, overlap=False)
+    assert [alone for alone, *_ in first.asked] == [True] * 3 + [False] * 3
+    assert [count for _, count, _ in second.asked] == [6] * 4
+
+
 def test_rewards_are_only_borrowed(overlapped):
     own, reward = Ahead(), Telling()
     stack(overlapped(own), reward)
