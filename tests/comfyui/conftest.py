@@ -44,7 +44,8 @@ def comfyui(request, tmp_path_factory):
 @pytest.fixture
 def once(comfyui):
     """For what takes long and is the same in every ComfyUI: it is done in the newest."""
-    if comfyui.installation != FOUND[-1]:
+    newest = max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")])
+    if comfyui.installation != newest:
         pytest.skip("once, in the newest ComfyUI, is enough")
 
 

@@ -153,16 +153,16 @@ def _update(model, settings, changes):
     )
 
 
+RECOMPUTED = {"sample": {}, "update": {}}
+KEPT_AND_KL = {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}}
+TWO_EPOCHS = {"sample": {}, "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1}}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"sample": {}, "update": {}},
-        {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}},
-        {"sample": {}, "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1}},
-    ],
-    ids=["recomputed", "kept graph and KL", "two epochs"],
+    ("count", "changes"),
+    [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS)],
+    ids=["2-recomputed", "4-recomputed", "2-kept graph and KL", "4-two epochs"],
 )
-@pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""
     settings = small_settings()
@@ -251,7 +251,7 @@ class Slow(Reward):
     """Process 1 takes longer; the others wait for it."""
 
     def score(self, images, prompts):
-        time.sleep(2 * distributed.rank())
+        time.sleep(0.5 * distributed.rank())
         return images.mean((1, 2, 3))
 
 
