@@ -292,7 +292,10 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-TWO = {"OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2}}
+TWO = {
+    "OTCA_SDESampler": {"group_size": 2, "steps": 3},
+    "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2},
+}
 
 
 def test_a_training_of_two(small_workflow, tmp_path):
@@ -316,7 +319,7 @@ def test_a_training_of_two(small_workflow, tmp_path):
         wanted[0]["rewards"]["clip_t"]["values"], abs=1e-5
     )
 
-    shorter = {"OTCA_TrainingRun": {**TWO["OTCA_TrainingRun"], "iterations": 1}}
+    shorter = {**TWO, "OTCA_TrainingRun": {**TWO["OTCA_TrainingRun"], "iterations": 1}}
     together(2, _train, small_workflow(shorter), tmp_path / "again")
     assert [code for code, _ in together(2, _train, small_workflow(TWO), tmp_path / "again", True)] == [0, 0]
     resumed = load_file(tmp_path / "again" / "lora.safetensors")
@@ -330,6 +333,7 @@ def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
     def workflow(iterations):
         run = {**TWO["OTCA_TrainingRun"], "iterations": iterations, "evaluation_prompts": "a red circle\na blue square"}
         changes = {
+            **TWO,
             "OTCA_LoadFlowModel": {"training": "full"},
             "OTCA_GRPOStep": {"learning_rate": 1e-5, "ema_decay": 0.5},
             "OTCA_TrainingRun": {**run, "evaluation_seeds": 1},
