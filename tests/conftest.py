@@ -37,6 +37,13 @@ SMALL = {
 }
 
 
+def pytest_collection_modifyitems(items):
+    """Of two workers (`make test`), each takes whole files, or all that is done with one ComfyUI."""
+    for item in items:
+        comfyui = item.callspec.params.get("comfyui") if hasattr(item, "callspec") else None
+        item.add_marker(pytest.mark.xdist_group(comfyui.folder.name if comfyui else item.parent.nodeid))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +41,42 @@ def comfyui(request, tmp_path_factory):
         server.stop()
 
 
-@pytest.fixture(scope="module")  # not longer: while it lives, no other test could run an asyncio loop
+@pytest.fixture
+def once(comfyui):
+    """For what takes long and is the same in every ComfyUI: it is done in the newest."""
+    newest = max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")])
+    if comfyui.installation != newest:
+        pytest.skip("once, in the newest ComfyUI, is enough")
+
+
+@pytest.fixture(scope="session")
+def stock_loader(comfyui, tmp_path_factory):
+    """stock_loader(LoRA file, config.json): what becomes of it in ComfyUI's own LoraLoader, in one process for all."""
+    errors = tmp_path_factory.mktemp("loader") / "log"
+    with (
+        errors.open("w") as log,
+        subprocess.Popen(
+            [comfyui.installation.python, Path(__file__).with_name("lora_in_comfyui.py")],
+            cwd=comfyui.installation.folder,
+            env=comfyui.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        ) as process,
+    ):
+
+        def put(lora, config):
+            process.stdin.write(json.dumps([str(lora), str(config)]) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, errors.read_text()
+            return json.loads(answer)
+
+        yield put
+
+
+@pytest.fixture(scope="package")  # not longer: while it lives, no other test could run an asyncio loop
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright: pip install playwright")
     if chromium() is None:
@@ -49,7 +87,7 @@ def browser():
         browser.close()
 
 
-@pytest.fixture(scope="module", params=RENDERERS)
+@pytest.fixture(scope="package", params=RENDERERS)
 def open_canvas(request, comfyui, browser):
     """ComfyUI's page in one renderer, opened once, since opening it takes longer than most tests."""
     page = browser.new_page(viewport={"width": 1600, "height": 900})

@@ -1,15 +1,19 @@
-"""Run by ComfyUI's own interpreter, in its folder: puts a LoRA file on a model of its family by the stock LoraLoader.
+"""Run by ComfyUI's own interpreter, in its folder: puts LoRA files on models of their families by the stock LoraLoader.
 
-python lora_in_comfyui.py LORA TRANSFORMER_CONFIG  ->  JSON {"patched": [...], "log": [...], "wrong": [...]}
+Each line of the input is JSON [LoRA file, transformer's config.json]; the answer is a line {"modules": …, "patches": …,
+"largest": …, "error": …, "log": [...]}.
 """
 
 import dataclasses
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path.cwd()))
+answers = os.fdopen(os.dup(1), "w", buffering=1)
+os.dup2(2, 1)  # whatever ComfyUI prints while it is imported is no answer
 
 import comfy.cli_args  # noqa: E402
 
@@ -124,7 +128,7 @@ class Log(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def main(lora_file: str, config_file: str) -> None:
+def put(lora_file: str, config_file: str) -> dict:
     log = Log()
     logging.getLogger().addHandler(log)
     config = json.loads(Path(config_file).read_text())
@@ -141,17 +145,15 @@ def main(lora_file: str, config_file: str) -> None:
     expected = lora[f"{module}.lora_B.weight"] @ lora[f"{module}.lora_A.weight"]
     rows = expected.shape[0]
     found = weights[f"diffusion_model.{place}"][:rows]
-    print(
-        json.dumps(
-            {
-                "modules": len({key.rsplit(".lora_", 1)[0] for key in lora}),
-                "patches": sum(len(patches) for patches in patched.patches.values()),
-                "largest": float(expected.abs().max()),
-                "error": float((found - expected).abs().max()),
-                "log": log.lines,
-            }
-        )
-    )
+    logging.getLogger().removeHandler(log)
+    return {
+        "modules": len({key.rsplit(".lora_", 1)[0] for key in lora}),
+        "patches": sum(len(patches) for patches in patched.patches.values()),
+        "largest": float(expected.abs().max()),
+        "error": float((found - expected).abs().max()),
+        "log": log.lines,
+    }
 
 
-main(*sys.argv[1:])
+for line in sys.stdin:
+    print(json.dumps(put(*json.loads(line))), file=answers)

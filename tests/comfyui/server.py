@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -54,6 +55,7 @@ class ComfyUI:
         self.installation = installation
         self.base = base
         self.log_file = base / "comfyui.log"
+        self.up_at = 0  # how long the log was when it first answered
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -84,6 +86,7 @@ class ComfyUI:
         while True:
             try:
                 self.get("/system_stats")
+                self.up_at = self.log_file.stat().st_size
                 return
             except urllib.error.URLError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
@@ -102,6 +105,11 @@ class ComfyUI:
         with urllib.request.urlopen(self.url + path, timeout=30) as answer:
             return json.load(answer)
 
+    @functools.cached_property
+    def object_info(self) -> dict:
+        """What every node declares, which takes the server long to put together."""
+        return self.get("/object_info")
+
     def post(self, path: str, content) -> bytes:
         request = urllib.request.Request(
             self.url + path, json.dumps(content).encode(), {"Content-Type": "application/json"}
@@ -114,12 +122,12 @@ class ComfyUI:
         lines = (self.base / "output" / "otca" / run_name / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
-    def log(self, start: int = 0) -> str:
-        return COLOURS.sub("", self.log_file.read_bytes()[start:].decode(errors="replace"))
+    def log(self, start: int = 0, end: int | None = None) -> str:
+        return COLOURS.sub("", self.log_file.read_bytes()[start:end].decode(errors="replace"))
 
-    def complaints(self, start: int = 0) -> list[str]:
-        """What the log from byte `start` on says of errors and warnings that are ours; any traceback counts."""
-        lines = self.log(start).splitlines()
+    def complaints(self, start: int = 0, end: int | None = None) -> list[str]:
+        """What the log between two bytes says of errors and warnings that are ours; any traceback counts."""
+        lines = self.log(start, end).splitlines()
         found = []
         for number, line in enumerate(lines):
             if "Traceback (most recent call last)" in line:

@@ -49,7 +49,7 @@ def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
     (preview,) = (node for node, content in queued.items() if content["class_type"] == "PreviewImage")
     del queued[preview]
     assert queued.keys() == exported.keys()
-    defaults = canvas.comfyui.get("/object_info")
+    defaults = canvas.comfyui.object_info
     for node, content in exported.items():
         assert queued[node]["class_type"] == content["class_type"]
         assert queued[node]["_meta"] == content["_meta"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 
 from comfyui_otca.assets.make import tiny
 
-SCRIPT = Path(__file__).with_name("lora_in_comfyui.py")
 API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "quickstart.json"
 DEADLINE = 180
 
@@ -27,7 +25,7 @@ MODULES = {"sd3": 25, "wan21": 20, "wan22": 20}
 
 
 @pytest.mark.parametrize("family", SIZES)
-def test_trains_and_its_adapter_fits(comfyui, family, tmp_path):
+def test_trains_and_its_adapter_fits(comfyui, stock_loader, family, tmp_path):
     model, name = tiny.make(family, tmp_path / family), f"family-{family}"
     graph = json.loads(API.read_text(encoding="utf-8"))
     graph["1"]["inputs"] |= {"path": str(model), "lora_rank": 2}
@@ -46,16 +44,7 @@ def test_trains_and_its_adapter_fits(comfyui, family, tmp_path):
     for network, suffix in ADAPTERS[family].items():
         config = model / network / "config.json"
         adapter = comfyui.base / "models" / "loras" / f"{name}{suffix}.safetensors"
-        loaded = subprocess.run(
-            [comfyui.installation.python, SCRIPT, adapter, config],
-            cwd=comfyui.installation.folder,
-            env=comfyui.environment(),
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-        )
-        assert loaded.returncode == 0, loaded.stderr
-        found = json.loads(loaded.stdout.splitlines()[-1])
+        found = stock_loader(adapter, config)
         assert found["log"] == [], "ComfyUI warns of keys that it does not know"
         assert found["patches"] == found["modules"] == MODULES[family]
         assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"

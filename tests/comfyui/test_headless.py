@@ -2,22 +2,21 @@
 
 import base64
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from comfyui_otca.__main__ import main
+from comfyui_otca.tests.comfyui.server import WORKFLOWS
+
 # Which renderer draws the nodes does not matter here.
 in_one_renderer = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
 
-SCRIPT = Path(__file__).with_name("lora_in_comfyui.py")
 TRANSFORMER = Path(__file__).resolve().parents[2] / "assets" / "shapes-flux" / "transformer" / "config.json"
 
 
-def otca(*arguments) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "comfyui_otca", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def otca(*arguments) -> int:
+    return main([str(argument) for argument in arguments])
 
 
 def read_metrics(file: Path) -> list[dict]:
@@ -28,7 +27,7 @@ def read_metrics(file: Path) -> list[dict]:
 
 
 @in_one_renderer
-def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path):
+def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path, capsys):
     # Headlessly, auto keeps the autograd graph of the rollout where memory allows; on the canvas it never does.
     small.set({"3.keep_graph": "off", "12.iterations": 2})
     with small.page.expect_download() as download:
@@ -39,11 +38,9 @@ def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path
     assert f"train {exported.name}" in commands
     small.page.keyboard.press("Escape")
 
-    checked = otca("validate", exported)
-    assert checked.returncode == 0, checked.stderr
-    assert "error" not in checked.stderr
-    trained = otca("train", exported, "--iterations", 2, "--output", tmp_path / "run")
-    assert trained.returncode == 0, trained.stderr
+    assert otca("validate", exported) == 0
+    assert "error" not in capsys.readouterr().err
+    assert otca("train", exported, "--iterations", 2, "--output", tmp_path / "run") == 0
 
     executions = small.run_and_wait(times=2)
     assert [execution.end for execution in executions] == ["execution_success"] * 2
@@ -58,12 +55,9 @@ def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path
         assert not different
 
 
-def test_the_canvas_own_format_is_refused_with_the_way_to_export(tmp_path):
-    from comfyui_otca.tests.comfyui.server import WORKFLOWS
-
-    refused = otca("validate", WORKFLOWS / "quickstart.json")
-    assert refused.returncode == 2
-    assert "Export (API)" in refused.stderr
+def test_the_canvas_own_format_is_refused_with_the_way_to_export(capsys):
+    assert otca("validate", WORKFLOWS / "quickstart.json") == 2
+    assert "Export (API)" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -74,19 +68,9 @@ def saved_lora(small, run_name):
 
 
 @in_one_renderer
-def test_every_key_of_the_saved_lora_is_matched_by_the_stock_loader(saved_lora, comfyui):
+def test_every_key_of_the_saved_lora_is_matched_by_the_stock_loader(saved_lora, comfyui, stock_loader):
     assert saved_lora.name in comfyui.get("/object_info/LoraLoader")["LoraLoader"]["input"]["required"]["lora_name"][0]
-    installation = comfyui.installation
-    loaded = subprocess.run(
-        [installation.python, SCRIPT, saved_lora, TRANSFORMER],
-        cwd=installation.folder,
-        env=comfyui.environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert loaded.returncode == 0, loaded.stderr
-    found = json.loads(loaded.stdout.splitlines()[-1])
+    found = stock_loader(saved_lora, TRANSFORMER)
     assert found["log"] == [], "ComfyUI warns of keys that it does not know"
     assert found["patches"] == found["modules"] == 45
     assert found["largest"] > 1e-6 and found["error"] < 1e-6, "the patched weight is the adapter's B·A"

@@ -15,10 +15,28 @@ def ran(small):
     return small
 
 
-def test_heatmap(ran):
+def test_reward_table_and_heatmap(ran):
+    check_reward_table(ran)
     ran.show(9)
     heatmap = ran.page.locator(".otca-heatmap canvas")
     heatmap.wait_for()
+    check_heatmap_by_keyboard(ran, heatmap)
+    check_heatmap_by_mouse(ran, heatmap)
+
+
+def check_reward_table(ran):
+    ran.show(8)
+    table = ran.page.locator(".otca-scores table").first
+    table.wait_for()
+    heads = table.locator("thead th").all_inner_texts()
+    for name in ("clip_t", "colorfulness", "sharpness", "accuracy"):
+        assert any(name in head for head in heads), heads
+    assert table.locator("tbody tr").count() == 8 + 2  # a row a sample, one a prompt
+    sockets = ran.page.evaluate("() => app.graph.getNodeById(8).inputs.map(input => input.name)")
+    assert sockets == ["trajectories", *(f"reward_{number}" for number in range(1, 6))], "the used ones and a free one"
+
+
+def check_heatmap_by_mouse(ran, heatmap):
     advantages = heatmap.evaluate(CELLS)
     assert advantages["colours"] > 5 and advantages["orange"] > 2, advantages
 
@@ -41,20 +59,8 @@ def test_heatmap(ran):
     assert weights["colours"] > 5 and weights["orange"] == 0, weights
 
 
-def test_heatmap_follows_the_credit(ran):
-    ran.show(9)
-    heatmap = ran.page.locator(".otca-heatmap canvas")
-    heatmap.wait_for()
-    before = heatmap.evaluate("canvas => canvas.toDataURL()")
-    ran.set({"9.w_min": 1.0})
-    ran.run_and_wait()
-    ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
-
-
-def test_heatmap_by_keyboard(ran):
-    ran.show(9)
-    keyboard = ran.page.keyboard
-    heatmap, spoken = ran.page.locator(".otca-heatmap canvas"), ran.page.locator(".otca-heatmap [aria-live]")
+def check_heatmap_by_keyboard(ran, heatmap):
+    keyboard, spoken = ran.page.keyboard, ran.page.locator(".otca-heatmap [aria-live]")
     ran.page.get_by_role("button", name="hold samples").focus()
     keyboard.press("Tab")
     assert heatmap.evaluate("canvas => document.activeElement === canvas")
@@ -76,6 +82,16 @@ def test_heatmap_by_keyboard(ran):
     keyboard.press("Escape")
     assert ran.page.locator(".otca-heatmap-preview").is_hidden()
     assert heatmap.evaluate("canvas => document.activeElement === canvas")
+
+
+def test_heatmap_follows_the_credit(ran):
+    ran.show(9)
+    heatmap = ran.page.locator(".otca-heatmap canvas")
+    heatmap.wait_for()
+    before = heatmap.evaluate("canvas => canvas.toDataURL()")
+    ran.set({"9.w_min": 1.0})
+    ran.run_and_wait()
+    ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
 
 
 # Contrast (WCAG 2) between a heatmap's background and the labels that it draws left of its cells.
@@ -131,18 +147,6 @@ def test_a_reward_that_fails_is_named_on_the_canvas(small):
     (mended,) = small.run_and_wait()
     assert mended.end == "execution_success", mended.detail
     assert message.is_hidden()
-
-
-def test_reward_table(ran):
-    ran.show(8)
-    table = ran.page.locator(".otca-scores table").first
-    table.wait_for()
-    heads = table.locator("thead th").all_inner_texts()
-    for name in ("clip_t", "colorfulness", "sharpness", "accuracy"):
-        assert any(name in head for head in heads), heads
-    assert table.locator("tbody tr").count() == 8 + 2  # a row a sample, one a prompt
-    sockets = ran.page.evaluate("() => app.graph.getNodeById(8).inputs.map(input => input.name)")
-    assert sockets == ["trajectories", *(f"reward_{number}" for number in range(1, 6))], "the used ones and a free one"
 
 
 def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(small, run_name):

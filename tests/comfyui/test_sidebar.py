@@ -81,7 +81,7 @@ def test_a_headless_run_is_trained_trained_on_and_its_adapter_loaded(small, side
     assert chosen in offered
 
 
-def test_a_headless_run_is_stopped_and_resumed(small, sidebar, run_name):
+def test_a_headless_run_is_stopped_and_resumed(once, small, sidebar, run_name):
     name = f"long-{run_name}"
     train(small, sidebar, name, 500)
     wait_for_iteration(small, 1)

@@ -172,20 +172,20 @@ def _update(model, settings, changes):
     )
 
 
+RECOMPUTED = {"sample": {}, "kept": (1, 2), "update": {}}
+KEPT_AND_KL = {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}}
+TWO_EPOCHS = {
+    "sample": {},
+    "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1},
+    "settings": {"merge_adapter": True},
+}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"sample": {}, "kept": (1, 2), "update": {}},
-        {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}},
-        {
-            "sample": {},
-            "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1},
-            "settings": {"merge_adapter": True},
-        },
-    ],
-    ids=["recomputed, best of n", "kept graph and KL", "merged and two epochs"],
+    ("count", "changes"),
+    [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS)],
+    ids=["2-recomputed, best of n", "4-recomputed, best of n", "2-kept graph and KL", "4-merged and two epochs"],
 )
-@pytest.mark.parametrize("count", [2, 4])
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""
     settings = small_settings(**changes.get("settings", {}))
@@ -348,7 +348,7 @@ class Slow(Reward):
     """Process 1 takes longer; the others wait for it."""
 
     def score(self, images, prompts):
-        time.sleep(2 * distributed.rank())
+        time.sleep(0.5 * distributed.rank())
         return images.mean((1, 2, 3))
 
 
@@ -389,7 +389,10 @@ def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-TWO = {"OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2}}
+TWO = {
+    "OTCA_SDESampler": {"group_size": 2, "steps": 3},
+    "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2},
+}
 
 
 def test_a_training_of_two(small_workflow, tmp_path):
@@ -413,7 +416,7 @@ def test_a_training_of_two(small_workflow, tmp_path):
         wanted[0]["rewards"]["clip_t"]["values"], abs=1e-5
     )
 
-    shorter = {"OTCA_TrainingRun": {**TWO["OTCA_TrainingRun"], "iterations": 1}}
+    shorter = {**TWO, "OTCA_TrainingRun": {**TWO["OTCA_TrainingRun"], "iterations": 1}}
     together(2, _train, small_workflow(shorter), tmp_path / "again")
     assert [code for code, _ in together(2, _train, small_workflow(TWO), tmp_path / "again", True)] == [0, 0]
     resumed = load_file(tmp_path / "again" / "lora.safetensors")
@@ -427,6 +430,7 @@ def test_a_training_of_two_that_share_a_model(small_workflow, tmp_path):
     def workflow(iterations):
         run = {**TWO["OTCA_TrainingRun"], "iterations": iterations, "evaluation_prompts": "a red circle\na blue square"}
         changes = {
+            **TWO,
             "OTCA_LoadFlowModel": {"training": "full"},
             "OTCA_GRPOStep": {"learning_rate": 1e-5, "ema_decay": 0.5},
             "OTCA_TrainingRun": {**run, "evaluation_seeds": 1},
