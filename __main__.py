@@ -381,7 +381,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def _score(options: argparse.Namespace) -> int:
     """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
-    from .trainer import host, scoring
+    from .trainer import host
+    from .trainer.study import scoring
 
     _allow_python(options)
     host.terminal.device = options.device
@@ -406,9 +407,10 @@ def _eval(options: argparse.Namespace) -> int:
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
     from .nodes import NODE_CLASS_MAPPINGS
-    from .trainer import evaluate, host, scoring
+    from .trainer import host
     from .trainer.prompts import read_prompts
     from .trainer.sample import is_run
+    from .trainer.study import evaluate, scoring
 
     _allow_python(options)
     host.terminal.device = options.device
@@ -443,7 +445,7 @@ def _analyze(options: argparse.Namespace) -> int:
     with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
     """
     from .trainer import host
-    from .trainer.analyze import analyze
+    from .trainer.study.analyze import analyze
 
     host.terminal.device = options.device
     host.quiet_libraries()
@@ -467,8 +469,9 @@ def _compare(options: argparse.Namespace) -> int:
 
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
-    from .trainer import compare, host
+    from .trainer import host
     from .trainer.prompts import read_prompts
+    from .trainer.study import compare
 
     if "RANK" in os.environ:
         raise ValueError(
@@ -522,7 +525,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _vbench(options: argparse.Namespace) -> int:
     """Prints what VBench found of each model as a Markdown table, in percent: Total, Quality, Semantic and every dimension."""
-    from .trainer import vbench
+    from .trainer.study import vbench
 
     evaluations = []
     for text in options.results:

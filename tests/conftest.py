@@ -60,7 +60,7 @@ def _only_new_objects_are_looked_at():
 def _unpainted(request, monkeypatch):
     """Figures are composed, but matplotlib paints only those of tests marked so: it takes longer than a small training."""
     if "painted" not in request.keywords:
-        monkeypatch.setattr(plots, "_rendered", lambda figure: np.zeros((40, 60, 3), np.uint8))
+        monkeypatch.setattr(plots, "rendered", lambda figure: np.zeros((40, 60, 3), np.uint8))
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from .evaluate import Cell
+    from .study.evaluate import Cell
     from .types import Advantages, Scores, StepCredit
 
 _SEQUENTIAL, _DIVERGING = "viridis", "PuOr_r"
@@ -74,7 +74,7 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     values = torch.cat([scores.values, scores.held_out], 1)
     standings = standing(scores)
     shown = min(len(values), limit)
-    figure = _figure(2.4 + 1.2 * len(names), 1.2 + 0.3 * shown)
+    figure = new_figure(2.4 + 1.2 * len(names), 1.2 + 0.3 * shown)
     thumbnails, table = figure.subplots(1, 2, width_ratios=(0.3, 1.2 * len(names)), sharey=True)
     height, width = images.shape[1:3]
     strip = images[:shown].reshape(shown * height, width, 3).numpy()
@@ -91,12 +91,12 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     table.tick_params(left=False)
     heading = f"Scores of {shown} of {len(values)} samples: orange is above the group's mean, purple below"
     figure.suptitle("\n".join([heading, *_correlations(scores)]), fontsize=9)
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> np.ndarray:
     """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
-    return _rendered(curves_figure(history, evaluations, panels(history)))
+    return rendered(curves_figure(history, evaluations, panels(history)))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def curves_figure(history: Sequence[Mapping], evaluations: Sequence[Mapping], ch
     """Each reward's iteration means, their running mean, and the fixed evaluation as points."""
     columns = min(4, max(1, len(chosen)))
     rows = math.ceil(len(chosen) / columns)
-    figure = _figure(3.6 * columns, 2.9 * rows + 0.4)
+    figure = new_figure(3.6 * columns, 2.9 * rows + 0.4)
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for axis, panel in zip(axes, chosen, strict=False):
         _draw_panel(axis, panel, history, evaluations)
@@ -171,7 +171,7 @@ def comparison(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
     columns = min(3, len(rewards))
     rows = math.ceil(len(rewards) / columns)
     methods = max(map(len, rewards.values()))
-    figure = _figure(4.2 * columns, 0.4 + (0.8 + 0.32 * methods) * rows)
+    figure = new_figure(4.2 * columns, 0.4 + (0.8 + 0.32 * methods) * rows)
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for number, (axis, (reward, cells)) in enumerate(zip(axes, rewards.items(), strict=False)):
         base = next(iter(cells.values())).mean.mean
@@ -191,7 +191,7 @@ def comparison(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
         axis.set_axis_off()
     title = "Means with 95 % bootstrap intervals: thin of the mean, thick of the difference to the base"
     figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=9)
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def agreement_scatter(
@@ -204,7 +204,7 @@ def agreement_scatter(
     from matplotlib import colormaps
     from matplotlib.colors import BoundaryNorm
 
-    figure = _figure(1.2 + 3.1 * len(deltas), 0.6 + 2.3 * len(gains))
+    figure = new_figure(1.2 + 3.1 * len(deltas), 0.6 + 2.3 * len(gains))
     axes = figure.subplots(len(gains), len(deltas), sharex="col", sharey="row", squeeze=False)
     norm = BoundaryNorm(np.arange(len(steps) + 1) - 0.5, colormaps[_SEQUENTIAL].N)
     numbers = np.broadcast_to(np.arange(len(steps)), next(iter(deltas.values())).shape).ravel()
@@ -239,7 +239,7 @@ def agreement_scatter(
     figure.suptitle(
         "What a step gained in reward over what its proxy says; ΔR in standard deviations, 99.5 % shown", fontsize=10
     )
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def agreement_curves(
@@ -255,7 +255,7 @@ def agreement_curves(
     shown = [row for row in rows if np.isfinite(gain[row]).all()][:limit] or rows[:1]
     columns = min(3, len(shown))
     lines = math.ceil(len(shown) / columns)
-    figure = _figure(3.6 * columns, 0.8 + 2.2 * lines)
+    figure = new_figure(3.6 * columns, 0.8 + 2.2 * lines)
     axes = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True)).ravel()
     for axis, row in zip(axes, shown, strict=False):
         axis.bar(range(gain.shape[1]), _scaled(gain[row]), color="#bbbbbb", label=f"ΔR, {objective}")
@@ -276,14 +276,14 @@ def agreement_curves(
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
     title = "One trajectory of each of the first groups; every curve divided by its largest"
     figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=10)
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def agreement_profile(
     deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], labels: Sequence[str]
 ) -> np.ndarray:
     """Mean ΔS of every proxy and mean ΔR of every objective by step, with their spread over trajectories."""
-    figure = _figure(9.5, 3.6)
+    figure = new_figure(9.5, 3.6)
     axes = figure.subplots(1, 2)
     units = {
         "ΔS by step: mean and standard deviation": deltas,
@@ -310,7 +310,7 @@ def agreement_profile(
         axis.tick_params(axis="y", labelsize=8)
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:
@@ -322,7 +322,7 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.n
     credit, steps = advantages.credit, credit_steps(history)
     # What follows the last trained step may be another schedule than it was in earlier iterations.
     labels = [_step_label(credit, step, " ") if step <= credit.trained[-1] else str(step) for step in steps]
-    top, bottom = _rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
+    top, bottom = rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
     width = max(top.shape[1], bottom.shape[1])
     return np.concatenate([_widened(top, width), _widened(bottom, width)])
 
@@ -337,7 +337,7 @@ def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequ
     from matplotlib.ticker import MaxNLocator
 
     field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
-    figure = _figure(9, 1.2 + 0.26 * len(steps))
+    figure = new_figure(9, 1.2 + 0.26 * len(steps))
     axis = figure.subplots()
     image = axis.imshow(
         field,
@@ -443,7 +443,7 @@ def as_image(picture: np.ndarray) -> Tensor:
 def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral) -> np.ndarray:
     rows = len(field)
     body_height = max(3, rows * (0.16 if rows <= 24 else 0.11))
-    figure = _figure(9, 2.2 + body_height)
+    figure = new_figure(9, 2.2 + body_height)
     body, strip = figure.subplots(2, 1, height_ratios=(body_height, 0.8), sharex=True)
     image = body.imshow(field, cmap=cmap, aspect="auto", vmin=limits[0], vmax=limits[1], interpolation="nearest")
     bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1), rows]
@@ -460,7 +460,7 @@ def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral
     strip.tick_params(labelsize=8)
     strip.set_xticks(range(field.shape[1]), [_step_label(credit, step, "\n") for step in credit.trained], fontsize=8)
     strip.set_xlabel("denoising step, in sampling order, with its noise level", fontsize=9)
-    return _rendered(figure)
+    return rendered(figure)
 
 
 def _step_label(credit: StepCredit, step: int, separator: str) -> str:
@@ -491,13 +491,13 @@ def _running_mean(values: np.ndarray) -> np.ndarray:
         return (total[ends] - total[starts]) / (count[ends] - count[starts])
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
 
 
-def _rendered(figure: Figure) -> np.ndarray:
+def rendered(figure: Figure) -> np.ndarray:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -98,6 +96,8 @@ def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float
     Infinite where a transition is deterministic. `flow_sde`'s variance at σ = 1 is a stand-in; so is its c there, that of the
     step after it.
     """
+    import torch  # the sampler node reads this module's table before anything else is loaded
+
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
     found = []
     for sigma, following in zip(sigmas, sigmas[1:], strict=False):

@@ -8,8 +8,8 @@ import torch
 
 from comfyui_otca.trainer import plots
 from comfyui_otca.trainer.credit import tcd
-from comfyui_otca.trainer.evaluate import compare
 from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.study.evaluate import compare
 from comfyui_otca.trainer.types import Scores
 
 pytestmark = pytest.mark.painted

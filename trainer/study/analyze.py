@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from . import distributed, lora, plots, weights
+from .. import distributed, lora, plots, weights
+from ..gains import combined, rewards_along
+from ..graph import STACK_NODE
+from ..layout import ADAPTER, write_text
+from ..proxies import similarity
+from ..record import json_line
+from ..run import only
+from ..sample import SAMPLER_NODE
+from ..workflow import WorkflowError
 from .agreement import MEASURES, chance, pearson
 from .evaluate import interval
-from .gains import combined, rewards_along
-from .graph import STACK_NODE
-from .layout import ADAPTER, write_text
-from .proxies import similarity
-from .record import json_line
-from .run import only
-from .sample import SAMPLER_NODE
 from .scoring import Interval
-from .workflow import WorkflowError
 
 if TYPE_CHECKING:
-    from .flow.base import FlowModel
-    from .types import Advantages, Scores, StepCredit, Trajectories
-    from .workflow import Workflow
+    from ..flow.base import FlowModel
+    from ..types import Advantages, Scores, StepCredit, Trajectories
+    from ..workflow import Workflow
 
 TABLE, FIGURES = "table.md", "analysis.json"
 SUM = "sum"

@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import evaluate, host, lora, rollout, scoring
-from comfyui_otca.trainer.evaluate import compare, interval, markdown, parse_guides, parse_lora
+from comfyui_otca.trainer import host, lora, rollout
+from comfyui_otca.trainer.study import evaluate, scoring
+from comfyui_otca.trainer.study.evaluate import compare, interval, markdown, parse_guides, parse_lora
 
 PROMPTS = ["a red circle on a blue background", "a green square on a white background"]
 REWARDS = ["--reward", "python:file=red.py", "--reward", "accuracy"]

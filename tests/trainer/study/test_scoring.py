@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import scoring
-from comfyui_otca.trainer.scoring import bootstrap, find_files, parse_reward, prompts_of
+from comfyui_otca.trainer.study import scoring
+from comfyui_otca.trainer.study.scoring import bootstrap, find_files, parse_reward, prompts_of
 
 BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"
 LENGTH = "def score(images, prompts):\n    return [len(prompt) for prompt in prompts]\n"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .layout import EVALUATIONS, METRICS
-from .record import RunError, read_lines
+from ..layout import EVALUATIONS, METRICS
+from ..record import RunError, read_lines
 from .scoring import Interval
 from .statistics import holm, mean_interval, paired_p
 

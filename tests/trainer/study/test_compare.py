@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import compare, host, record
-from comfyui_otca.trainer.compare import Settings, check_equal, choose, differing, named, trainings
+from comfyui_otca.trainer import host, record
 from comfyui_otca.trainer.record import RunError
+from comfyui_otca.trainer.study import compare
+from comfyui_otca.trainer.study.compare import Settings, check_equal, choose, differing, named, trainings
 
 ALIKE = Settings(
     iterations=2,
@@ -305,6 +306,7 @@ def in_process(monkeypatch):
     return begun
 
 
+@pytest.mark.painted
 def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
     assert asked("--baseline", "uniform") == 0
     folder = tmp_path / "out"

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import host, plots, rollout
+from .. import host, plots, rollout
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from .flow.base import FlowModel
-    from .types import SamplerSettings
+    from ..flow.base import FlowModel
+    from ..types import SamplerSettings
 
 _BATCH = 16  # pictures to one model call
 
@@ -42,8 +42,8 @@ def measure(
     Args:
         features: a folder with a CLIP in transformers layout, or the name of one; of videos the middle frames are seen.
     """
-    from .rewards.clip import MARKER, Clip
-    from .rewards.network import shared
+    from ..rewards.clip import MARKER, Clip
+    from ..rewards.network import shared
 
     network = shared(Clip, host.find_model(features, MARKER))
     texts = [prompt for prompt in prompts for _ in seeds]

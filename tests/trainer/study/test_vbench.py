@@ -8,7 +8,7 @@ import json
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.vbench import DIMENSIONS, QUALITY, SEMANTIC, as_csv, markdown, read
+from comfyui_otca.trainer.study.vbench import DIMENSIONS, QUALITY, SEMANTIC, as_csv, markdown, read
 
 LOWEST = {  # of VBench's scripts/constant.py, in its order
     "subject_consistency": 0.1462,

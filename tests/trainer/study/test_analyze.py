@@ -11,10 +11,10 @@ import torch
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.trainer import analyze as module
 from comfyui_otca.trainer import distributed, host, lora
-from comfyui_otca.trainer.analyze import ALIKE, analyze, markdown, pooled_pearson
 from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.study import analyze as module
+from comfyui_otca.trainer.study.analyze import ALIKE, analyze, markdown, pooled_pearson
 from comfyui_otca.trainer.workflow import Workflow, WorkflowError
 
 FILES = {"table.md", "analysis.json", "scatter.png", "curves.png", "profile.png"}
@@ -152,7 +152,7 @@ def test_a_stop_leaves_nothing_behind(small_graph, tmp_path, monkeypatch, capsys
 
 def test_table_and_pictures_without_figures(tmp_path):
     """A single group of samples that nobody could score."""
-    from comfyui_otca.trainer.analyze import Analysis, _row
+    from comfyui_otca.trainer.study.analyze import Analysis, _row
 
     gains = {"a": np.full((2, 3), np.nan)}
     deltas = {"latents": np.arange(6.0).reshape(2, 3)}

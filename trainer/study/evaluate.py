@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import guidance, host, lora, plots, rollout, sample, weights
-from .guidance import Guide
-from .layout import ADAPTER, plain_name, write_text
-from .media import eight_bits, mp4
-from .record import RunError, json_line, read_lines, read_object
-from .rewards.base import score
-from .rewards.python import PythonReward
+from .. import guidance, host, lora, plots, rollout, sample, weights
+from ..guidance import Guide
+from ..layout import ADAPTER, plain_name, write_text
+from ..media import eight_bits, mp4
+from ..record import RunError, json_line, read_lines, read_object
+from ..rewards.base import score
+from ..rewards.python import PythonReward
 from .scoring import METADATA, Interval, bootstrap, check_names
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .flow.base import FlowModel
-    from .rewards import Reward
-    from .types import SamplerSettings
+    from ..flow.base import FlowModel
+    from ..rewards import Reward
+    from ..types import SamplerSettings
 
 BASE = "base"
 SCORES, SETTINGS, PICTURES = "scores.jsonl", "settings.json", "pictures"

@@ -18,16 +18,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from . import comparison, comparison_plot, comparison_report, diversity, host, plots, sample
+from .. import host, plots, sample
+from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
+from ..launch import FOLDER
+from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
+from ..record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
+from ..run import differences, only
+from ..sample import SAMPLER_NODE
+from ..workflow import Workflow, WorkflowError
+from . import comparison, comparison_plot, comparison_report, diversity
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
-from .graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
-from .launch import FOLDER
-from .layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
-from .record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
-from .run import differences, only
-from .sample import SAMPLER_NODE
-from .workflow import Workflow, WorkflowError
 
 MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
 TUNING_SEED = (

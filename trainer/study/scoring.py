@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from .media import PICTURES, VIDEOS, read
-from .prompts import read_prompts
-from .rewards import REWARDS, parse_bounds, reward_class
-from .rewards.base import score
+from ..media import PICTURES, VIDEOS, read
+from ..prompts import read_prompts
+from ..rewards import REWARDS, parse_bounds, reward_class
+from ..rewards.base import score
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .rewards import Reward
+    from ..rewards import Reward
 
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
 CONFIDENCE, RESAMPLES = 0.95, 5000

@@ -7,7 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from comfyui_otca.trainer.agreement import MEASURES, chance, order_agreement, peak_distance, pearson, recall, spearman
+from comfyui_otca.trainer.study.agreement import (
+    MEASURES,
+    chance,
+    order_agreement,
+    peak_distance,
+    pearson,
+    recall,
+    spearman,
+)
 
 RISING = [1.0, 2.0, 3.0, 4.0]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from comfyui_otca.trainer import comparison_plot, comparison_report
-from comfyui_otca.trainer.comparison import Outcome, first_crossing, summarise
-from comfyui_otca.trainer.comparison_report import Facts, Sweep
-from comfyui_otca.trainer.diversity import pairwise_distance
 from comfyui_otca.trainer.record import RunError
+from comfyui_otca.trainer.study import comparison_plot, comparison_report
+from comfyui_otca.trainer.study.comparison import Outcome, first_crossing, summarise
+from comfyui_otca.trainer.study.comparison_report import Facts, Sweep
+from comfyui_otca.trainer.study.diversity import pairwise_distance
 
 
 def outcome(a, b=(10.0, 10.0, 10.0), held_out=(0.5, 0.5, 0.5), iterations=(0, 5, 10), **changes):
@@ -122,6 +122,7 @@ def test_the_tables(rows, facts):
     assert len(widths) == 1, "every row has every column"
 
 
+@pytest.mark.painted
 def test_the_figure(rows, facts):
     picture = comparison_plot.picture(rows, facts)
     assert picture.shape[1] > 1000

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.statistics import holm, mean_interval, paired_p, t_cdf, t_quantile
+from comfyui_otca.trainer.study.statistics import holm, mean_interval, paired_p, t_cdf, t_quantile
 
 
 @pytest.mark.parametrize(
