@@ -12,7 +12,6 @@ from comfyui_otca.nodes import live
 
 @pytest.fixture(autouse=True)
 def _forget():
-    yield
     live._results.clear()
     live._trajectories.clear()
 
