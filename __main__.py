@@ -47,6 +47,12 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
     train.add_argument("--gpus", type=_positive, default=1, metavar="N", help="processes, each on a GPU of its own")
     train.add_argument(
+        "--reward-gpus",
+        type=_positive,
+        metavar="R",
+        help="the next R GPUs are for rewards whose device is auto; all else trains on the others",
+    )
+    train.add_argument(
         "--max-restarts", type=int, default=0, metavar="N", help="with --gpus: go on by itself after so many failures"
     )
     train.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
@@ -62,6 +68,14 @@ def parser() -> argparse.ArgumentParser:
     sample.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
     sample.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     sample.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
+    sample.add_argument(
+        "--guide",
+        action="append",
+        default=[],
+        metavar="RUN=γ",
+        help="implicit reward guidance: so much of that run's or LoRA's change of the velocity; RUN=0:1.5,8:0.5 from these "
+        "steps on. May be given more than once",
+    )
     _sampling_arguments(sample)
     sample.set_defaults(command=_sample)
 
@@ -107,6 +121,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="[NAME=]FILE",
         help="an adapter, or a run's folder, to compare with. May be given more than once",
     )
+    evaluate.add_argument(
+        "--guide",
+        action="append",
+        default=[],
+        metavar="[NAME=]RUN=γ",
+        help="implicit reward guidance, as of otca sample. Guides of one NAME are composed. May be given more than once",
+    )
     evaluate.add_argument("--prompts", required=True, metavar="FILE", help="one prompt a line, or .jsonl")
     _reward_argument(evaluate)
     evaluate.add_argument("--seeds", type=_positive, default=4, metavar="N", help="pictures to a prompt (default 4)")
@@ -121,6 +142,65 @@ def parser() -> argparse.ArgumentParser:
     )
     _python_argument(evaluate)
     evaluate.set_defaults(command=_eval)
+
+    analyze = commands.add_parser(
+        "analyze", help="measure whether credit follows the rewards", description=_analyze.__doc__
+    )
+    _workflow_arguments(analyze)
+    analyze.add_argument("--iterations", type=_positive, default=4, metavar="N", help="rollouts (default 4)")
+    analyze.add_argument(
+        "--adapter", type=Path, metavar="RUN|FILE", help="of the trained model (default: as the workflow loads it)"
+    )
+    analyze.add_argument(
+        "--tweedie-steps", type=_positive, default=1, metavar="N", help="model calls to predict a picture (default 1)"
+    )
+    analyze.add_argument("--seed", type=int, help="sets every node's seed")
+    analyze.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
+    analyze.add_argument("--output", type=_folder, metavar="DIR", help="(default: analysis in the run, or here)")
+    analyze.set_defaults(command=_analyze)
+    compare = commands.add_parser(
+        "compare", help="train workflows side by side and compare them", description=_compare.__doc__
+    )
+    compare.add_argument("workflows", nargs="+", metavar="[NAME=]WORKFLOW", help="exported by ComfyUI (API format)")
+    compare.add_argument("--output", type=_folder, required=True, metavar="DIR", help="goes on with what is there")
+    compare.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
+    compare.add_argument("--iterations", type=_positive, metavar="N", help="(default: the baseline's own)")
+    compare.add_argument("--seeds", type=_positive, default=3, metavar="N", help="trainings of each (default 3)")
+    compare.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    compare.add_argument(
+        "--learning-rates",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="RATE",
+        help="the best is chosen for each workflow, on seeds of its own (default: each workflow's own)",
+    )
+    compare.add_argument(
+        "--tuning-seeds",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="trainings to choose by, of each rate (default 2)",
+    )
+    compare.add_argument(
+        "--tuning-iterations", type=_positive, metavar="N", help="their length (default: that of --iterations)"
+    )
+    compare.add_argument(
+        "--evaluate-every", type=_positive, metavar="N", help="iterations (default: a tenth of all, rounded up)"
+    )
+    compare.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
+    compare.add_argument(
+        "--evaluation-seeds", type=_positive, metavar="N", help="pictures to a prompt (default: the baseline's own)"
+    )
+    compare.add_argument(
+        "--features", default="shapes-clip", metavar="CLIP", help="to measure diversity by (default shapes-clip)"
+    )
+    compare.add_argument("--jobs", type=_positive, default=1, metavar="N", help="trainings at a time (default 1)")
+    compare.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
+    compare.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    _set_argument(compare)
+    _python_argument(compare)
+    compare.set_defaults(command=_compare)
 
     vbench = commands.add_parser("vbench", help="a table of VBench's results", description=_vbench.__doc__)
     vbench.add_argument(
@@ -138,6 +218,11 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
     )
+    _set_argument(parser)
+    _python_argument(parser)
+
+
+def _set_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -145,7 +230,6 @@ def _workflow_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. May be given more than once",
     )
-    _python_argument(parser)
 
 
 def _sampling_arguments(parser: argparse.ArgumentParser) -> None:
@@ -205,10 +289,7 @@ def _train(options: argparse.Namespace) -> int:
     workflow = _load(options)
     if options.iterations is not None:
         workflow.set(f"{RUN_NODE}.iterations", options.iterations)
-    if options.seed is not None:
-        for node, content in workflow.graph.items():
-            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
-                workflow.set(f"{node}.seed", options.seed)
+    _seed(workflow, options.seed)
     if options.output is None and options.workflow.is_dir():
         options.output = options.workflow
     host.terminal.output = options.output
@@ -218,11 +299,17 @@ def _train(options: argparse.Namespace) -> int:
         _show(problem)
     if any(problem.severity == "error" for problem in problems):
         return EXIT_BAD_INPUT
+    if options.reward_gpus and options.device:
+        raise ValueError(f"--reward-gpus and --device {options.device} say two things. Fix: leave one of them out")
     if options.gpus > 1 and "RANK" not in os.environ:
         from .trainer.launch import launch
 
+        if options.reward_gpus:
+            distributed.check_gpus(options.gpus, options.reward_gpus)
         check_folder(workflow, options.resume)  # here, where it is told once and no restart follows
         return launch(options.gpus, options.max_restarts, options.arguments)
+    if options.reward_gpus:
+        host.terminal.reward_device = distributed.reward_gpu(options.reward_gpus)
     host.quiet_libraries()
     distributed.begin(cpu=options.device == "cpu")
     code = train(workflow, resume=options.resume, say=lambda line: print(line, flush=True))
@@ -240,9 +327,12 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sample(options: argparse.Namespace) -> int:
-    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below."""
+    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below.
+
+    With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
+    """
     from .nodes import NODE_CLASS_MAPPINGS
-    from .trainer import host
+    from .trainer import guidance, host
     from .trainer.sample import sample_to_file
 
     host.terminal.device = options.device
@@ -257,6 +347,7 @@ def _sample(options: argparse.Namespace) -> int:
         batch_size=options.batch_size,
         output=options.output,
         node_classes=NODE_CLASS_MAPPINGS,
+        guides=[guidance.parse(text) for text in options.guide],
     )
     print(path)
     return 0
@@ -327,7 +418,7 @@ def _eval(options: argparse.Namespace) -> int:
         try:
             table = evaluate.evaluate(
                 options.source,
-                [evaluate.parse_lora(text) for text in options.lora],
+                [*map(evaluate.parse_lora, options.lora), *evaluate.parse_guides(options.guide)],
                 read_prompts("", options.prompts),
                 range(options.seed, options.seed + options.seeds),
                 {text: scoring.parse_reward(text) for text in options.reward},
@@ -345,6 +436,88 @@ def _eval(options: argparse.Namespace) -> int:
     print(table)
     print(folder)
     return 0
+
+
+def _analyze(options: argparse.Namespace) -> int:
+    """Samples by a workflow without training, scores the predicted picture at every step, and compares what each step gained
+    with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
+    """
+    from .trainer import host
+    from .trainer.analyze import analyze
+
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    workflow = _load(options)
+    _seed(workflow, options.seed)
+    folder = options.output or (options.workflow if options.workflow.is_dir() else Path(".")) / "analysis"
+    with host.stop_signals():
+        try:
+            table = analyze(workflow, folder, options.iterations, options.adapter, options.tweedie_steps)
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; nothing was written", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+    print(table)
+    print(folder)
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    """Trains workflows from the same start on the same prompts, with the same seeds and samples, and compares what became of
+    them: curves with confidence bands, differences to a baseline, held-out rewards, diversity and cost.
+
+    Ctrl-C leaves what is done, and the same command goes on from there.
+    """
+    from .trainer import compare, host
+    from .trainer.prompts import read_prompts
+
+    if "RANK" in os.environ:
+        raise ValueError(
+            "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
+        )
+    host.terminal.device = options.device
+    host.quiet_libraries()
+    workflows = {}
+    for text in options.workflows:
+        name, options.workflow = compare.named(text)
+        if name in workflows:
+            raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
+        workflows[name] = _load(options)
+    baseline = options.baseline or next(iter(workflows))
+    if baseline not in workflows:
+        raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
+    own = compare.run_inputs(workflows[baseline])
+    if not (options.prompts or own["evaluation_prompts"].strip()):
+        raise ValueError(f"{baseline} has no evaluation_prompts on its Training Run. Fix: --prompts FILE")
+    iterations = options.iterations or own["iterations"]
+    settings = compare.Settings(
+        iterations=iterations,
+        seeds=range(options.seed, options.seed + options.seeds),
+        evaluate_every=options.evaluate_every or -(-iterations // 10),
+        prompts="\n".join(read_prompts(own["evaluation_prompts"], options.prompts or "")),
+        evaluation_seeds=options.evaluation_seeds or own["evaluation_seeds"],
+        learning_rates=sorted(set(options.learning_rates)),
+        tuning_seeds=options.tuning_seeds,
+        tuning_iterations=options.tuning_iterations or iterations,
+        jobs=options.jobs,
+        device=options.device,
+        features=options.features,
+    )
+    with host.stop_signals():
+        try:
+            table, complete = compare.compare(
+                workflows,
+                baseline,
+                settings,
+                options.output,
+                lambda line: print(line, flush=True),
+                train=not options.report,
+            )
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; the same command goes on from there: {options.output}", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+    print(table)
+    print(options.output)
+    return 0 if complete else 1
 
 
 def _vbench(options: argparse.Namespace) -> int:
@@ -392,6 +565,13 @@ def _load(options: argparse.Namespace):
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         workflow.set(name, value)
     return workflow
+
+
+def _seed(workflow, seed: int | None) -> None:
+    if seed is not None:
+        for node, content in workflow.graph.items():
+            if "seed" in content["inputs"] and content["class_type"] in workflow.node_classes:
+                workflow.set(f"{node}.seed", seed)
 
 
 def _complain(error: BaseException) -> None:

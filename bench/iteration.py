@@ -49,15 +49,17 @@ def main() -> None:
         workflow.set(*change.split("=", 1))
     model, step = trained_model(workflow), only(workflow, STEP_NODE)
     sampler = only(workflow, "OTCA_SDESampler")
-    modes = _modes(model, workflow.graph[sampler]["inputs"]["guidance"], options.sampled_steps)
+    inputs, prompts = workflow.graph[sampler]["inputs"], workflow.graph[only(workflow, "OTCA_PromptDataset")]["inputs"]
+    samples = prompts["prompts_per_iteration"] * inputs["group_size"]
+    modes = _modes(model, inputs["guidance"], options.sampled_steps, samples)
     seconds: dict[str, list[float]] = {"floor": []} | {mode: [] for mode in modes}
     phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in modes}
     memory: dict[str, float] = {}
     trajectories = None
     for number in range(options.rounds + 1):  # the first round warms up and measures memory, not time
-        for turn, (mode, (keep_graph, changes)) in enumerate(modes.items()):
+        for turn, (mode, (sampling, changes)) in enumerate(modes.items()):
             overrides = {(node, name): value + len(modes) * number + turn for node, name, value in workflow.advancing()}
-            overrides[sampler, "keep_graph"] = keep_graph
+            overrides |= {(sampler, name): value for name, value in sampling.items()}
             overrides |= {(step, name): value for name, value in changes.items()}
             model.unconditional_gradient = changes["unconditional_gradient"]  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
@@ -82,16 +84,28 @@ def main() -> None:
     _print(trajectories, seconds, phases, memory)
 
 
-def _modes(model, guidance: float, count: int) -> dict[str, tuple[str, dict]]:
-    """The rows that this model has: (keep_graph of the sampler, inputs of GRPO Step) by name."""
-    whole = {"sampled_steps": 0, "unconditional_gradient": True}
-    modes = {"recomputed": ("off", whole), "kept graph": ("on", whole)}
-    modes[f"sampled_steps {count}"] = "off", {**whole, "sampled_steps": count}
+def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[dict, dict]]:
+    """The rows that this model has: (inputs of the sampler, inputs of GRPO Step) by name."""
+    off, on = ({"keep_graph": keep, "merge_adapter": False} for keep in ("off", "on"))
+    whole = {"sampled_steps": 0, "unconditional_gradient": True, "batch_size": 0}
+    modes = {"recomputed": (off, whole), "kept graph": (on, whole)}
+    modes["batches over two steps"] = off, {**whole, "batch_size": 2 * samples}
+    modes[f"sampled_steps {count}"] = off, {**whole, "sampled_steps": count}
+    modes[f"sampled_steps {count}, batches over several steps"] = (
+        off,
+        {
+            **whole,
+            "sampled_steps": count,
+            "batch_size": samples,
+        },
+    )
+    if model.is_adapted:
+        modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
     if model.CLASSIFIER_FREE and guidance > 1:
         half = {**whole, "unconditional_gradient": False}
-        modes["no unconditional gradient, recomputed"] = "off", half
-        modes["no unconditional gradient, kept graph"] = "on", half
-        modes[f"no unconditional gradient, sampled_steps {count}"] = "off", {**half, "sampled_steps": count}
+        modes["no unconditional gradient, recomputed"] = off, half
+        modes["no unconditional gradient, kept graph"] = on, half
+        modes[f"no unconditional gradient, sampled_steps {count}"] = off, {**half, "sampled_steps": count}
     return modes
 
 

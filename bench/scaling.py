@@ -1,10 +1,11 @@
 """Several processes against one: seconds, what they send each other, and a model of many GPUs from that.
 
-    python bench/scaling.py [--rounds N]
+    python bench/scaling.py [--turns N] [--rounds N]
 
 On the CPU, one thread a process: an iteration of the quickstart by one process and by two, with the same samples (strong scaling)
-and with twice as many (weak scaling), LoRA and all weights. The collectives of torch.distributed are wrapped and counted. Then
-FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds follow from stated rates.
+and with twice as many (weak scaling), LoRA, LoRA on sharded frozen weights, and all weights. The collectives of torch.distributed
+are wrapped and counted. Then FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds
+follow from stated rates.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from comfyui_otca.trainer.workflow import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
+LORA, SHARDED, FULL = "lora", "lora, sharded", "full"
 
 # Assumptions of the model
 TFLOPS, USED = 989e12, 0.4  # bfloat16 of an H100 SXM, and the share of it that transformers of this size reach
@@ -40,45 +42,65 @@ SIDE, TOKENS, RANK = 1024, 512, 64  # pixels, text tokens, LoRA rank
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=5, help="of each case")
+    parser.add_argument("--rounds", type=int, default=2, help="iterations in a turn, after one that warms up")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    measured(options.rounds)
+    measured(options.turns, options.rounds)
     modelled()
 
 
 # -- measured ----------------------------------------------------------------------------------------------------------
 
 
-def measured(rounds: int) -> None:
+def measured(turns: int, rounds: int) -> None:
+    """One process with half of the samples, one with all, and two with all take turns; ratios are taken within a turn."""
     print("| training | samples | 1 process | 2 processes | strong | weak | calls | a process sends |")
     print("|---|---|---|---|---|---|---|---|")
-    for training in ("lora", "full"):
-        seconds, counted = {}, Counter()
-        for processes, prompts in ((1, 2), (1, 4), (2, 4)):
-            found = together(processes, iterations, training, prompts, rounds)
-            for error in (own for own in found if isinstance(own, Exception)):
-                raise error
-            seconds[processes, prompts] = statistics.median(found[0][0])
-            counted = found[0][1]
-        half, one, two = seconds[1, 2], seconds[1, 4], seconds[2, 4]
+    for training in (LORA, SHARDED, FULL):
+        seconds, counted = {case: [] for case in ((1, 2), (1, 4), (2, 4))}, Counter()
+        for _ in range(turns):
+            for (processes, prompts), own in seconds.items():
+                found = together(processes, iterations, training, prompts, rounds)
+                for error in (one for one in found if isinstance(one, Exception)):
+                    raise error
+                own.append(statistics.median(found[0][0]))
+                counted = found[0][1]
+        half, one, two = (statistics.median(own) for own in seconds.values())
+        halves, ones, twos = seconds.values()
+        strong = _spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
+        weak = _spread([a / b for a, b in zip(halves, twos, strict=True)])
         calls = sum(number for (_, what), number in counted.items() if what == "calls")
         sent = sum(number for (_, what), number in counted.items() if what == "sent")
         print(
-            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {one / two / 2:.2f} | "
-            f"{half / two:.2f} | {calls} | {sent / 1e6:.2f} MB |",
+            f"| {training} | {4 * GROUP} | {one:.2f} s ({half:.2f} s for {2 * GROUP}) | {two:.2f} s | {strong} | {weak} | "
+            f"{calls} | {sent / 1e6:.2f} MB |",
             flush=True,
         )
         for name in sorted({name for name, _ in counted}):
             print(f"  {training}: {name}: {counted[name, 'calls']} calls, {counted[name, 'sent'] / 1e6:.3f} MB sent")
 
 
+def _spread(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
+
+
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
     """Seconds of each iteration of this process, and what the last one sent."""
     host.terminal.device = "cpu"
     host.quiet_libraries()
-    workflow = Workflow(json.loads(QUICKSTART.read_text(encoding="utf-8")), NODE_CLASS_MAPPINGS)
-    changes = {"1.training": training, "2.prompts_per_iteration": prompts, "3.keep_graph": "off"}
+    graph = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    if training == SHARDED:
+        memory = {"quantize": "none", "attention": "auto", "shard": True}
+        memory |= dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing", "compile"), False)
+        graph["memory"] = {"class_type": "OTCA_ModelMemory", "inputs": memory}
+        graph["1"]["inputs"]["memory"] = ["memory", 0]
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    changes = {
+        "1.training": FULL if training == FULL else LORA,
+        "2.prompts_per_iteration": prompts,
+        "3.keep_graph": "off",
+    }
     for name, value in changes.items():
         workflow.set(name, value)
     step, seconds, counted = only(workflow, STEP_NODE), [], Counter()
@@ -129,18 +151,17 @@ def modelled() -> None:
     print(f"a forward pass of a {SIDE} x {SIDE} sample: {flops / 1e12:.0f} TFLOPs, {forward:.3f} s\n")
     print("| training | GPUs | samples a GPU | compute | communication | efficiency |")
     print("|---|---|---|---|---|---|")
-    for training in ("lora", "full"):
+    for training in (LORA, SHARDED, FULL):
         # Backward: for LoRA about one forward, without gradients of frozen weights; else two. Checkpointing: one more.
-        passes = STEPS + TRAINED * (3 if training == "lora" else 4)
+        passes = STEPS + TRAINED * (4 if training == FULL else 3)
         for kind, own in (("strong", None), ("weak", OWN)):
             for gpus in (8, 64, 512):
                 samples = own or TOTAL // gpus
                 compute = samples * passes * forward
-                if training == "lora":
-                    sent = reduced(4 * adapter, gpus)
-                else:  # micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
-                    gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
-                    sent = gathers * gathered(2 * weights, gpus) + scatters * gathered(4 * weights, gpus)
+                # Micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
+                gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
+                sent = 0.0 if training == LORA else gathers * gathered(2 * weights, gpus)
+                sent += scatters * gathered(4 * weights, gpus) if training == FULL else reduced(4 * adapter, gpus)
                 spoken = MEETINGS * LATENCY if gpus > NODE else 0.0
                 told = f"{samples} ({kind})"
                 efficiency = compute / (compute + sent + spoken)

@@ -3,13 +3,26 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, external_rewards, fusion, image_rewards, model, rewards, sampling, training, video_rewards
+from . import (
+    credit,
+    data,
+    external_rewards,
+    fusion,
+    guidance,
+    image_rewards,
+    model,
+    rewards,
+    sampling,
+    training,
+    video_rewards,
+)
 
 _NODES = [
     model.LoadFlowModel,
     model.ModelMemory,
     model.ModelFiles,
     data.PromptDataset,
+    sampling.MixGRPOWindow,
     sampling.SDESampler,
     image_rewards.RewardClipT,
     image_rewards.RewardAesthetic,
@@ -28,11 +41,20 @@ _NODES = [
     rewards.RewardStack,
     credit.TCDWeights,
     credit.UniformWeights,
+    credit.NoiseAwareWeights,
+    credit.PCPOWeights,
+    credit.GRPOGuard,
+    credit.CombineCredit,
+    credit.SpatialCredit,
     fusion.MOCAFuse,
     fusion.WeightedFuse,
+    fusion.MinNormFuse,
+    fusion.BestOfN,
+    fusion.StepwiseGain,
     training.GRPOStep,
     training.TrainingRun,
     training.SaveLoRA,
+    guidance.ImplicitRewardGuidance,
 ]
 
 NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}

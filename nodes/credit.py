@@ -2,6 +2,7 @@
 
 from ..trainer import host
 from . import live, payloads
+from .rewards import complaint
 
 
 class _Credit:
@@ -19,15 +20,20 @@ class _Credit:
         import time
         from dataclasses import replace
 
-        from ..trainer import plots
-
         started = time.perf_counter()
         credit = method(trajectories.latents, trajectories.final, trajectories.trained, *options)
         seconds = time.perf_counter() - started
-        credit = replace(credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
+        return self._shown(replace(credit, sigmas=trajectories.sigmas, seconds=seconds), trajectories, node_id)
+
+    def _shown(self, credit, trajectories, node_id, *pictures):
+        from dataclasses import replace
+
+        from ..trainer import plots
+
+        credit = replace(credit, node=node_id)
         heatmap = host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
-            node_id, "credit", (credit, heatmap), lambda: payloads.credit(credit, trajectories), trajectories
+            node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
         )
 
 
@@ -68,14 +74,76 @@ class TCDWeights(_Credit):
                     },
                 ),
             },
+            "optional": {
+                "proxy": (
+                    ["latents", "prediction", "image_features", "measured_gain"],
+                    {
+                        "default": "latents",
+                        "tooltip": "What a step's progress is measured by. latents: as published, without a model call. "
+                        "prediction: the latent that the model foresees. image_features: an encoder's view of the foreseen "
+                        "picture. measured_gain: its rewards, the upper bound.",
+                    },
+                ),
+                "model": ("OTCA_MODEL", {"tooltip": "The one that sampled; for every proxy but latents."}),
+                "scores": ("OTCA_SCORES", {"tooltip": "Of these trajectories; for the proxy measured_gain."}),
+                "features": (
+                    "STRING",
+                    {
+                        "default": "shapes-clip",
+                        "tooltip": "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, "
+                        "the name of one, or a hub id in the local cache.",
+                    },
+                ),
+            },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
-    def weigh(self, trajectories, w_min, floor, normalize, node_id=""):
-        from ..trainer.credit import tcd
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types, proxy="latents", features="shapes-clip"):
+        from ..trainer import proxies
 
-        return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
+        declared = cls.INPUT_TYPES()
+        for name, given in input_types.items():
+            wanted = {**declared["required"], **declared["optional"]}[name][0]
+            if isinstance(wanted, str) and given not in (wanted, "*"):
+                return f"{name} receives {given} where {wanted} is needed. Fix: connect a node that outputs {wanted}"
+        if proxy is None or features is None:
+            return True  # linked: what comes is known only when the graph runs
+        wrong = proxies.complaint(proxy, input_types)
+        if wrong is None and proxy == "image_features":
+            wrong = complaint("features", host.find_model, features, "preprocessor_config.json")
+        return wrong or True
+
+    @host.outside_inference
+    def weigh(
+        self,
+        trajectories,
+        w_min,
+        floor,
+        normalize,
+        proxy="latents",
+        model=None,
+        scores=None,
+        features="shapes-clip",
+        node_id="",
+    ):
+        from dataclasses import replace
+
+        from ..trainer.credit import from_similarity, tcd
+
+        if proxy == "latents":
+            return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
+        from ..trainer import features as encoders
+        from ..trainer import proxies
+
+        # Held by the node, so that it is loaded once and not in every iteration.
+        self.encoder = encoders.load(features) if proxy == "image_features" else None
+
+        def by_proxy(latents, final, trained, *options):
+            similarity = proxies.similarity(proxy, trajectories, model, scores, self.encoder)
+            return replace(from_similarity(similarity, trained, *options), method=f"tcd, {proxy}")
+
+        return self._weighed(trajectories, node_id, by_proxy, w_min, floor, normalize)
 
 
 class UniformWeights(_Credit):
@@ -119,3 +187,168 @@ class UniformWeights(_Credit):
 
         generator = torch.Generator().manual_seed(seed)
         return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator, trajectories.share)
+
+
+class NoiseAwareWeights(_Credit):
+    TITLE = "Noise-Aware Weights"
+    DESCRIPTION = "A step counts as much as it explores: in proportion to the noise it adds (TempFlow-GRPO)."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import noise_aware
+
+        return self._weighed(trajectories, node_id, noise_aware, trajectories.stds)
+
+
+class PCPOWeights(_Credit):
+    TITLE = "PCPO Weights"
+    DESCRIPTION = (
+        "Proportionate credit: a step pulls as hard as it is long (PCPO). With GRPO Step's objective log_hinge."
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import pcpo
+        from ..trainer.sde import sensitivities
+
+        settings, sigmas = trajectories.settings, trajectories.sigmas
+        own = sensitivities(settings.kind, sigmas, settings.eta)
+        return self._weighed(trajectories, node_id, pcpo, own, sigmas)
+
+
+class GRPOGuard(_Credit):
+    TITLE = "GRPO-Guard"
+    DESCRIPTION = "Importance ratios of one size at every step, so that clipping meets all alike (GRPO-Guard)."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+
+    @host.outside_inference
+    def weigh(self, trajectories, node_id=""):
+        from ..trainer.credit import grpo_guard
+
+        return self._weighed(trajectories, node_id, grpo_guard, trajectories.stds, trajectories.sigmas)
+
+
+class CombineCredit(_Credit):
+    TITLE = "Combine Credit"
+    DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "credit_1": (
+                    "OTCA_CREDIT",
+                    {"tooltip": "Its movement of the latent is the one that MOCA Fuse explores by."},
+                ),
+                "credit_2": ("OTCA_CREDIT", {"tooltip": "Of the same trajectories."}),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @host.outside_inference
+    def weigh(self, trajectories, credit_1, credit_2, node_id=""):
+        from ..trainer.credit import combined
+
+        return self._shown(combined(credit_1, credit_2), trajectories, node_id)
+
+
+class SpatialCredit(_Credit):
+    TITLE = "Spatial Credit"
+    DESCRIPTION = "Says where in the picture the credit goes, by the patch features of a vision model (VIPO)."
+    RETURN_TYPES = (*_Credit.RETURN_TYPES, "IMAGE")
+    RETURN_NAMES = (*_Credit.RETURN_NAMES, "places")
+    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright where the credit goes.")
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "trajectories": ("OTCA_TRAJECTORIES",),
+                "credit": ("OTCA_CREDIT", {"tooltip": "The weights of the steps, which stay as they are."}),
+                "model": (
+                    "STRING",
+                    {
+                        "default": "shapes-clip",
+                        "tooltip": "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
+                        "facebook/dinov2-base.",
+                    },
+                ),
+                "components": (
+                    "INT",
+                    {"default": 3, "min": 1, "max": 64, "tooltip": "Principal components that are added up (K)."},
+                ),
+                "smoothing": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.0,
+                        "max": 16.0,
+                        "step": 0.1,
+                        "tooltip": "Of the map, in patches; 0: none.",
+                    },
+                ),
+                "floor": (
+                    "FLOAT",
+                    {
+                        "default": 0.0,
+                        "min": 0.0,
+                        "max": 1.0,
+                        "step": 0.05,
+                        "tooltip": "What every position keeps of its credit; 1: the map is without effect.",
+                    },
+                ),
+            },
+            "optional": {
+                "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
+                "dtype": (
+                    ["auto", "float32", "bfloat16", "float16"],
+                    {"default": "auto", "tooltip": "Of the vision model. auto: float32."},
+                ),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, model):
+        from ..trainer.place import MARKER
+
+        return complaint("model", host.find_model, model, MARKER) or True
+
+    @host.outside_inference
+    def weigh(
+        self,
+        trajectories,
+        credit,
+        model,
+        components,
+        smoothing,
+        floor,
+        device="auto",
+        dtype="auto",
+        node_id="",
+    ):
+        import time
+        from dataclasses import replace
+
+        from ..trainer import place, plots
+        from ..trainer.rewards.network import shared
+
+        started = time.perf_counter()
+        network = shared(place.PatchFeatures, host.find_model(model, place.MARKER), device, dtype)
+        own = place.credit_map(network, trajectories, components=components, smoothing=smoothing, floor=floor)
+        seconds = credit.seconds + time.perf_counter() - started
+        credit = replace(credit, place=own, method=f"{credit.method} · place", seconds=seconds)
+        places = host.picture(lambda: plots.lit(trajectories.images, own))
+        return self._shown(credit, trajectories, node_id, places)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..trainer import host, resident
@@ -37,19 +37,33 @@ def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], traj
         kind: credit, advantages, scores or run.
         trajectories: those that `preview_png` of this node shows.
     """
+    return shown_all(node, result, {kind: payload}, trajectories)
+
+
+def shown_all(
+    node: str,
+    result: tuple,
+    payloads: Mapping[str, Callable[[], dict]],
+    trajectories: Trajectories | None = None,
+):
+    """As `shown`, of a node with several kinds of payload, in their order."""
     if not host.in_comfyui():
         return result
     workflow = host.running_workflow_id()
-    data = payload() | {"workflow_id": workflow}
-    if kind == "credit":  # advantages are about a credit that is no more
+    ui = {}
+    for kind, payload in payloads.items():
+        data = payload() | {"workflow_id": workflow}
+        # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
+        credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
         for (of, _), results in _results.items():
-            if of == workflow and results.get("advantages", {}).get("credit_node") == node:
+            if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
                 del results["advantages"]
-    _results.setdefault((workflow, node), {})[kind] = data
+        _results.setdefault((workflow, node), {})[kind] = data
+        host.tell(EVENT, {"node": node, "kind": kind, "data": data})
+        ui[f"otca_{kind}"] = [data]
     if trajectories is not None:
         _trajectories[workflow, node] = weakref.ref(trajectories)
-    host.tell(EVENT, {"node": node, "kind": kind, "data": data})
-    return {"ui": {f"otca_{kind}": [data]}, "result": result}
+    return {"ui": ui, "result": result}
 
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:

@@ -247,6 +247,14 @@ class ModelMemory:
                     "BOOLEAN",
                     {"default": False, "tooltip": "The autoencoder is on the device only while it decodes."},
                 ),
+                "shard": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit "
+                        "none of them. Loading takes main memory for each process. On one GPU it does nothing.",
+                    },
+                ),
             },
         }
 

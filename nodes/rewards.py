@@ -188,7 +188,17 @@ class RewardStack:
         }
         return {
             "required": {"trajectories": ("OTCA_TRAJECTORIES",)},
-            "optional": sockets,
+            "optional": {
+                **sockets,
+                "overlap": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Score while the next samples are made, batch_size of the SDE Sampler at a time. Takes the "
+                        "memory of both at once.",
+                    },
+                ),
+            },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
@@ -196,7 +206,7 @@ class RewardStack:
     def VALIDATE_INPUTS(cls, input_types):
         if not any(name.startswith("reward_") for name in input_types):
             return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
-        expected = {"trajectories": "OTCA_TRAJECTORIES"}
+        expected = {"trajectories": "OTCA_TRAJECTORIES", "overlap": "BOOLEAN"}
         for name, given in input_types.items():
             wanted = expected.get(name, "OTCA_REWARD")
             if given not in (wanted, "*"):
@@ -204,14 +214,10 @@ class RewardStack:
         return True
 
     @host.outside_inference
-    def score(self, trajectories, node_id="", **sockets):
+    def score(self, trajectories, node_id="", overlap=False, **sockets):
         from ..trainer import plots
-        from ..trainer.rewards.base import score_stack
 
-        rewards = [sockets[name] for name in sorted(sockets)]
-        scores = score_stack(
-            rewards, trajectories.images, trajectories.texts, trajectories.groups, host.progress(len(rewards))
-        )
+        scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
         scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
         stills = plots.stills(trajectories.images)
         table = host.picture(lambda: plots.reward_table(scores, stills))
@@ -222,3 +228,16 @@ class RewardStack:
             return payloads.scores(node_id, scores, host.save_temporary(sheet, name))
 
         return live.shown(node_id, "scores", (scores, table), payload)
+
+    def _scores(self, trajectories, rewards, overlap):
+        from ..trainer.rewards.base import score_stack, trained_first
+
+        rewards, ahead = trained_first(rewards), trajectories.ahead
+        scored = ahead.take(trajectories.images, rewards) if overlap else None
+        # In the same parts whether they are scored ahead or not: a network's rounding may depend on how many it sees.
+        size = trajectories.settings.batch_size if overlap else 0
+        known = scored.parts() if scored else ()
+        steps = host.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
+        scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, known)
+        (ahead.expect if overlap else ahead.release)(rewards)
+        return replace(scores, waited=scored.waited) if scored else scores

@@ -1,7 +1,9 @@
-"""Stage 3: groups of stochastic trajectories."""
+"""Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
 from ..trainer import host
-from ..trainer.sde import KINDS
+from ..trainer.ahead import Ahead
+from ..trainer.sde import KINDS, ODE_SOLVERS
+from ..trainer.window import MODES
 
 
 class SDESampler:
@@ -12,6 +14,9 @@ class SDESampler:
     RETURN_NAMES = ("trajectories", "images")
     OUTPUT_TOOLTIPS = ("Every step of every sample with its probability.", "The decoded pictures that the rewards see.")
     FUNCTION = "sample"
+
+    def __init__(self):
+        self.ahead = Ahead()
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -151,6 +156,32 @@ class SDESampler:
                         "tooltip": "Guidance of Wan 2.2's second, low-noise expert; 0: the same as guidance.",
                     },
                 ),
+                "merge_adapter": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "Fold the LoRA into the weights while sampling: faster, and as much memory again as they "
+                        "take. Where keep_graph keeps the graph (auto decides first), nothing is merged.",
+                    },
+                ),
+                "ode_solver": (
+                    list(ODE_SOLVERS),
+                    {
+                        "default": "euler",
+                        "tooltip": "Of the deterministic steps. adams_bashforth: second order without more model calls, so "
+                        "that fewer steps do (as in MixGRPO-Flash).",
+                    },
+                ),
+                "fraction_after_window": (
+                    "FLOAT",
+                    {
+                        "default": 1.0,
+                        "min": 0.05,
+                        "max": 1.0,
+                        "step": 0.05,
+                        "tooltip": "Below 1 the steps after the window are fewer and larger (MixGRPO-Flash: 0.4).",
+                    },
+                ),
             },
         }
 
@@ -178,6 +209,9 @@ class SDESampler:
         frames=1,
         negative_prompt="",
         guidance_2=0.0,
+        merge_adapter=False,
+        ode_solver="euler",
+        fraction_after_window=1.0,
     ):
         from ..trainer import distributed, rollout
         from ..trainer.types import SamplerSettings
@@ -200,6 +234,9 @@ class SDESampler:
             frames=frames,
             negative_prompt=negative_prompt,
             guidance_2=guidance_2,
+            merge_adapter=merge_adapter,
+            ode_solver=ode_solver,
+            fraction_after_window=fraction_after_window,
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
@@ -213,7 +250,81 @@ class SDESampler:
             seed=seed,
             keep_graph=keep,
             keep_predictions=host.in_comfyui(),
-            on_step=host.progress(rollout.model_calls(steps, own, batch_size)),
+            on_step=host.progress(rollout.model_calls(settings.transitions, own, batch_size)),
+            ahead=self.ahead,
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)
+
+
+class MixGRPOWindow:
+    TITLE = "MixGRPO Window"
+    CATEGORY = "OTCA/sampling"
+    DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps as training goes on (MixGRPO)."
+    RETURN_TYPES = ("INT", "INT")
+    RETURN_NAMES = ("start", "length")
+    OUTPUT_TOOLTIPS = ("For the SDE Sampler's window_start.", "For the SDE Sampler's window_length.")
+    FUNCTION = "place"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "iteration": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**31,
+                        "control_after_generate": True,
+                        "tooltip": "Advances by one with every iteration (canvas: set it to increment).",
+                    },
+                ),
+                "steps": ("INT", {"default": 16, "min": 2, "max": 1000, "tooltip": "As the SDE Sampler has them (T)."}),
+                "length": (
+                    "INT",
+                    {"default": 4, "min": 1, "max": 1000, "tooltip": "Stochastic, trained steps in one iteration."},
+                ),
+                "mode": (
+                    list(MODES),
+                    {
+                        "default": "progressive",
+                        "tooltip": "progressive: moves on and wraps. progressive_decay: late places for fewer iterations. "
+                        "random: a new place in every iteration.",
+                    },
+                ),
+                "every": (
+                    "INT",
+                    {"default": 25, "min": 1, "max": 10**6, "tooltip": "Iterations before it moves (progressive)."},
+                ),
+                "stride": (
+                    "INT",
+                    {"default": 1, "min": 1, "max": 1000, "tooltip": "Steps by which it moves (progressive)."},
+                ),
+            },
+            "optional": {
+                "seed": (
+                    "INT",
+                    {
+                        "default": 0,
+                        "min": 0,
+                        "max": 2**63 - 1,
+                        "control_after_generate": False,  # what moves on is the iteration
+                        "tooltip": "Of the random places.",
+                    },
+                ),
+                "train_last_step": (
+                    "BOOLEAN",
+                    {
+                        "default": False,
+                        "tooltip": "As the SDE Sampler has it: off, the window ends before the last step.",
+                    },
+                ),
+            },
+        }
+
+    def place(self, iteration, steps, length, mode, every, stride, seed=0, train_last_step=False):
+        from ..trainer.window import window_start
+
+        options = {"mode": mode, "every": every, "stride": stride, "seed": seed, "train_last_step": train_last_step}
+        return window_start(iteration, steps, length, **options), length

@@ -94,7 +94,8 @@ class GRPOStep:
                         "default": 0,
                         "min": 0,
                         "max": 4096,
-                        "tooltip": "Samples to one forward and backward pass; 0: all. Changes memory and speed only.",
+                        "tooltip": "Samples to one forward and backward pass, of several steps where there is room; 0: all "
+                        "samples of one step. Changes memory and speed only.",
                     },
                 ),
                 "ema_decay": (
@@ -126,6 +127,14 @@ class GRPOStep:
                         "Saves time and memory; the gradient is another one.",
                     },
                 ),
+                "objective": (
+                    ["clipped", "log_hinge"],
+                    {
+                        "default": "clipped",
+                        "tooltip": "clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with clip_range as its "
+                        "margin.",
+                    },
+                ),
             },
         }
 
@@ -138,7 +147,8 @@ class GRPOStep:
         settings = grpo.UpdateSettings(
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )
-        calls = len(trajectories.trained) * -(-len(trajectories.groups) // (settings.batch_size or 10**9))
+        trained, samples = len(trajectories.trained), len(trajectories.groups)
+        calls = -(-trained * samples // settings.batch_size) if settings.batch_size else trained
         metrics = grpo.update(model, trajectories, advantages, settings, host.progress(calls))
         return model, report(metrics, trajectories, advantages)
 

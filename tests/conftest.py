@@ -74,7 +74,7 @@ def _unpainted(request, monkeypatch):
 def _clean_process():
     """What a command line would leave behind in its process: stop flag, folders, open runs."""
     yield
-    host.terminal.stop_signal = host.terminal.output = host.terminal.device = None
+    host.terminal.stop_signal = host.terminal.output = host.terminal.device = host.terminal.reward_device = None
     host.terminal.download = False
     record._open.clear()
 

@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import lora
+from comfyui_otca.trainer import host, lora
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def cheap():
 
 def test_help_and_nodes_load_nothing_heavy(cheap):
     assert cheap.returncode == 0, cheap.stderr
-    for word in ("train", "validate", "sample", "score", "eval", "vbench", "export", "nodes"):
+    for word in ("train", "validate", "sample", "score", "eval", "compare", "vbench", "export", "nodes"):
         assert word in cheap.stdout
 
 
@@ -292,6 +293,23 @@ def test_training_needs_one_run_node(otca, written, small_graph, tmp_path, count
     assert code == 2 and f"{count} OTCA_TrainingRun nodes" in errors and "Fix: " in errors
 
 
+def test_gpus_for_rewards_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    train = ("train", written(small_graph()), "--output", tmp_path / "run", "--reward-gpus")
+    code, _, errors = otca(*train, 1, "--gpus", 2)
+    assert code == 2 and "2 here, are 3 GPUs on each machine" in errors and "has 2. Fix: " in errors
+    code, _, errors = otca(*train, 2)
+    assert code == 2 and "1 here, are 3 GPUs" in errors
+    code, _, errors = otca(*train, 1, "--device", "cpu")
+    assert code == 2 and "--device cpu say two things. Fix: " in errors
+    assert not (tmp_path / "run").exists()
+    seen = []
+    monkeypatch.setattr(
+        "comfyui_otca.trainer.run.train", lambda *_, **__: seen.append(host.terminal.reward_device) or 0
+    )
+    assert otca(*train, 1)[0] == 0 and seen == ["cuda:1"]
+
+
 # --- --set ----------------------------------------------------------------------------------------------------------
 
 
@@ -359,6 +377,27 @@ def test_the_adapter_shows_in_a_runs_samples(otca, finished_run, tmp_path):
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
+def test_sample_with_guides(otca, finished_run, tmp_path):
+    def pictures(name, *guides):
+        options = [part for guide in guides for part in ("--guide", guide)]
+        arguments = ["sample", "shapes-flux", "--prompt", "a red circle", "--seeds", 2, "--steps", 3, *options]
+        code, printed, errors = otca(*arguments, "--output", tmp_path / name)
+        assert code == 0, errors
+        with Image.open(tmp_path / name) as picture:
+            return np.asarray(picture)
+
+    tensors = lora.read_tensors(finished_run / "lora.safetensors")
+    file = tmp_path / "loud.safetensors"
+    lora.write_tensors(file, {key: 30 * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()})
+    plain, zero, one = pictures("plain.png"), pictures("0.png", f"{file}=0"), pictures("1.png", f"{file}=1")
+    height = len(plain)
+    for picture in (zero, one):
+        assert (picture[24 : 24 + height] == plain).all(), "above, under a heading, what there is without guides"
+    assert (zero[-height:] == plain).all() and (one[-height:] != plain).any()
+    both = pictures("both.png", f"{file}=0:1.5,2:0", f"{finished_run}=0.5")
+    assert both.shape == one.shape and (both[-height:] != one[-height:]).any()
+
+
 @pytest.mark.parametrize("by_name", [True, False])
 def test_sample_a_model(otca, flux_folder, tmp_path, by_name):
     path = tmp_path / "new" / "a.png"
@@ -375,6 +414,8 @@ def test_sample_a_model(otca, flux_folder, tmp_path, by_name):
         (["nowhere", "--prompt", "x"], ["'nowhere'", "Fix: "]),
         (["shapes-flux", "--prompt", "x", "--size", "big"], ["--size 'big'", "Fix: "]),
         (["shapes-flux", "--prompt", "x", "--size", "44x40"], ["multiples of 8"]),
+        (["shapes-flux", "--prompt", "x", "--guide", "runs/color"], ["'runs/color' is not RUN=γ", "Fix: "]),
+        (["shapes-flux", "--prompt", "x", "--guide", "nowhere=1"], ["guide 'nowhere' was not found", "Fix: "]),
     ],
 )
 def test_a_bad_sample_is_named(otca, arguments, words, tmp_path):

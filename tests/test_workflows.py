@@ -17,11 +17,25 @@ from comfyui_otca.trainer.workflow import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
-LARGE = [name for name in ALL if name.startswith("otca_")]
+# Of large models: the rewards that are trained, and those that are held out.
+OTCA_REWARDS, OTCA_VIDEO_REWARDS = (
+    ("clip_t hpsv2 aesthetic", "pickscore"),
+    ("video_align_vq video_align_mq video_align_ta", "clip_t"),
+)
+OTHERS = {
+    "dance_grpo_flux": ("hpsv2 clip_t", "pickscore"),
+    "mix_grpo_flux": ("hpsv2 pickscore image_reward", "clip_t"),
+    "flow_grpo_sd3": ("pickscore", "clip_t hpsv2 aesthetic"),
+}
+OTCA = [name for name in ALL if name.startswith("otca_")]
+LARGE = [*OTCA, *OTHERS]
+# On shapes-flux, to be compared.
+METHODS = ["otca", "tcd_only", "moca_only", "dance_grpo", "flow_grpo", "mix_grpo", "pcpo", "vipo", "stepwise_flow_grpo"]
 OF_A_GPU = {"quantize": "none"}  # what no CPU can do
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
     "OTCA_SDESampler": {"group_size": 3, "steps": 4, "width": 32, "height": 32},
+    "OTCA_MixGRPOWindow": {"steps": 4, "length": 2, "every": 1},
     "OTCA_ModelMemory": OF_A_GPU,
     "OTCA_TrainingRun": {
         "iterations": 2,
@@ -30,6 +44,7 @@ SMALL = {
         "evaluation_steps": 2,
     },
 }
+FEW = {**SMALL, "OTCA_SDESampler": {"group_size": 3}, "OTCA_MixGRPOWindow": {"every": 1}}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +59,9 @@ def models(tmp_path_factory):
     tiny_rewards.aesthetic(folder / "sac+logos+ava1-l14-linearMSE.pth")
     tiny_rewards.pickscore(folder / "yuvalkirstain" / "PickScore_v1")
     tiny_rewards.clip(folder / "laion" / "CLIP-ViT-H-14-laion2B-s32B-b79K", projection=64)
+    tiny_rewards.image_reward(folder)
+    (folder / "google-bert").mkdir()
+    (folder / "bert-base-uncased").rename(folder / "google-bert" / "bert-base-uncased")
     tiny_video_rewards.video_align(folder / "KlingTeam")
     (folder / "Qwen").mkdir()
     (folder / "KlingTeam" / "Qwen2-VL").rename(folder / "Qwen" / "Qwen2-VL-2B-Instruct")
@@ -66,13 +84,10 @@ def test_trains(name, models, tmp_path, monkeypatch):
     host.terminal.output, host.terminal.device = tmp_path, "cpu"
     assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    wanted = (
-        {"video_align_vq", "video_align_mq", "video_align_ta"} if "video" in name else {"clip_t", "hpsv2", "aesthetic"}
-    )
-    held_out = {"clip_t"} if "video" in name else {"pickscore"}
+    wanted = OTHERS.get(name, OTCA_VIDEO_REWARDS if "video" in name else OTCA_REWARDS)
     for row in rows:
-        assert {key.split("/")[1] for key in row if key.startswith("reward/")} == wanted
-        assert {key.split("/")[1] for key in row if key.startswith("held_out/")} == held_out
+        for kind, names in zip(("reward/", "held_out/"), wanted, strict=True):
+            assert {key.split("/")[1] for key in row if key.startswith(kind)} == set(names.split())
         assert row["gradient_norm"] > 0 and row["groups/masked_samples"] == 0
 
 
@@ -88,11 +103,11 @@ def test_without_its_models_it_says_what_to_get(name, monkeypatch, tmp_path):
         "OTCA_RewardHPSv2",
         "OTCA_RewardAesthetic",
     }
-    large.add("OTCA_RewardPickScore")
+    large |= {"OTCA_RewardPickScore", "OTCA_RewardImageReward"}
     assert errors == {id for id, node in graph(name).items() if node["class_type"] in large}
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", OTCA)
 def test_the_settings_of_the_paper(name):
     """method.md §6: G, T, η and size; the rest is what the canvas's note says."""
     nodes = {node["class_type"]: node["inputs"] for node in graph(name).values()}
@@ -103,6 +118,64 @@ def test_the_settings_of_the_paper(name):
     small = name.endswith("_24gb")
     assert (nodes["OTCA_ModelMemory"]["quantize"] == "4bit") == (small and "sd3" not in name)
     assert all(inputs.get("offload", False) == small for kind, inputs in nodes.items() if kind == "OTCA_RewardClipT")
+
+
+def test_the_settings_of_the_other_papers():
+    """Of their public code: G, T, kind, η, size, own noise; timestep_fraction; how rewards are added; window; LoRA and rate."""
+
+    def of(name, node, *keys):
+        (inputs,) = [entry["inputs"] for entry in graph(name).values() if entry["class_type"] == f"OTCA_{node}"]
+        return tuple(inputs.get(key) for key in keys)
+
+    sampler = "group_size", "steps", "kind", "eta", "width", "height", "shift", "shared_noise"
+    assert of("dance_grpo_flux", "SDESampler", *sampler) == (12, 16, "dance_sde", 0.3, 720, 720, 3.0, None)
+    assert of("mix_grpo_flux", "SDESampler", *sampler) == (12, 25, "flow_sde", 0.7, 720, 720, 3.0, None)
+    assert of("flow_grpo_sd3", "SDESampler", *sampler) == (24, 10, "flow_sde", 0.7, 512, 512, 3.0, False)
+    fractions = [of(name, "UniformWeights", "timestep_fraction") for name in OTHERS]
+    assert fractions == [(0.6,), (1.0,), (1.0,)]
+    fuses = [of(name, "WeightedFuse", "mode", "std_scope") for name in OTHERS]
+    assert fuses == [("weighted_advantages", "group")] * 2 + [("weighted_sum", "batch")]
+    window = of("mix_grpo_flux", "MixGRPOWindow", "steps", "length", "mode", "every", "stride")
+    assert window == (25, 4, "progressive", 25, 1)
+    assert of("flow_grpo_sd3", "LoadFlowModel", "lora_rank", "lora_alpha") == (32, 64.0)
+    assert of("flow_grpo_sd3", "GRPOStep", "learning_rate", "clip_range") == (3e-4, 1e-4)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_trains_the_embedded_model(name, tmp_path):
+    content = graph(name)
+    assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
+    for node in content.values():
+        node["inputs"].update(FEW.get(node["class_type"], {}))
+    host.terminal.output = tmp_path
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
+    trained = [int(key.removeprefix("credit/step/")) for key in rows[0] if key.startswith("credit/step/")]
+    # ddim_sde is deterministic at σ = 1.
+    steps = {"mix_grpo": range(4), "stepwise_flow_grpo": range(1, 7)}
+    assert trained == list(steps.get(name, range(7)))
+    assert ("credit/step/0" in rows[1]) == (0 in trained and name != "mix_grpo"), "its window has moved on"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_differ_in_the_method_alone(name):
+    """What they are compared by is the quickstart's: model, prompts, size, group, rewards, learning rate, evaluation."""
+    method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
+    method.add("OTCA_MixGRPOWindow")
+    own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
+    own |= {"run_name", "filename"}
+
+    def rest(name):
+        return {
+            node["class_type"]: {k: v for k, v in node["inputs"].items() if k not in own and not isinstance(v, list)}
+            for node in graph(name).values()
+            if node["class_type"] not in method
+        }
+
+    assert rest(name) == rest("quickstart")
+    inputs = {node["class_type"]: node["inputs"] for node in graph(name).values()}
+    assert (inputs["OTCA_TrainingRun"]["run_name"], inputs["OTCA_SaveLoRA"]["filename"]) == (name, f"{name}_lora")
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,7 +46,19 @@ def tcd(
     Raises:
         ValueError: unknown option, w_min outside [0, 1], no trained step, or one that does not exist.
     """
-    similarity, delta = similarity_gain(latents, final)
+    similarity, _ = similarity_gain(latents, final)
+    return from_similarity(similarity, trained, w_min, floor, normalize)
+
+
+def from_similarity(
+    similarity: Tensor,
+    trained: Sequence[int],
+    w_min: float = 0.5,
+    floor: str = "affine",
+    normalize: str = "mean",
+) -> StepCredit:
+    """The weights of `tcd` for any measure S [B, T+1] of how far a trajectory has come, such as those of `proxies`."""
+    delta = similarity.diff(dim=1)
     trained = _checked(trained, delta.shape[1])
     if floor not in FLOORS or normalize not in NORMALIZATIONS:
         raise ValueError(
@@ -96,6 +109,97 @@ def uniform(
         weights = (order < kept) * (len(trained) / kept)
     raw = weights / weights.sum(1, keepdim=True)
     return StepCredit(weights, raw, delta, similarity, trained, method="uniform")
+
+
+def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Sequence[float]) -> StepCredit:
+    """A step counts as much as it explores: w_j ∝ s_j·√Δ_j, of mean 1 (TempFlow-GRPO, 2508.04324).
+
+    Args:
+        latents, final, trained: as for `tcd`; similarities are reported though not used.
+        stds: the T transitions' s_j·√Δ_j.
+    """
+    return _given(latents, final, trained, stds, "noise_aware")
+
+
+def pcpo(
+    latents: Tensor, final: Tensor, trained: Sequence[int], sensitivities: Sequence[float], sigmas: Sequence[float]
+) -> StepCredit:
+    """Proportionate credit (PCPO, 2509.25774): log ρ̃_j = ζ·Δ_j/c_j·log ρ_j with ζ = Σ c_j / Σ Δ_j over the trained steps.
+
+    Left alone, a step pulls as hard as its log-ratio is sensitive to the velocity, c_j; so scaled, as it is long. The paper's
+    other half is the objective `log_hinge`.
+
+    Args:
+        latents, final, trained: as for `tcd`; similarities are reported though not used.
+        sensitivities: c_j of the T transitions, from `sde.sensitivities`.
+        sigmas: T+1 noise levels.
+    """
+    trained = _checked(trained, latents.shape[1] - 1)
+    steps = [sigmas[j] - sigmas[j + 1] for j in trained]
+    own = [sensitivities[j] for j in trained]
+    zeta = sum(own) / sum(steps)
+    credit = _given(latents, final, trained, [1.0] * (latents.shape[1] - 1), "pcpo")
+    return replace(credit, ratio_scale=tuple(zeta * step / c for step, c in zip(steps, own, strict=True)))
+
+
+def grpo_guard(
+    latents: Tensor, final: Tensor, trained: Sequence[int], stds: Sequence[float], sigmas: Sequence[float]
+) -> StepCredit:
+    """Ratios that are alike at every step (GRPO-Guard, 2510.22319).
+
+    log ρ̂_j = std_j·(log ρ_j + mean‖Δμ_j‖²/(2·std_j²)), so that clipping meets all steps and both signs alike; and the loss is
+    divided by Δ_j, here as weights of mean 1.
+
+    Args:
+        latents, final, trained, stds: as for `noise_aware`.
+        sigmas: T+1 noise levels.
+    """
+    trained = _checked(trained, latents.shape[1] - 1)
+    inverse = [1 / (sigma - following) for sigma, following in zip(sigmas, sigmas[1:], strict=False)]
+    credit = _given(latents, final, trained, inverse, "grpo_guard")
+    return replace(credit, ratio_scale=tuple(stds[j] for j in trained), regulated=True)
+
+
+def combined(first: StepCredit, second: StepCredit) -> StepCredit:
+    """Both credits at once: weights are multiplied and scaled to mean 1 again, so are places; ratio scales are multiplied.
+
+    ΔS, and with it MOCA's exploration, is the first one's.
+
+    Raises:
+        ValueError: credits of different trained steps.
+    """
+    if first.trained != second.trained or len(first.weights) != len(second.weights):
+        raise ValueError(
+            f"credits of {len(first.weights)} samples and steps {first.trained} and of {len(second.weights)} samples and steps "
+            f"{second.trained} do not go together. Fix: connect both to the same trajectories"
+        )
+    weights = _mean_one(first.weights * second.weights)
+    places = [credit.place for credit in (first, second) if credit.place is not None]
+    scales = [credit.ratio_scale for credit in (first, second) if credit.ratio_scale]
+    return replace(
+        first,
+        weights=weights,
+        place=_mean_one(math.prod(places)) if places else None,
+        ratio_scale=tuple(math.prod(own) for own in zip(*scales, strict=True)),
+        regulated=first.regulated or second.regulated,
+        method=f"{first.method} · {second.method}",
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def _given(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:
+    """The same weights, one for each of the T transitions, for every sample, brought to mean 1 over the trained ones."""
+    similarity, delta = similarity_gain(latents, final)
+    trained = _checked(trained, delta.shape[1])
+    own = torch.tensor([weights[j] for j in trained]).expand(len(latents), -1)
+    own = _mean_one(own)
+    return StepCredit(own, own / own.sum(1, keepdim=True), delta, similarity, trained, method=method)
+
+
+def _mean_one(values: Tensor) -> Tensor:
+    """Rows of mean 1; where a row is zero everywhere it stays so."""
+    mean = values.flatten(1).mean(1).view(-1, *[1] * (values.ndim - 1))
+    return values / torch.where(mean == 0, 1.0, mean)
 
 
 def similarity_gain(latents: Tensor, final: Tensor) -> tuple[Tensor, Tensor]:

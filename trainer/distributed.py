@@ -72,6 +72,23 @@ def _device() -> torch.device:
     return PartialState().device  # of the one that `begin` made: they share their state
 
 
+def reward_gpu(count: int) -> str:
+    """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
+    processes, own = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    check_gpus(processes, count)
+    return f"cuda:{processes + own % count}"
+
+
+def check_gpus(processes: int, rewards: int) -> None:
+    """Raises ValueError where a machine has fewer GPUs than processes to train and GPUs for rewards."""
+    there = torch.cuda.device_count()
+    if there < processes + rewards:
+        raise ValueError(
+            f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs "
+            f"on each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
+        )
+
+
 def share(total: int) -> Share:
     """This process's consecutive rows of `total`. Whole groups, where their number is a multiple of the processes'.
 
@@ -250,18 +267,35 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     Args:
         dtype: to compute in. Blocks are sent in it, unless the network keeps some layers in float32.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    halved = dtype != torch.float32 and not network._keep_in_fp32_modules
+    # Inputs stay as they are, as in one process: rotary embeddings, for one, are float32 for good reason.
+    sent = MixedPrecisionPolicy(dtype if halved else None, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    _shard(network, {"mp_policy": sent})
+
+
+def shard_frozen(network: torch.nn.Module) -> None:
+    """As `shard`, but only of what is not trained, sent in the dtype that it is held in.
+
+    What is trained stays whole in every process, where it is, and so does its gradient. Blocks are moved to the process's device
+    one by one, so that no device need hold the whole network. Takes torch 2.7.
+    """
+    trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
+    _shard(network, {}, ignored_params=trained)
+
+
+def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     host.terminal.agree = _stop_together
-    mesh = init_device_mesh(_device().type, (world(),))
-    halved = dtype != torch.float32 and not network._keep_in_fp32_modules
-    sent = MixedPrecisionPolicy(param_dtype=dtype if halved else None, reduce_dtype=torch.float32, output_dtype=None)
+    options["mesh"] = init_device_mesh(_device().type, (world(),))
     for block in network.modules():
         if type(block).__name__ in (network._no_split_modules or ()):
-            fully_shard(block, mesh=mesh, mp_policy=sent)
+            fully_shard(block, **options, **of_blocks)
     # By itself FSDP2 would leave the network's own parameters whole after sampling.
-    fully_shard(network, mesh=mesh, reshard_after_forward=True)
+    fully_shard(network, **options, reshard_after_forward=True)
 
 
 def full(tensor: Tensor) -> Tensor:

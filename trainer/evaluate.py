@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import host, lora, plots, rollout, sample, weights
+from . import guidance, host, lora, plots, rollout, sample, weights
+from .guidance import Guide
 from .layout import ADAPTER, plain_name, write_text
 from .media import eight_bits, mp4
 from .record import RunError, json_line, read_lines, read_object
@@ -48,10 +49,12 @@ class Method:
     Attributes:
         name: in tables, and of its folder.
         adapter: that the model wears; None: the model as it was loaded.
+        guides: of a composition of several, in place of one adapter.
     """
 
     name: str
     adapter: Path | None = None
+    guides: tuple[Guide, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,30 @@ def parse_lora(text: str) -> Method:
     return Method(name, place / ADAPTER if place.is_dir() else place)
 
 
+def parse_guides(texts: Sequence[str]) -> list[Method]:
+    """`[NAME=]RUN=γ` each: a method a name, which composes all guides of that name; without one it is `guided`.
+
+    Raises:
+        ValueError: a name that is no plain one, or as `guidance.parse`.
+    """
+    guides: dict[str, list[Guide]] = {}
+    for text in texts:
+        guide = guidance.parse(text)
+        name, equals, source = guide.source.partition("=")
+        name, source = (name, source) if equals else ("guided", name)
+        try:
+            plain_name(name)
+        except ValueError as error:
+            raise ValueError(
+                f"--guide {text!r}: the name {name!r} {error}; --guide NAME=RUN=γ gives another"
+            ) from error
+        guides.setdefault(name, []).append(replace(guide, source=source))
+    return [Method(name, guides=tuple(own)) for name, own in guides.items()]
+
+
 def evaluate(
     source: str,
-    loras: Sequence[Method],
+    others: Sequence[Method],
     prompts: Sequence[str],
     seeds: Sequence[int],
     rewards: Mapping[str, Reward],
@@ -95,6 +119,7 @@ def evaluate(
 
     Args:
         source: a run's folder, whose weights are then a method; or a model's folder or name.
+        others: methods beside it and the base.
         rewards: by what was asked for, as in `clip_t:model=…`.
         folder: where all of it goes. Pictures that it holds with all their scores are not made again.
         size, settings: as of `sample.load`.
@@ -108,8 +133,8 @@ def evaluate(
     names = [reward.name for reward in rewards.values()]
     check_names(names)
     model, chosen = sample.load(source, node_classes, size=size, batch_size=batch_size, **settings)
-    methods = [Method(BASE), *_trained(source, model), *loras]
-    _check_methods(model, methods)
+    methods = [Method(BASE), *_trained(source, model), *others]
+    _check_methods(model, methods, chosen.steps)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     record = _Record(folder, _identity(source, model, chosen, methods, rewards), prompts)
     for method in methods:
@@ -211,7 +236,7 @@ def _trained(source: str, model: FlowModel) -> list[Method]:
     return [Method(folder.name, folder / ADAPTER if model.is_adapted else None)]
 
 
-def _check_methods(model: FlowModel, methods: Sequence[Method]) -> None:
+def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> None:
     """All adapters are tried before anything is sampled."""
     names = [method.name for method in methods]
     if len(set(names)) < len(names):
@@ -224,30 +249,34 @@ def _check_methods(model: FlowModel, methods: Sequence[Method]) -> None:
                     "Fix: give the model instead of the run"
                 )
             lora.put_on(model, method.adapter)
+        if method.guides:
+            with guidance.composed(model, method.guides, steps):
+                pass
 
 
 def _identity(
     source: str, model: FlowModel, settings: SamplerSettings, methods: Sequence[Method], rewards: Mapping[str, Reward]
 ) -> dict:
     """What must not change between two calls that share a folder."""
-    files = {
-        method.name: lora.files(model, method.adapter).values()
-        if method.adapter
-        else weights.places(model, Path(source).expanduser())
-        for method in methods
-        if method.name != BASE
-    }
     sampler = {name: value for name, value in asdict(settings).items() if name != "batch_size"}
     return {
         "model": str(model.path.resolve()),
         "dtype": str(model.dtype),
         **{f"sampler.{name}": value for name, value in sampler.items()},
-        **{f"method.{name}": [_hash(place) for place in places] for name, places in files.items()},
+        **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},
         **{
             f"reward.{reward.name}": [asked, _hash(reward.path)] if isinstance(reward, PythonReward) else [asked]
             for asked, reward in rewards.items()
         },
     }
+
+
+def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
+    """The hashes of its files, and of guides how much of each."""
+    adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
+    files = [place for adapter in adapters for place in lora.files(model, adapter).values()]
+    hashes = [_hash(place) for place in files or weights.places(model, Path(source).expanduser())]
+    return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
 
 def _hash(place: Path) -> str:
@@ -259,10 +288,14 @@ def _hash(place: Path) -> str:
 
 
 @contextlib.contextmanager
-def _wearing(model: FlowModel, method: Method) -> Iterator[None]:
+def _wearing(model: FlowModel, method: Method, steps: int) -> Iterator[guidance.Composition | None]:
     if method.name == BASE:
         with model.reference():
             yield
+        return
+    if method.guides:
+        with guidance.composed(model, method.guides, steps) as compose:
+            yield compose
         return
     if method.adapter is not None:
         lora.put_on(model, method.adapter)
@@ -283,11 +316,11 @@ def _sample(
     size = settings.batch_size
     bar = tqdm(total=total, initial=total - len(pairs), desc=method.name, unit="picture", disable=None)
     try:
-        with bar, _wearing(model, method):
+        with bar, _wearing(model, method, settings.steps) as compose:
             for start in range(0, len(pairs), size):
                 part = pairs[start : start + size]
                 texts, seeds = [text for text, _ in part], [seed for _, seed in part]
-                images = eight_bits(rollout.generate(model, texts, settings, seeds, host.check_stop))
+                images = eight_bits(rollout.generate(model, texts, settings, seeds, host.check_stop, compose))
                 record.add(method.name, part, images, rewards, score(rewards, images.float() / 255, texts))
                 bar.update(len(part))
     finally:

@@ -6,12 +6,13 @@ A new fusion method is one function that returns a `Fused`, and its node.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from .gains import gain_advantages
 from .grpo import group_advantages
 from .types import Advantages, Fused, Scores, StepCredit
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 EXPLORATIONS = ("literal", "centered")
 RECENTERINGS = ("none", "group")
+GAIN_FUSIONS = ("weighted_advantages", "weighted_sum")
 EPSILON = 1e-6
 ADVANTAGE_LIMIT = 5.0  # A_k is clipped to ± this before it is scaled by its coefficient
 
@@ -102,7 +104,7 @@ def min_norm(advantages: Tensor) -> Fused:
 def weighted_sum(
     rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Rewards are summed first and normalised after (DanceGRPO, Flow-GRPO).
+    """Rewards are summed first and normalised after (Flow-GRPO).
 
     Args:
         rewards: [B, K] raw.
@@ -118,7 +120,10 @@ def weighted_sum(
 def weighted_advantages(
     advantages: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already."""
+    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already.
+
+    DanceGRPO's code for several rewards, and MixGRPO's, leave the sum as it is.
+    """
     total = advantages.sum(1, keepdim=True)
     return Fused(_normalised(total, groups, valid, std_scope), torch.ones_like(advantages))
 
@@ -216,6 +221,77 @@ def fuse(
         credit=credit,
         metrics=metrics,
         method=method,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def fuse_gains(
+    gains: Tensor,
+    similarity: Tensor,
+    scores: Scores,
+    trained: Sequence[int],
+    fusion: str = "weighted_advantages",
+    per_step: bool = False,
+) -> Advantages:
+    """Stepwise gains to the effective advantage (Stepwise-Flow-GRPO, 2603.28718): here the credit is the advantage itself.
+
+    Args:
+        gains: [B, T', K], see `gains.stepwise_gains`; a sample with one that is not finite takes no part.
+        similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
+        scores: of the final pictures.
+        trained: the T' transition numbers.
+        fusion: one of GAIN_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients and
+            normalises again; "weighted_sum" adds the gains first.
+        per_step: see `gains.gain_advantages`.
+
+    Returns:
+        For the eye, z is the mean of Ã over a sample's steps, A_k that of an objective's normalised gains, and a step's weight is
+        its share of Σ_j |Ã_j|, of mean one.
+
+    Raises:
+        ValueError: an unknown fusion.
+    """
+    if fusion not in GAIN_FUSIONS:
+        raise ValueError(f"fusion must be one of {GAIN_FUSIONS}, not {fusion!r}")
+    started = time.perf_counter()
+    groups = scores.groups
+    valid = gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1)
+    gains = torch.where(valid[:, None, None], gains, 0.0)
+    coefficients = torch.tensor(scores.coefficients)
+
+    def normalised(values: Tensor) -> Tensor:
+        return gain_advantages(values, groups, valid, per_step).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+
+    per_objective = normalised(gains) * coefficients
+    summed = per_objective if fusion == "weighted_advantages" else gains * coefficients
+    step_advantage = normalised(summed.sum(2, keepdim=True))[:, :, 0]
+    z, pull = step_advantage.mean(1), step_advantage.abs()
+    total = pull.sum(1, keepdim=True)
+    raw = torch.where(total > 0, pull / total, 1 / len(trained))
+    credit = StepCredit(
+        raw * len(trained), raw, similarity.diff(dim=1), similarity, tuple(trained), method="stepwise_gain"
+    )
+    metrics = {
+        "z/zero_fraction": _mean((z[valid] == 0).float()),
+        "z/group_mean": _mean(_group_means(z, groups, valid)),
+        "credit/weight_variation": credit.weights.std(0).mean().item(),
+        "groups/zero_std": float(_silent_groups(per_objective.abs().amax(1), groups, valid)),
+        "groups/masked_samples": float((~valid).sum()),
+    }
+    for position, step in enumerate(trained):
+        metrics[f"credit/step/{step}"] = credit.weights[:, position].mean().item()
+        for k, name in enumerate(scores.names):
+            metrics[f"gain/{name}/{step}"] = _mean(gains[valid, position, k])
+    shown = torch.ones_like(per_objective) if fusion == "weighted_advantages" else coefficients.expand_as(per_objective)
+    return Advantages(
+        step_advantage=step_advantage,
+        per_objective=per_objective.mean(1),
+        fused=Fused(z, shown[:, 0].clone()),
+        valid=valid,
+        scores=scores,
+        credit=credit,
+        metrics=metrics,
+        method="stepwise_gain",
         seconds=time.perf_counter() - started,
     )
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from . import distributed, sampled_steps
-from .rollout import trained_transition, velocity_at
+from .objective import OBJECTIVES, clipped_objective
+from .rollout import sampled_noise, trained_transition, velocity_at
+from .sde import Gaussian
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Advantages, KeptStep, Metrics, Scores, Trajectories
+    from .types import Advantages, Metrics, Scores, Trajectories
+
+__all__ = ["clipped_objective", "group_advantages", "update"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,38 +82,12 @@ def correlation(standings: Tensor) -> Tensor:
     return matrix
 
 
-def clipped_objective(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
-) -> tuple[Tensor, dict]:
-    """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
-
-    Args:
-        log_prob, old_log_prob, advantage: of one shape, any.
-        clip: c.
-        weight: of that shape, how many entries each stands for in the loss and all statistics.
-
-    Returns:
-        The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
-        the clipped branch was the one taken), `approx_kl` (mean of ρ - 1 - log ρ).
-    """
-    log_ratio = log_prob - old_log_prob
-    ratio = log_ratio.exp()
-    unclipped, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)
-    with torch.no_grad():
-        statistics = {
-            "ratio": (weight * ratio).mean(),
-            "clip_high": (weight * ((ratio > 1 + clip) & (advantage > 0)).float()).mean(),
-            "clip_low": (weight * ((ratio < 1 - clip) & (advantage < 0)).float()).mean(),
-            "approx_kl": (weight * (ratio - 1 - log_ratio)).mean(),
-        }
-    return (weight * torch.maximum(unclipped, clipped)).mean(), statistics
-
-
 @dataclass(frozen=True)
 class UpdateSettings:
     """How the policy is moved.
 
-    `batch_size` 0 takes all samples of a step at once; `ema_decay` 0 keeps no average; `sampled_steps` 0 trains all steps.
+    `batch_size` counts samples of one step, or of several steps where there is room; 0 takes all samples of a step at once;
+    `objective` is one of `objective.OBJECTIVES`; `ema_decay` 0 keeps no average; `sampled_steps` 0 trains all steps.
     `unconditional_gradient` False leaves the negative half of classifier-free guidance out of the gradient.
     """
 
@@ -123,6 +101,7 @@ class UpdateSettings:
     ema_decay: float = 0.0
     sampled_steps: int = 0
     unconditional_gradient: bool = True
+    objective: str = "clipped"
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -161,14 +140,13 @@ def update(
     if sampling and model.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
-            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter"
+            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
         )
     started = time.perf_counter()
     model.come_back()
     staleness = model.version - trajectories.policy_version
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
-    old = trajectories.log_probs if staleness else None
     model.unconditional_gradient = settings.unconditional_gradient
     if trajectories.unconditional_gradient != settings.unconditional_gradient:
         _take_graphs(trajectories)
@@ -183,6 +161,12 @@ def update(
                 "sampler's keep_graph to off",
                 settings.sampled_steps,
             )
+    backward = _Backward(model, trajectories, advantages, weights, settings, tally)
+    old, noise = None, None
+    if backward.regulated and (staleness or settings.epochs > 1):
+        noise = sampled_noise(trajectories)  # the means that sampled are the points reached without it
+    if staleness:
+        old = trajectories.log_probs if backward.place is None else stored_log_prob_maps(trajectories)
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
@@ -190,11 +174,11 @@ def update(
         kept = _take_graphs(trajectories) if settings.epochs == 1 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
         on_part = on_step if epoch == 0 else _go_on
-        seen = _backward(model, trajectories, advantages, weights, settings, old, kept, tally, on_part)
+        seen = backward(old, noise if epoch or staleness else None, kept, on_part)
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs)
             old = seen
-        if not model.is_sharded:  # FSDP2 has put them together already
+        if not model.trains_shards:  # FSDP2 has put them together already
             distributed.sum_gradients(model.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
@@ -230,12 +214,26 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     return distributed.whole(divergence[: len(first)].cpu()).mean().item()
 
 
-def _take_graphs(trajectories: Trajectories) -> list[KeptStep]:
+def _take_graphs(trajectories: Trajectories) -> list[Tensor]:
     """The kept graphs, which are gone from the trajectories from now on: a backward pass frees them, even a stopped one."""
     kept = list(trajectories.kept or ())
     if kept:
         trajectories.kept.clear()
     return kept
+
+
+def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:
+    """Log-probs of the sampled points by latent position, [B, T', h, w], under the policy that sampled them.
+
+    The rollout stores their means alone; but x_{j+1} = μ + std·noise, so the noise says it all.
+    """
+    noise, norm = sampled_noise(trajectories), trajectories.settings.log_prob_norm
+    stds = [trajectories.stds[step] for step in trajectories.trained]
+    maps = [
+        Gaussian(torch.zeros_like(noise[:, position]), std).log_prob_map(std * noise[:, position], norm)
+        for position, std in enumerate(stds)
+    ]
+    return torch.stack(maps, 1)
 
 
 def _go_on() -> None:
@@ -251,59 +249,132 @@ def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     return pull
 
 
-def _backward(model, trajectories, advantages, weights, settings, old, kept, tally, on_step) -> Tensor:
-    """Accumulates the gradient of the loss; returns the log-probs it saw, [B, T'], NaN where nothing had to be computed."""
-    seen = torch.full_like(trajectories.log_probs, torch.nan)
-    own = list(trajectories.share.rows)
-    valid = advantages.valid[own]
-    total = max(1, int(advantages.valid.sum())) * seen.shape[1]  # a masked sample is no sample
-    # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-    processes = distributed.world() if model.is_sharded else 1
-    for position, step in enumerate(trajectories.trained):
-        advantage, weight = advantages.step_advantage[own, position], weights[own, position]
-        # Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes
-        # that hold parts of this model could not go on without this one.
-        rows = (weight * (valid if settings.kl_coefficient else advantage)).nonzero()[:, 0]
-        if model.is_sharded:
-            rows = torch.arange(len(advantage))
-        if not len(rows):
-            continue
-        if kept:
+class _Backward:
+    """Accumulates the gradient of the loss over everything that pulls, in parts that one forward pass can hold."""
+
+    def __init__(self, model, trajectories, advantages, weights, settings, tally):
+        self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, tally
+        own = list(trajectories.share.rows)
+        credit = advantages.credit
+        self.advantage, self.weights, self.valid = advantages.step_advantage[own], weights[own], advantages.valid[own]
+        self.place = None if credit.place is None else credit.place[own]
+        self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
+        self.regulated = credit.regulated
+        self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)  # a masked sample is no sample
+        pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
+        self.pulls, self.anybody_pulls = (weights * pulls)[own] != 0, (weights * pulls).any(0).tolist()
+        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+        self.processes = distributed.world() if model.trains_shards else 1
+
+    def __call__(self, old: Tensor | None, noise: Tensor | None, kept, on_step) -> Tensor:
+        """One pass.
+
+        Args:
+            old: log-probs to compare with, as they are returned; None: the pass's own.
+            noise: [B, T', C, h, w] that the rollout added, where the policy's means are compared too.
+            kept: the rollout's graphs, instead of new forward passes.
+            on_step: called before every part.
+
+        Returns:
+            The log-probs it saw, [B, T'] or, with credit by place, [B, T', h, w]; NaN where nothing had to be computed.
+        """
+        shape = (
+            self.trajectories.log_probs.shape if self.place is None else (*self.weights.shape, *self.place.shape[1:])
+        )
+        seen = torch.full(shape, torch.nan)
+        for part in self._parts(bool(kept)):
             on_step()
-            here = kept[position]
-            index = rows.to(here.log_prob.device)
-            parts = [(rows, here.log_prob[index], here.velocity[index])]
+            velocities = self._kept(part, kept) if kept else self._recomputed(part)
+            loss = 0.0
+            for (position, rows), velocity in zip(part, velocities, strict=True):
+                log_prob, share = self._loss(position, rows, velocity, old, noise)
+                seen[rows, position] = log_prob.detach().cpu()
+                loss = loss + share
+            loss.backward()
+        self.tally.passes += 1
+        return seen
+
+    def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
+        """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps.
+
+        Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes that
+        hold parts of this model could not go on without this one.
+        """
+        sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
+        part, room = [], self.settings.batch_size
+        for position, step in enumerate(trained):
+            rows = self.pulls[:, position].nonzero()[:, 0]
+            if self.model.is_sharded and self.anybody_pulls[position]:
+                rows = torch.arange(len(self.valid))
+            if kept or not self.settings.batch_size:
+                if len(rows):
+                    yield [(position, rows)]
+                continue
+            if part and not self.model.same_network(sigmas[trained[part[-1][0]]], sigmas[step]):
+                yield part
+                part, room = [], self.settings.batch_size
+            while len(rows):
+                part.append((position, rows[:room]))
+                room, rows = room - len(part[-1][1]), rows[room:]
+                if not room:
+                    yield part
+                    part, room = [], self.settings.batch_size
+        if part:
+            yield part
+
+    def _kept(self, part, kept) -> list[Tensor]:
+        return [kept[position][rows.to(kept[position].device)] for position, rows in part]
+
+    def _recomputed(self, part) -> Sequence[Tensor]:
+        return self._velocity(part).split([len(rows) for _, rows in part])
+
+    def _velocity(self, part) -> Tensor:
+        trained = self.trajectories.trained
+        steps = torch.cat([torch.full_like(rows, trained[position]) for position, rows in part])
+        return velocity_at(self.model, self.trajectories, steps, torch.cat([rows for _, rows in part]))
+
+    def _loss(self, position: int, rows: Tensor, velocity: Tensor, old, noise) -> tuple[Tensor, Tensor]:
+        """Log-probs of some rows of one step, and their share of the loss, ready for its backward pass."""
+        model, trajectories, settings = self.model, self.trajectories, self.settings
+        device, step = velocity.device, trajectories.trained[position]
+        gaussian = trained_transition(trajectories, step, velocity, rows)
+        following = trajectories.latents[rows, step + 1].to(device)
+        advantage = self.advantage[rows, position].to(device)
+        stands_for = self.weights[rows, position].to(device)
+        weight = stands_for
+        if self.place is None:
+            log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)
         else:
-            parts = _recomputed(model, trajectories, step, rows, settings.batch_size, on_step)
-        for part, log_prob, velocity in parts:
-            reference = log_prob.detach() if old is None else old[part, position].to(log_prob.device)
-            stands_for = weight[part].to(log_prob.device)
-            loss, statistics = clipped_objective(
-                log_prob, reference, advantage[part].to(log_prob.device), settings.clip_range, stands_for
+            log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)
+            each = (-1, *[1] * (log_prob.ndim - 1))
+            advantage, weight = advantage.view(each) * self.place[rows].to(device), stands_for.view(each)
+        reference = log_prob.detach() if old is None else old[rows, position].to(device)
+        ratio_of = log_prob
+        if noise is not None:
+            ratio_of = log_prob + self._regulation(
+                gaussian, following - gaussian.std * noise[rows, position].to(device)
             )
-            statistics["weight"] = stands_for.mean()
-            if settings.kl_coefficient:
-                with torch.no_grad(), model.reference():
-                    frozen = velocity_at(model, trajectories, step, part)
-                # Of a sharded model masked samples are here too, to keep pace.
-                counted = stands_for * valid[part].to(stands_for)
-                divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
-                statistics["kl"] = divergence.detach()
-                loss = loss + settings.kl_coefficient * divergence
-            (loss * (model.loss_scale.value * len(part) * processes / total)).backward()
-            seen[part, position] = log_prob.detach().cpu()
-            tally.add(loss.detach(), statistics, len(part), total)
-    tally.passes += 1
-    return seen
+        scale = self.scale[position]
+        objective = OBJECTIVES[settings.objective]
+        loss, statistics = objective(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight)
+        statistics["weight"] = stands_for.mean()
+        if settings.kl_coefficient:
+            with torch.no_grad(), model.reference():
+                frozen = self._velocity([(position, rows)])
+            # Of a sharded model masked samples are here too, to keep pace.
+            counted = stands_for * self.valid[rows].to(stands_for)
+            divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
+            statistics["kl"] = divergence.detach()
+            loss = loss + settings.kl_coefficient * divergence
+        self.tally.add(loss.detach(), statistics, len(rows), self.total)
+        return log_prob, loss * (model.loss_scale.value * len(rows) * self.processes / self.total)
 
-
-def _recomputed(model, trajectories, step, rows, batch_size, on_step):
-    for part in rows.split(batch_size or len(rows)):
-        on_step()
-        velocity = velocity_at(model, trajectories, step, part)
-        gaussian = trained_transition(trajectories, step, velocity, part)
-        target = trajectories.latents[part, step + 1].to(velocity.device)
-        yield part, gaussian.log_prob(target, trajectories.settings.log_prob_norm), velocity
+    def _regulation(self, gaussian: Gaussian, old_mean: Tensor) -> Tensor:
+        """mean‖Δμ‖²/(2·std²), by which log-ratios are too small on average (GRPO-Guard, 2510.22319); shaped as log-probs."""
+        squared = (gaussian.mean.float() - old_mean).square()
+        if self.trajectories.settings.log_prob_norm == "full":
+            squared = squared / (2 * gaussian.std**2)
+        return squared.flatten(1).mean(1) if self.place is None else squared.mean(1)
 
 
 def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -> bool:
@@ -347,6 +418,8 @@ class _Tally:
             self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
 
     def drift(self, recomputed: Tensor, stored: Tensor) -> None:
+        if recomputed.ndim > stored.ndim:
+            recomputed = recomputed.flatten(2).mean(2)
         difference = (recomputed - stored).nan_to_num().exp() - 1
         self.ratio_drift = distributed.each(difference.abs().max()).max().item()
 

@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -30,12 +31,22 @@ class _Terminal:
     stop_signal: int | None = None
     output: Path | None = None
     device: str | None = None
+    reward_device: str | None = None  # where rewards have a GPU of their own
     download: bool = False  # hub ids may be fetched
     stop_waits: bool = False
     agree: Callable[[], None] | None = None  # of processes that can only stop together, in place of check_stop
 
 
 terminal = _Terminal()
+
+
+class _Helper(threading.local):
+    """Of a thread that works for the one which runs the graph: `abandoned` is set when nobody waits for it any more."""
+
+    abandoned: threading.Event | None = None
+
+
+helper = _Helper()
 
 
 def quiet_libraries() -> None:
@@ -55,6 +66,11 @@ def in_comfyui() -> bool:
 
 def check_stop() -> None:
     """Raises if the user asked to stop; called at every micro-step."""
+    if helper.abandoned is not None:
+        # The thread that waits for this one looks for the rest: ComfyUI tells of an interrupt only once.
+        if helper.abandoned.is_set():
+            raise Stopped("the thread that began this one")
+        return
     if in_comfyui():
         import comfy.model_management
 
@@ -215,13 +231,16 @@ def free_memory(device) -> int:
 
 def run_folder(name: str) -> Path:
     """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs."""
-    if terminal.output is not None:
-        return terminal.output
+    return terminal.output or runs_folder() / name
+
+
+def runs_folder() -> Path:
+    """Where runs are that were not given a folder of their own."""
     if in_comfyui():
         import folder_paths
 
-        return Path(folder_paths.get_output_directory()) / "otca" / name
-    return Path("runs") / name
+        return Path(folder_paths.get_output_directory()) / "otca"
+    return Path("runs")
 
 
 def lora_folder() -> Path:
@@ -236,6 +255,11 @@ def lora_folder() -> Path:
 def chosen_device(name: str) -> str:
     """The device that a node names, unless the command line's --device says otherwise."""
     return terminal.device or name
+
+
+def chosen_reward_device(name: str) -> str:
+    """`chosen_device` of a reward: with --reward-gpus its `auto` is one of those."""
+    return terminal.reward_device if terminal.reward_device and name == "auto" else chosen_device(name)
 
 
 def picture(draw: Callable):
@@ -328,7 +352,7 @@ def find_weights(name: str, kind: str) -> Path:
     Raises:
         FileNotFoundError: says where it looked.
     """
-    folders = [*_weight_folders(kind), *_folders_of("OTCA_MODELS")]
+    folders = [*weight_folders(kind), *_folders_of("OTCA_MODELS")]
     for place in [Path(name).expanduser(), *(folder / name for folder in folders)]:
         if place.is_file():
             return place
@@ -342,13 +366,14 @@ def list_weights(kind: str) -> list[str]:
     """Names that `find_weights` knows: .safetensors files at any depth."""
     found = [
         file.relative_to(folder).as_posix()
-        for folder in _weight_folders(kind)
+        for folder in weight_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
     ]
     return list(dict.fromkeys(found))
 
 
-def _weight_folders(kind: str) -> list[Path]:
+def weight_folders(kind: str) -> list[Path]:
+    """ComfyUI's folders of that kind, and those of that name in a folder of $OTCA_MODELS."""
     folders = [Path(folder) / kind for folder in _folders_of("OTCA_MODELS")]
     if in_comfyui():
         import folder_paths

@@ -52,12 +52,13 @@ def plain_name(value: object) -> str:
 
 
 def owner(folder: Path) -> int | None:
-    """The id of another living process that is training in that folder, if there is one; whoever started this one is not."""
+    """The id of another living process that is training in that folder, if there is one; the launcher of this one is not."""
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no folder, no file, or none that can be read: nobody says that it is theirs
         return None
-    ours = (os.getpid(), os.getppid())  # torchrun, on behalf of its processes
+    # torchrun claims the folder on behalf of the processes it starts.
+    ours = (os.getpid(), os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else (os.getpid(),)
     running = isinstance(status, dict) and status.get("status") == "running" and status.get("pid") not in ours
     return status["pid"] if running and alive(status.get("pid"), status.get("process_started")) else None
 

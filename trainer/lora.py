@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from .flow.base import OWN
 from .layout import flush, plain_name
 
 if TYPE_CHECKING:
@@ -27,12 +29,12 @@ def files(model: FlowModel, path: Path) -> dict[str, Path]:
     return {expert: path.with_name(f"{path.stem}_{model.EXPERTS[expert]}{path.suffix}") for expert in experts}
 
 
-def adapter_state(model: FlowModel, expert: str = "transformer") -> dict[str, Tensor]:
+def adapter_state(model: FlowModel, expert: str = "transformer", name: str = OWN) -> dict[str, Tensor]:
     """lora_A and lora_B by the names of `model.lora_key`; the file carries no alpha, so B holds the scale alpha/rank."""
-    scale = model.lora_alpha / model.lora_rank
+    scale = _scale(model, expert, name)
     return {
         model.lora_key(key): (value * scale if "lora_B" in key else value).detach().cpu().contiguous().clone()
-        for key, value in _peft_state(model, expert).items()
+        for key, value in _peft_state(model, expert, name).items()
     }
 
 
@@ -85,6 +87,24 @@ def put_on(model: FlowModel, path: Path) -> None:
         FileNotFoundError: no such file.
         ValueError: a file is no adapter of this model.
     """
+    rank, targets = _rank_and_targets(model, path)
+    for network in model.experts.values():
+        network.unload_lora()
+    model.add_adapter(rank, alpha=rank, targets=targets, seed=0)
+    load(model, path)
+
+
+def add(model: FlowModel, path: Path, name: str) -> None:
+    """As `put_on`, beside the adapter that the model has: under that name, and active from now on."""
+    rank, targets = _rank_and_targets(model, path)
+    with warnings.catch_warnings():  # peft warns of several adapters, which is what is wanted here
+        warnings.filterwarnings("ignore", "Already found a `peft_config`")
+        model.add_adapter(rank, alpha=rank, targets=targets, seed=0, name=name)
+    for expert, place in files(model, path).items():
+        _load_one(model, expert, place, name)
+
+
+def _rank_and_targets(model: FlowModel, path: Path) -> tuple[int, str]:
     targets, ranks = set(), set()
     for expert, place in files(model, path).items():
         if not place.is_file():
@@ -103,18 +123,15 @@ def put_on(model: FlowModel, path: Path) -> None:
             f"{path} is no adapter of this model, as far as can be read here: it {told}. Fix: give one of one rank "
             f"for {type(model).__name__}, in diffusers' or ComfyUI's layout"
         )
-    for network in model.experts.values():
-        network.unload_lora()
     [rank] = ranks
-    model.add_adapter(rank, alpha=rank, targets=",".join(sorted(targets)), seed=0)
-    load(model, path)
+    return rank, ",".join(sorted(targets))
 
 
-def _load_one(model: FlowModel, expert: str, path: Path) -> None:
+def _load_one(model: FlowModel, expert: str, path: Path, name: str = OWN) -> None:
     from peft.utils import set_peft_model_state_dict
 
-    scale = model.lora_alpha / model.lora_rank
-    tensors, wanted = read_tensors(path), adapter_state(model, expert)
+    scale = _scale(model, expert, name)
+    tensors, wanted = read_tensors(path), adapter_state(model, expert, name)
     for key in sorted(set(wanted) | set(tensors)):
         shapes = [tuple(state[key].shape) if key in state else "nothing" for state in (tensors, wanted)]
         if shapes[0] != shapes[1]:
@@ -122,15 +139,20 @@ def _load_one(model: FlowModel, expert: str, path: Path) -> None:
                 f"{path} is no adapter of this model: {key} is {shapes[0]} in the file and {shapes[1]} here. Fix: use the "
                 "base model, rank and targets that it was trained with"
             )
-    saved = {key: tensors[model.lora_key(key)] for key in _peft_state(model, expert)}
+    saved = {key: tensors[model.lora_key(key)] for key in _peft_state(model, expert, name)}
     state = {key: value / scale if "lora_B" in key else value for key, value in saved.items()}
-    set_peft_model_state_dict(model.experts[expert], state)
+    set_peft_model_state_dict(model.experts[expert], state, adapter_name=name)
 
 
-def _peft_state(model: FlowModel, expert: str) -> dict[str, Tensor]:
+def _scale(model: FlowModel, expert: str, name: str) -> float:
+    config = model.experts[expert].peft_config[name]
+    return config.lora_alpha / config.r
+
+
+def _peft_state(model: FlowModel, expert: str, name: str) -> dict[str, Tensor]:
     from peft.utils import get_peft_model_state_dict
 
-    return get_peft_model_state_dict(model.experts[expert])
+    return get_peft_model_state_dict(model.experts[expert], adapter_name=name)
 
 
 def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, object]:

@@ -43,13 +43,24 @@ def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -
 
 
 def advantage_heatmap(advantages: Advantages) -> np.ndarray:
-    """Effective advantage Ã = w·z of every sample: within a group the best sample is on top."""
+    """Effective advantage Ã of every sample: within a group the best sample is on top."""
     effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
     order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
     limit = max(abs(effective).max(), 1e-6)
-    title = "Effective advantage Ã = w·z: orange steps are reinforced, purple ones discouraged; best sample on top"
+    title = "Effective advantage Ã: orange steps are reinforced, purple ones discouraged; best sample on top"
     prompts, limits = advantages.scores.prompts, (-limit, limit)
     return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", _DIVERGING, limits, 0.0)
+
+
+def lit(images: Tensor, place: Tensor) -> np.ndarray:
+    """Pictures, or a video's middle frames, side by side with themselves lit by a map over their latent [B, (F,) h, w]."""
+    pictures = stills(images)
+    maps = place[:, place.shape[1] // 2] if place.ndim == 4 else place
+    size = pictures.shape[1:3]
+    maps = torch.nn.functional.interpolate(maps[:, None], size, mode="bicubic", antialias=True)[:, 0]
+    light = (0.15 + 0.85 * maps / maps.flatten(1).amax(1).view(-1, 1, 1)).clamp(0, 1)
+    both = torch.cat([pictures, pictures * light[..., None]], 2)
+    return sample_grid(both, [""] * len(both), columns=4, scale=max(1, 240 // both.shape[2]))
 
 
 def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
@@ -183,13 +194,142 @@ def comparison(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
     return _rendered(figure)
 
 
+def agreement_scatter(
+    deltas: Mapping[str, np.ndarray],
+    gains: Mapping[str, np.ndarray],
+    pooled: Mapping[tuple[str, str], float],
+    steps: Sequence[int],
+) -> np.ndarray:
+    """ΔS against ΔR: a row an objective, a column a proxy, a point a step [N, T'] of a trajectory, coloured by its number."""
+    from matplotlib import colormaps
+    from matplotlib.colors import BoundaryNorm
+
+    figure = _figure(1.2 + 3.1 * len(deltas), 0.6 + 2.3 * len(gains))
+    axes = figure.subplots(len(gains), len(deltas), sharex="col", sharey="row", squeeze=False)
+    norm = BoundaryNorm(np.arange(len(steps) + 1) - 0.5, colormaps[_SEQUENTIAL].N)
+    numbers = np.broadcast_to(np.arange(len(steps)), next(iter(deltas.values())).shape).ravel()
+    for row, (objective, gain) in zip(axes, gains.items(), strict=True):
+        low, high = np.nanpercentile(gain, [0.25, 99.75])  # a few far points would press all others together
+        margin = 0.08 * (high - low) or 1.0
+        for axis, (proxy, delta) in zip(row, deltas.items(), strict=True):
+            order = np.random.default_rng(0).permutation(delta.size)  # else the last step covers the others
+            points = axis.scatter(
+                delta.ravel()[order],
+                gain.ravel()[order],
+                c=numbers[order],
+                cmap=_SEQUENTIAL,
+                norm=norm,
+                s=9,
+                alpha=0.6,
+                linewidths=0,
+            )
+            axis.axhline(0, color="#999999", linewidth=0.7, zorder=0)
+            axis.axvline(0, color="#999999", linewidth=0.7, zorder=0)
+            axis.set_ylim(low - margin, high + margin)
+            r = pooled[objective, proxy]
+            axis.set_title("no spread" if math.isnan(r) else f"r = {r:.2f}", fontsize=9)
+            axis.tick_params(labelsize=8)
+            axis.grid(alpha=0.25)
+        row[0].set_ylabel(f"ΔR, {objective}", fontsize=9)
+    for axis, proxy in zip(axes[-1], deltas, strict=True):
+        axis.set_xlabel(f"ΔS, {proxy}", fontsize=9)
+    bar = figure.colorbar(points, ax=axes, ticks=range(len(steps)), fraction=0.03)
+    bar.ax.set_yticklabels(steps, fontsize=8)
+    bar.set_label("denoising step", fontsize=9)
+    figure.suptitle(
+        "What a step gained in reward over what its proxy says; ΔR in standard deviations, 99.5 % shown", fontsize=10
+    )
+    return _rendered(figure)
+
+
+def agreement_curves(
+    deltas: Mapping[str, np.ndarray],
+    gain: np.ndarray,
+    objective: str,
+    rows: Sequence[int],
+    correlation: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    labels: Sequence[str],
+    limit: int = 9,
+) -> np.ndarray:
+    """Single trajectories: ΔR and every proxy's ΔS by step, each divided by its largest, with their correlation."""
+    shown = [row for row in rows if np.isfinite(gain[row]).all()][:limit] or rows[:1]
+    columns = min(3, len(shown))
+    lines = math.ceil(len(shown) / columns)
+    figure = _figure(3.6 * columns, 0.8 + 2.2 * lines)
+    axes = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True)).ravel()
+    for axis, row in zip(axes, shown, strict=False):
+        axis.bar(range(gain.shape[1]), _scaled(gain[row]), color="#bbbbbb", label=f"ΔR, {objective}")
+        told = []
+        for (proxy, delta), color, marker in zip(deltas.items(), _COLORS, "os^Dv*xP", strict=False):
+            axis.plot(
+                _scaled(delta[row]), color=color, marker=marker, markersize=4, linewidth=1.6, label=f"ΔS, {proxy}"
+            )
+            told.append(f"{correlation(delta[row][None], gain[row][None])[0]:.2f}")
+        axis.axhline(0, color="black", linewidth=0.7)
+        axis.set_title(f"trajectory {row}: Pearson {', '.join(told)}", fontsize=9)
+        axis.set_xticks(range(len(labels)), labels, fontsize=7)
+        axis.tick_params(axis="y", labelsize=8)
+        axis.grid(alpha=0.25, axis="y")
+    for axis in axes[len(shown) :]:
+        axis.set_axis_off()
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
+    title = "One trajectory of each of the first groups; every curve divided by its largest"
+    figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=10)
+    return _rendered(figure)
+
+
+def agreement_profile(
+    deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], labels: Sequence[str]
+) -> np.ndarray:
+    """Mean ΔS of every proxy and mean ΔR of every objective by step, with their spread over trajectories."""
+    figure = _figure(9.5, 3.6)
+    axes = figure.subplots(1, 2)
+    units = {
+        "ΔS by step: mean and standard deviation": deltas,
+        "ΔR by step, in standard deviations of the scores": gains,
+    }
+    for axis, (title, curves) in zip(axes, units.items(), strict=True):
+        for number, ((name, own), color) in enumerate(zip(curves.items(), _COLORS * len(curves), strict=False)):
+            mean, std = np.nanmean(own, 0), np.nanstd(own, 0)
+            places = np.arange(len(mean)) + 0.08 * (number - (len(curves) - 1) / 2)  # bars beside each other
+            axis.errorbar(
+                places,
+                mean,
+                std,
+                color=color,
+                marker="os^Dv*xP"[number % 8],
+                markersize=4,
+                linewidth=1.6,
+                capsize=2,
+                label=name,
+            )
+        axis.axhline(0, color="black", linewidth=0.7)
+        axis.set_title(title, fontsize=10)
+        axis.set_xticks(range(len(labels)), labels, fontsize=8)
+        axis.tick_params(axis="y", labelsize=8)
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=8)
+    return _rendered(figure)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    return values / (np.abs(values).max() or 1.0)
+
+
 def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
     """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
-    steps = advantages.credit.trained
-    labels = [_step_label(advantages.credit, step, " ") for step in steps]
+    credit, steps = advantages.credit, credit_steps(history)
+    # What follows the last trained step may be another schedule than it was in earlier iterations.
+    labels = [_step_label(credit, step, " ") if step <= credit.trained[-1] else str(step) for step in steps]
     top, bottom = _rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
     width = max(top.shape[1], bottom.shape[1])
     return np.concatenate([_widened(top, width), _widened(bottom, width)])
+
+
+def credit_steps(history: Sequence[Mapping]) -> list[int]:
+    """Numbers of all steps that were ever trained: a window moves."""
+    return sorted(map(int, _names(history, "credit/step/")))
 
 
 def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
@@ -256,14 +396,20 @@ def sample_grid(images: Tensor, captions: Sequence[str], columns: int = 8, scale
     return np.asarray(sheet)
 
 
-def before_after(before: Tensor, after: Tensor, captions: Sequence[str], limit: int = 16) -> np.ndarray:
+def before_after(
+    before: Tensor,
+    after: Tensor,
+    captions: Sequence[str],
+    limit: int = 16,
+    titles: tuple[str, str] = ("before training", "after training"),
+) -> np.ndarray:
     """Two sample grids of the same prompts and seeds under each other, with a heading each."""
     from PIL import Image, ImageDraw, ImageFont
 
     sheets = [sample_grid(pictures[:limit], captions[:limit]) for pictures in (before, after)]
     band, font = 24, ImageFont.load_default(15)
     parts = []
-    for title, sheet in zip(("before training", "after training"), sheets, strict=True):
+    for title, sheet in zip(titles, sheets, strict=True):
         heading = Image.new("RGB", (sheet.shape[1], band), "white")
         ImageDraw.Draw(heading).text((8, 5), title, fill="#000000", font=font)
         parts += [np.asarray(heading), sheet]
@@ -330,9 +476,9 @@ def _correlations(scores: Scores) -> list[str]:
     return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 
-def _names(history: Sequence[Mapping], prefix: str, suffix: str) -> list[str]:
+def _names(history: Sequence[Mapping], prefix: str, suffix: str = "") -> list[str]:
     keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
-    return [key[len(prefix) : -len(suffix)] for key in keys]
+    return [key.removeprefix(prefix).removesuffix(suffix) for key in keys]
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

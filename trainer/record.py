@@ -81,7 +81,7 @@ def report(update: Mapping[str, float], trajectories, advantages) -> Report:
             metrics[f"{prefix}/{name}/std"] = column.std().item() if len(column) > 1 else 0.0
     metrics |= {**advantages.metrics, **update}
     metrics["seconds/rollout"] = trajectories.seconds
-    metrics["seconds/reward"] = sum(scores.seconds.values())
+    metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited
     metrics |= {f"seconds/reward/{name}": seconds for name, seconds in scores.seconds.items()}
     metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
     phases = ("rollout", "reward", "credit", "update")
@@ -191,7 +191,7 @@ class Run:
         self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
-            row = {"iteration": self.iteration + 1, **report.metrics}
+            row = {"iteration": self.iteration + 1, **report.metrics, **model.take_forwards()}
             if report.advantages.scores.held_out_names:
                 recent = [*self.history[-hacking.WINDOW :], row]
                 row["warning/reward_hacking"] = float(hacking.warning(recent, self.evaluations) is not None)
@@ -303,7 +303,8 @@ class Run:
         own += pairs[:1] * (most - len(own))  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
-        images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
+        with model.uncounted():
+            images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
         rewards = report.advantages.scores.rewards
         values = distributed.whole(score(rewards, images, [text for text, _ in own])[: len(rows)])
         images, captions = distributed.whole(images[: len(rows)]), [text for text, _ in pairs]

@@ -195,8 +195,7 @@ def _picture(path: Path, caption: str) -> str:
 
 
 def _credit(history: Sequence[Mapping]) -> str:
-    prefix = "credit/step/"
-    steps = sorted({int(key[len(prefix) :]) for row in history for key in row if key.startswith(prefix)})
+    steps = plots.credit_steps(history)
     if not steps:
         return ""
     drawn = plots.svg(lambda: plots.credit_figure(history, steps, [f"step {step}" for step in steps]))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from . import distributed, host
-from .sde import MIN_STD, Gaussian, transition
-from .types import KeptStep, Prompts, SamplerSettings, Trajectories
+from .ahead import Ahead
+from .sde import MIN_STD, ODE_SOLVERS, Gaussian, adams_bashforth, transition
+from .types import Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .flow.base import FlowModel
+    from .flow.base import Condition, FlowModel
+    from .guidance import Composition
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 
@@ -32,24 +37,31 @@ def sample(
     keep_graph: bool = False,
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
+    ahead: Ahead | None = None,
 ) -> Trajectories:
     """Samples a group of `group_size` trajectories for every prompt; of several processes each its share of them.
 
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
     which prompts are sampled beside it change a trajectory.
 
+    With `settings.merge_adapter` the adapter is part of the weights meanwhile, unless graphs are kept: those have to reach it.
+
     Args:
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
         keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
+        ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
-        ValueError: group_size < 2, or settings under which no step is stochastic.
+        ValueError: group_size < 2, an unknown ode_solver, settings under which no step is stochastic, or weights that no adapter
+            can be merged into.
     """
     if group_size < 2:
         raise ValueError(
             f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
         )
+    if settings.ode_solver not in ODE_SOLVERS:
+        raise ValueError(f"ode_solver must be one of {ODE_SOLVERS}, not {settings.ode_solver!r}")
     started = time.perf_counter()
     model.come_back()
     sigmas = model.sigmas(settings)
@@ -66,11 +78,16 @@ def sample(
         for row in share.rows
         for position in [prompts.positions[row // group_size]]
     ]
-    parts = []
-    for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-        own = [sources[row] for row in rows]
-        keep = (keep_graph, keep_predictions)
-        parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+    parts, pictures = [], []
+    ahead = ahead or Ahead()
+    with ahead.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
+        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
+            own = [sources[row] for row in rows]
+            keep = (keep_graph, keep_predictions)
+            parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+            if scored:
+                pictures.append(model.decode(parts[-1]["final"]))
+                scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
     latents, predictions, final, log_probs = (
         torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
@@ -82,14 +99,14 @@ def sample(
         )
     kept = None
     if keep_graph:
-        kept = [
-            KeptStep(*(torch.cat(tensors) for tensors in zip(*(part["kept"][i] for part in parts), strict=True)))
-            for i in range(len(trained))
-        ]
+        kept = [torch.cat(velocities) for velocities in zip(*(part["kept"] for part in parts), strict=True)]
+    images = torch.cat(pictures) if pictures else model.decode(final, settings.batch_size)
+    if scored:
+        scored.images = weakref.ref(images)
     return Trajectories(
         latents=latents,
         final=final,
-        images=model.decode(final, settings.batch_size),
+        images=images,
         sigmas=sigmas,
         trained=trained,
         stds=stds,
@@ -97,6 +114,7 @@ def sample(
         groups=groups,
         share=share,
         prompts=prompts.texts,
+        positions=prompts.positions,
         settings=settings,
         policy_version=model.version,
         seed=seed,
@@ -104,7 +122,8 @@ def sample(
         unconditional_gradient=model.unconditional_gradient,
         predictions=predictions if keep_predictions else None,
         decode=model.decode,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
+        ahead=ahead,
     )
 
 
@@ -115,24 +134,31 @@ def generate(
     settings: SamplerSettings,
     seeds: list[int],
     on_step: Callable[[], None] = lambda: None,
+    compose: Composition | None = None,
 ) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training.
 
-    `on_step` is called before every model call and may raise to stop.
+    `on_step` is called before every model call and may raise to stop; `compose` puts several adapters' velocities together.
     """
     model.come_back()
-    settings = replace(settings, kind="ode")
+    settings = replace(settings, kind="ode", window=None)  # all steps: a window's rest may be cut short
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
     images = []
+
+    def predict(x: Tensor, sigma: float, condition: Condition) -> Tensor:
+        on_step()
+        return model.velocity(x, sigma, condition, model.guidance_at(sigma, settings))
+
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
         x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
-        index = torch.arange(len(rows))
-        for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            on_step()
-            velocity = model.velocity(x, sigma, condition.rows(index), model.guidance_at(sigma, settings))
-            x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
+        # Encoders and autoencoder do without the adapter, and may need the memory. Composed adapters change at every call.
+        with _merged(model, settings.merge_adapter and compose is None):
+            for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+                call = partial(predict, x, sigma, condition)
+                velocity = compose(step, call) if compose else call()
+                x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
         images.append(model.decode(x.cpu(), settings.batch_size))
     return torch.cat(images)
 
@@ -144,12 +170,11 @@ def model_calls(steps: int, samples: int, batch_size: int) -> int:
 
 def step_kinds(settings: SamplerSettings) -> list[str]:
     """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
-    start, length = settings.window or (0, settings.steps)
-    inside = range(start, min(start + length, settings.steps))
-    last = settings.steps - 1
+    inside = range(settings.window[0] if settings.window else 0, settings.window_end)
+    last = settings.transitions - 1
     return [
         settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
-        for j in range(settings.steps)
+        for j in range(settings.transitions)
     ]
 
 
@@ -158,13 +183,36 @@ def first_stochastic(kinds: list[str]) -> int:
     return next((j for j, kind in enumerate(kinds) if kind != "ode"), len(kinds) - 1)
 
 
-def velocity_at(model: FlowModel, trajectories: Trajectories, step: int, rows: Tensor) -> Tensor:
-    """The policy's velocity [len(rows), C, h, w] at a visited point of these trajectories."""
-    settings = trajectories.settings
+def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tensor, rows: Tensor) -> Tensor:
+    """The policy's velocity [N, C, h, w] at visited points of these trajectories.
+
+    Args:
+        steps: a step's number, or one for each row, [N], all of the model's `same_network`.
+        rows: N numbers of samples.
+    """
+    settings, groups = trajectories.settings, trajectories.groups[rows]
+    steps = torch.as_tensor(steps).expand(len(rows))
+    levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[steps]
+    x = trajectories.latents[rows, steps].to(model.device)
+    # Members of a group that shares its noise are at one point until they part: who is where, as numbers.
+    apart = len(trajectories.prompts) + rows
+    together = settings.shared_noise & (steps <= first_stochastic(step_kinds(settings)))
+    points = torch.where(together, groups, apart) + steps * (len(trajectories.prompts) + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
-    shared = settings.shared_noise and step <= first_stochastic(step_kinds(settings))
-    x = trajectories.latents[rows, step].to(model.device)
-    return _velocity(model, condition, x, trajectories.groups[rows], trajectories.sigmas[step], settings, shared)
+    return _velocity(model, condition, x, groups, levels, settings, points)
+
+
+def sampled_noise(trajectories: Trajectories) -> Tensor:
+    """The noise [B, T', C, h, w] that the trained steps added, drawn again from the same streams."""
+    settings, shape = trajectories.settings, trajectories.latents.shape[2:]
+    group_size = trajectories.share.total // len(trajectories.prompts)
+    noise = []
+    for row in trajectories.share.rows:
+        own = _generator(trajectories.seed, trajectories.positions[row // group_size], row % group_size + 1)
+        if not settings.shared_noise:
+            torch.randn(shape, generator=own)  # where it began
+        noise.append(torch.stack([torch.randn(shape, generator=own) for _ in trajectories.trained]))
+    return torch.stack(noise)
 
 
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
@@ -179,14 +227,20 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     if model.is_sharded:
-        return False  # a graph would hold every block of every step put together
-    # Decided once: the free memory moves from one iteration to the next, and the two ways differ in rounding.
-    case = settings, samples, model.unconditional_gradient
+        # Each process would decide by its own free memory, and all have to call it equally often.
+        return False
+    # Decided once, wherever a window stands: the free memory moves from one iteration to the next, and the two ways differ in
+    # rounding.
+    trained = sum(kind != "ode" for kind in step_kinds(settings))
+    case = replace(settings, window=None), trained, samples, model.unconditional_gradient
     if case not in model.graph_decisions:
-        trained = sum(kind != "ode" for kind in step_kinds(settings))
         need = model.graph_bytes(settings) * samples * trained
         model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
     return model.graph_decisions[case]
+
+
+def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
+    return model.merged() if wanted else contextlib.nullcontext()
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:
@@ -196,11 +250,12 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
     visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
+    before = None
     for j, kind in enumerate(kinds):
         on_step()
-        shared = settings.shared_noise and j <= first
+        points = groups if settings.shared_noise and j <= first else None
         with torch.set_grad_enabled(keep_graph and kind != "ode"):
-            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, shared)
+            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, points)
             gaussian = transition(
                 kind, velocity, x, sigmas[j], sigmas[j + 1], eta=settings.eta, sigma_after_first=sigmas[1]
             )
@@ -209,23 +264,26 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
             if stochastic:
                 noise = torch.stack([torch.randn(shape, generator=own) for _, own in sources])
                 following = following + gaussian.std * noise.to(x.device)
-                log_prob = gaussian.log_prob(following, settings.log_prob_norm)
+                log_prob = gaussian.log_prob(following, settings.log_prob_norm).detach()
+        if kind == "ode" and settings.ode_solver == "adams_bashforth":
+            following = adams_bashforth(velocity, x, sigmas[j], sigmas[j + 1], before)
+        before = (velocity, sigmas[j]) if kind == "ode" else None
         clean = x - sigmas[j] * velocity.detach()
         if keep_predictions:
             predictions.append(clean)
         stds.append(gaussian.std)
         if stochastic:
             trained.append(j)
-            log_probs.append(log_prob.detach())
+            log_probs.append(log_prob)
             if keep_graph:
-                kept.append((log_prob, velocity))
+                kept.append(velocity)
         x = following
         visited.append(x)
     # To the host only now: a transfer at every step would make the accelerator wait each time.
     return {
         "latents": torch.stack(visited, 1).cpu(),
         "predictions": torch.stack(predictions, 1).cpu() if keep_predictions else clean[:0].cpu(),
-        "final": clean.cpu(),
+        "final": (clean if stochastic else x).cpu(),  # of a trained last step without its noise
         "log_probs": torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
         "kept": kept,
         "stds": tuple(stds),
@@ -233,14 +291,18 @@ def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph
     }
 
 
-def _velocity(model, condition, x: Tensor, groups: Tensor, sigma: float, settings, shared: bool) -> Tensor:
-    """One model call; where a group's members are at the same point, one forward a group serves them all."""
-    guidance = model.guidance_at(sigma, settings)
-    if not shared:
-        return model.velocity(x, sigma, condition.rows(groups), guidance)
-    unique, inverse = groups.unique(return_inverse=True)
-    one_each = torch.stack([(groups == group).nonzero()[0, 0] for group in unique])
-    return model.velocity(x[one_each.to(x.device)], sigma, condition.rows(unique), guidance)[inverse.to(x.device)]
+def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
+    """One model call, with one forward pass for all samples that have the same number in `points` [B]; None: all apart."""
+    levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
+    guidance = model.guidance_at(float(levels[0]), settings)
+    if points is None:
+        return model.velocity(x, levels, condition.rows(groups), guidance)
+    _, inverse = points.unique(return_inverse=True)
+    first = torch.full((int(inverse.max()) + 1,), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
+    if len(first) == len(x):
+        return model.velocity(x, levels, condition.rows(groups), guidance)
+    velocity = model.velocity(x[first.to(x.device)], levels[first], condition.rows(groups[first]), guidance)
+    return velocity[inverse.to(x.device)]
 
 
 def _generator(seed: int, position: int, member: int) -> torch.Generator:

@@ -110,9 +110,9 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             run.mark("stopped", total)  # once all is saved: who reads it may go on
             return code
         except NodeError:
-            # Between the update and its line on record the model stands nowhere that could be resumed. And a sharded one
-            # cannot be put together by a process that failed alone.
-            if run.stands_at(model) and not model.is_sharded:
+            # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
+            # trains a part of cannot be put together by one that failed alone.
+            if run.stands_at(model) and not model.trains_shards:
                 with _as_well_as_can_be():
                     run.save(model)
             raise

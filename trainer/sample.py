@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import host, plots, rollout, weights
+from . import guidance, host, plots, rollout, weights
 from .flow import load_flow_model
 from .layout import WORKFLOW
 from .types import SamplerSettings
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
+    from .guidance import Guide
 
 _DEFAULT_STEPS = 28
 SAMPLER_NODE = "OTCA_SDESampler"
@@ -30,6 +32,7 @@ def sample_to_file(
     batch_size: int,
     output: Path | None,
     node_classes: Mapping[str, type],
+    guides: Sequence[Guide] = (),
 ) -> Path:
     """Writes a grid of every prompt with every seed and returns its path; of videos the middle frames, and an .mp4 beside it.
 
@@ -39,20 +42,28 @@ def sample_to_file(
         frames: of a video; None takes the run's own, or one.
         batch_size: pictures to one model call.
         output: None numbers samples-<n>.png in the run, or here.
+        guides: put together, and compared with the model that they began with; a run's own adapter counts as one of them only.
 
     Raises:
-        FileNotFoundError: neither a run nor a model.
-        ValueError: a size that cannot be read.
+        FileNotFoundError: neither a run nor a model, or a guide that is not there.
+        ValueError: a size that cannot be read, or a guide of another model.
     """
     folder = Path(source).expanduser()
     model, settings = load(source, node_classes, size=size, steps=steps, frames=frames, batch_size=batch_size)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
     texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
-    with model.reference():
-        images = base = rollout.generate(model, texts, settings, numbers)
-    if run := is_run(source):
-        images = rollout.generate(model, texts, settings, numbers)
-        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, limit=len(texts))
+    run, titles = is_run(source), ("before training", "after training")
+    with contextlib.ExitStack() as stack:
+        compose = None
+        if guides:  # entered first, so that a guide that cannot be used is told before anything is sampled
+            compose = stack.enter_context(guidance.composed(model, guides, settings.steps))
+            titles = "without guides", f"guided: {', '.join(map(str, guides))}"
+        with model.reference():
+            images = base = rollout.generate(model, texts, settings, numbers)
+        if run or guides:
+            images = rollout.generate(model, texts, settings, numbers, compose=compose)
+    if run or guides:
+        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, len(texts), titles)
     else:
         picture = plots.sample_grid(plots.stills(base), texts)
     path = output or _free_name(folder if run else Path("."))

@@ -8,6 +8,7 @@ All are frozen: a node returns a new value, it never edits what it was given. Th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from .ahead import Ahead
     from .rewards import Reward
 
 Metrics = Mapping[str, float]
@@ -47,6 +49,21 @@ class SamplerSettings:
     frames: int = 1  # of a video
     negative_prompt: str = ""  # what classifier-free guidance leads away from
     guidance_2: float = 0.0  # of a second expert, below its noise level; 0: the same
+    merge_adapter: bool = False  # into the weights, while sampling; changes memory, speed and rounding only
+    ode_solver: str = "euler"  # of the deterministic steps
+    fraction_after_window: float = 1.0  # of the steps that follow the window, how many are taken
+
+    @property
+    def window_end(self) -> int:
+        """The number of steps up to the window's end."""
+        start, length = self.window or (0, self.steps)
+        return min(start + length, self.steps)
+
+    @property
+    def transitions(self) -> int:
+        """T: `steps`, or fewer where only a fraction of those after the window is taken."""
+        after = self.steps - self.window_end
+        return self.window_end + math.ceil(self.fraction_after_window * after - 1e-9)  # 0.1 * 30 is a little above 3
 
 
 @dataclass(frozen=True)
@@ -58,20 +75,12 @@ class Share:
 
 
 @dataclass(frozen=True)
-class KeptStep:
-    """One trained transition as the rollout computed it, still attached to its autograd graph."""
-
-    log_prob: Tensor  # [B], requires grad
-    velocity: Tensor  # [B, C, h, w], requires grad
-
-
-@dataclass(frozen=True)
 class Trajectories:
     """B sampled trajectories.
 
     Attributes:
         latents: [B, T+1, C, h, w] float32, the points visited; `latents[:, 0]` is noise.
-        final: [B, C, h, w] float32, the x̂0 that was decoded for the reward.
+        final: [B, C, h, w] float32, the x̂0 that was decoded for the reward: where the deterministic last step led.
         images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE), or videos [B, F, H, W, 3].
         sigmas: T+1 noise levels, from 1 to 0.
         trained: T' numbers of the transitions that are stochastic and trained.
@@ -80,12 +89,15 @@ class Trajectories:
         groups: [B] int64, the number of each sample's prompt, 0 … P-1.
         share: where these B samples stand in the whole batch, whose P prompts several processes may share.
         prompts: P texts.
+        positions: each one's position in the dataset, which its noise depends on.
         policy_version: the number of updates the policy had seen when it sampled.
         seed: of all their noise.
-        kept: one entry a trained transition when the graph was kept, else None. Good for one backward pass.
+        kept: where the graph was kept, the velocity [B, C, h, w] of each trained step, attached to it. Good for one backward
+            pass.
         unconditional_gradient: whether those graphs reach through the negative half of guidance.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
         decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
+        ahead: where the Reward Stack finds what was scored while these were sampled, and asks for the next ones.
     """
 
     latents: Tensor
@@ -101,11 +113,13 @@ class Trajectories:
     settings: SamplerSettings
     policy_version: int
     seed: int
-    kept: list[KeptStep] | None = None
+    kept: list[Tensor] | None = None
     unconditional_gradient: bool = True
     predictions: Tensor | None = None
     decode: Callable[[Tensor], Tensor] | None = None
     seconds: float = 0.0
+    positions: tuple[int, ...] = ()
+    ahead: Ahead | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -118,7 +132,8 @@ class Scores:
     """What the reward models said: `values` [B, K] float32, NaN where a sample could not be scored.
 
     `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
-    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
+    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts. `seconds` is
+    what each reward took, `waited` how long the iteration stood still for all of them; None: for the sum.
     """
 
     values: Tensor
@@ -130,6 +145,7 @@ class Scores:
     rewards: Sequence[Reward]
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    waited: float | None = None
 
 
 @dataclass(frozen=True)
@@ -143,6 +159,9 @@ class StepCredit:
         similarity: [B, T+1], S_j = cos(x_j, x̂0).
         trained: the T' transition numbers.
         node: the id of the graph's node that gave this credit, which shows it on the canvas.
+        place: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
+        ratio_scale: T' factors of the log-ratio log ρ_j; empty: 1.
+        regulated: whether the log-ratio's bias is taken out (GRPO-Guard).
     """
 
     weights: Tensor
@@ -154,6 +173,9 @@ class StepCredit:
     sigmas: tuple[float, ...] = ()
     seconds: float = 0.0
     node: str = ""
+    place: Tensor | None = None
+    ratio_scale: tuple[float, ...] = ()
+    regulated: bool = False
 
 
 @dataclass(frozen=True)

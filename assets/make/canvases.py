@@ -48,6 +48,7 @@ FIXED = {
     "OTCA_RewardStack": (470, 850),
     "OTCA_TrainingRun": (470, 900),
     "OTCA_PromptDataset": (330, 390),
+    "OTCA_StepwiseGain": (560, 720),  # with a heatmap
 }
 HEATMAP = 560
 
@@ -183,14 +184,18 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
     x, below = columns([id for id in stages["rewards"] if id != stack], left, 0, LOWEST_REWARD)
     x, lowest = column([stack], x + GAP, 0)
     y = max(below, lowest) + HEADER + GAP
-    right, _ = column(stages["credit"], left, y)
-    right, _ = column(stages["fusion"], right + BETWEEN_FRAMES, y)
+    right = left - BETWEEN_FRAMES
+    for stage in ("credit", "fusion"):
+        if stages[stage]:  # some nodes are both
+            right, _ = column(stages[stage], right + BETWEEN_FRAMES, y)
     x, _ = column([id for id in stages["training"] if id != run], max(x, right) + BETWEEN_FRAMES, 0)
     column([run], x + GAP, 0)
 
     frames = []
     for stage, (title, _, color) in FRAMES.items():
         boxes = [places[id] for id in stages[stage]]
+        if not boxes:
+            continue
         x, y = min(box[0] for box in boxes) - 20, min(box[1] for box in boxes) - HEADER
         far, low = max(box[0] + box[2] for box in boxes) + 20, max(box[1] + box[3] for box in boxes) + 20
         frames.append((title, (x, y, far - x, low - y), color))

@@ -21,21 +21,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...trainer import lora, plots, rollout
-from ...trainer.credit import FLOORS, tcd, uniform
+from ...trainer import guidance, lora, plots, rollout
+from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
-from ...trainer.fusion import fuse, moca
+from ...trainer.fusion import fuse, fuse_gains, moca
+from ...trainer.gains import rewards_along
 from ...trainer.grpo import clipped_objective
 from ...trainer.host import ALLOW_PYTHON
+from ...trainer.place import PatchFeatures, credit_map
 from ...trainer.prompts import choose
 from ...trainer.record import read_lines
 from ...trainer.rewards import preprocess, reward_class
 from ...trainer.rewards.base import score, score_stack
+from ...trainer.rewards.network import shared
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
-from ...trainer.sde import transition
+from ...trainer.sde import sensitivities, transition
+from ...trainer.selection import best_of_n as select
 from ...trainer.types import Prompts, SamplerSettings
+from ...trainer.window import window_start
 from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,6 +100,19 @@ def finished_run() -> Path:
 
     folder = Path(workplace().name) / "run"
     otca(["train", str(ROOT / "workflows" / "api" / "quickstart.json"), "--output", str(folder), *TRAINING])
+    return folder
+
+
+@functools.cache
+def single_reward_run(name: str) -> Path:
+    """The folder of a short training of the quickstart on one reward, as bench/GUIDANCE.md has it."""
+    from ...__main__ import main as otca
+
+    folder = Path(workplace().name) / name
+    others = {"clip_t": 4, "colorfulness": 5, "sharpness": 6}
+    held_out = [part for other, node in others.items() if other != name for part in ("--set", f"{node}.held_out=true")]
+    workflow = str(ROOT / "workflows" / "api" / "quickstart.json")
+    otca(["train", workflow, "--output", str(folder), "--iterations", "40", "--set", "12.evaluate_every=40", *held_out])
     return folder
 
 
@@ -224,6 +242,27 @@ def sampler_noise():
     return _finished(figure, axis)
 
 
+def window_places():
+    """Which steps are trained in which iteration, by mode."""
+    steps, length, count = 25, 4, 140
+    cases = {
+        "progressive, every 5": {"every": 5},
+        "progressive_decay, every 5": {"mode": "progressive_decay", "every": 5},
+        "random": {"mode": "random"},
+    }
+    figure = _figure(5.6, 4.4)
+    for axis, (title, options), color in zip(figure.subplots(3, 1, sharex=True), cases.items(), COLORS, strict=False):
+        starts = np.array([window_start(iteration, steps, length, **options) for iteration in range(count)])
+        axis.bar(range(count), length, bottom=starts - 0.5, width=1.0, color=color)
+        axis.set_ylim(steps - 0.5, -0.5)
+        axis.set_ylabel("step", fontsize=9)
+        axis.set_title(title, fontsize=10)
+        axis.tick_params(labelsize=8)
+    axis.set_xlabel("iteration", fontsize=9)
+    figure.suptitle("Stochastic, trained steps of 25: a window of 4", fontsize=10)
+    return _drawn(figure)
+
+
 def sampler_group():
     return plots.sample_grid(trajectories(1).images, [f"sample {number}" for number in range(12)], columns=6, scale=2)
 
@@ -344,6 +383,44 @@ def uniform_heatmap():
     return _heatmap(own.weights, own, "Step weights w with timestep_fraction 0.6", "viridis", (0, own.weights.max()))
 
 
+def step_pull():
+    """How hard a step pulls at the velocity: weight, ratio scale and sensitivity c_j multiplied, of mean 1."""
+    settings = replace(SETTINGS, kind="flow_sde", eta=0.7, steps=10)
+    own = rollout.sample(model(), Prompts(CAPTIONS[:1], (0,)), settings, group_size=2, seed=0)
+    felt = sensitivities(settings.kind, own.sigmas, settings.eta)
+    methods = {
+        "uniform": (uniform, ()),
+        "noise-aware": (noise_aware, (own.stds,)),
+        "PCPO": (pcpo, (felt, own.sigmas)),
+        "GRPO-Guard": (grpo_guard, (own.stds, own.sigmas)),
+    }
+    figure = _figure(5.6, 3.4)
+    axis = figure.subplots()
+    for number, (label, (method, options)) in enumerate(methods.items()):
+        found = method(own.latents, own.final, own.trained, *options)
+        scale = torch.tensor(found.ratio_scale or [1.0] * len(own.trained))
+        pull = found.weights[0] * scale * torch.tensor([felt[j] for j in own.trained])
+        axis.bar(
+            np.arange(len(pull)) + 0.2 * (number - 1.5), pull / pull.mean(), 0.2, label=label, color=COLORS[number]
+        )
+    axis.set_xticks(range(len(own.trained)), [f"{j}\nσ {own.sigmas[j]:.2f}" for j in own.trained], fontsize=8)
+    axis.set_ylabel("pull at the velocity, mean 1", fontsize=9)
+    axis.set_title("How hard each step pulls (flow_sde, η 0.7, 10 steps)", fontsize=10)
+    return _finished(figure, axis)
+
+
+def combined_heatmap():
+    own = combined(credit(tcd, 0.0), credit(noise_aware, trajectories(2).stds))
+    return _heatmap(own.weights, own, "Step weights w: TCD · noise-aware", "viridis", (0, own.weights.max()))
+
+
+def credit_places():
+    own = trajectories(4)
+    network = shared(PatchFeatures, ROOT / "assets" / "shapes-clip", "cpu")
+    rows = [0, 12, 24, 36]
+    return plots.lit(own.images[rows], credit_map(network, own)[rows])
+
+
 def moca_z():
     """z over λ/2 for objectives that agree and that do not; where their sum is negative λ is 0, and z one point."""
     cases = {
@@ -379,6 +456,34 @@ def moca_heatmap():
     return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
 
 
+def stepwise_gain():
+    """Rewards of the predicted picture along six trajectories of a prompt, each step coloured by its advantage."""
+    own, judged = trajectories(1), scores(1)
+    name = "sharpness"
+    judged = replace(
+        judged, values=judged.values[:, 2:3], names=(name,), coefficients=(1.0,), rewards=judged.rewards[2:]
+    )
+    rewards = rewards_along(model(), own, judged, range(len(own.sigmas)), 5)
+    gains = rewards.diff(dim=1)[:, list(own.trained)]
+    advantage = fuse_gains(gains, credit(tcd, count=1).similarity, judged, own.trained).step_advantage
+    figure = _figure(5.6, 3.2)
+    axis = figure.subplots()
+    for row in range(0, 12, 2):
+        for position, step in enumerate(own.trained):
+            color = COLORS[1] if advantage[row, position] > 0 else "#7B5AA6"
+            strength = 0.8 + 1.6 * min(2.0, advantage[row, position].abs().item())
+            axis.plot([step, step + 1], rewards[row, step : step + 2, 0], color=color, linewidth=strength)
+        axis.plot(range(len(own.trained) + 1), rewards[row, :-1, 0], "o", color="#333333", markersize=3)
+    places = range(len(own.trained) + 1)
+    axis.set_xticks(places, [f"{j}\nσ {own.sigmas[j]:.2f}" for j in places])
+    axis.set_xlabel("point of the trajectory and its noise level", fontsize=9)
+    axis.set_ylabel(f"{name} of the predicted picture", fontsize=9)
+    axis.set_title("Six samples of a prompt; orange steps gained more than their group", fontsize=10)
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+    return _drawn(figure)
+
+
 def fusion_agreement():
     """How far each fusion's advantage follows each reward, over four groups."""
     methods = {"weighted_advantages": "weighted_advantages", "weighted_sum": "weighted_sum", "MOCA": "moca"}
@@ -394,6 +499,14 @@ def fusion_agreement():
     axis.set_ylabel("correlation with its own advantage", fontsize=9)
     axis.set_title("Whom the fused advantage follows: 48 samples, 4 prompts", fontsize=10)
     return _finished(figure, axis)
+
+
+def best_of_n():
+    own = select(fuse(scores(2), credit(tcd), "weighted_advantages"), 4, 4)
+    order = np.lexsort((-own.fused.advantage.numpy(), own.scores.groups.numpy()))
+    limit = own.step_advantage.abs().max()
+    title = "Effective advantage Ã: four best, four worst of a group"
+    return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
 
 
 def clipped_loss():
@@ -434,6 +547,20 @@ def before_after():
     return plots.before_after(before, after, CAPTIONS)
 
 
+def guidance_grid():
+    """One prompt and seed by two adapters: γ of one rises to the right, of the other downwards."""
+    gammas = (0, 0.5, 1, 1.5, 2)
+    runs = [single_reward_run(name) for name in ("colorfulness", "sharpness")]
+    pairs = [(right, down) for down in gammas[::2] for right in gammas]
+    images = []
+    for pair in pairs:
+        guides = [guidance.parse(f"{run}={gamma}") for run, gamma in zip(runs, pair, strict=True)]
+        with guidance.composed(model(), guides, SETTINGS.steps) as compose:
+            images.append(rollout.generate(model(), [CAPTIONS[0]], SETTINGS, [0], compose=compose))
+    captions = [f"colour {right:g}, sharpness {down:g}" for right, down in pairs]
+    return plots.sample_grid(torch.cat(images), captions, columns=len(gammas), scale=2)
+
+
 def icon():
     """A credit heatmap in small: seven samples, seven steps."""
     from matplotlib import colormaps
@@ -457,6 +584,7 @@ DRAWINGS = {
     "model_files": model_files,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
+    "window_places": window_places,
     "sampler_group": sampler_group,
     **{
         f"reward_{kind}": functools.partial(reward_strip, kind)
@@ -478,12 +606,18 @@ DRAWINGS = {
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,
     "uniform_heatmap": uniform_heatmap,
+    "step_pull": step_pull,
+    "combined_heatmap": combined_heatmap,
+    "credit_places": credit_places,
     "moca_z": moca_z,
     "moca_heatmap": moca_heatmap,
+    "stepwise_gain": stepwise_gain,
     "fusion_agreement": fusion_agreement,
+    "best_of_n": best_of_n,
     "clipped_loss": clipped_loss,
     "reward_curves": reward_curves,
     "before_after": before_after,
+    "guidance": guidance_grid,
     "icon": icon,
 }
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.nodes import live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.trainer.workflow import Workflow
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,19 @@ def test_new_credit_makes_old_advantages_void(ran):
     with torch.inference_mode():
         workflow.run(targets=["9"])
     assert set(live.last_results("9")) == {"credit"} and live.last_results("10") == {}
+
+
+def test_of_several_words_on_one_credit_the_last_is_kept(small_graph, comfyui):
+    graph = small_graph()
+    graph["20"] = {"class_type": "OTCA_BestOfN", "inputs": {"advantages": ["10", 0], "best": 1, "worst": 1}}
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    with torch.inference_mode():
+        workflow.run(targets=["20"])
+        data = live.last_results("20")["advantages"]
+        assert live.last_results("10") == {} and data["credit_node"] == "9" and data["valid"].count(False) == 2
+        workflow.set("20.best", 2)
+        workflow.run(targets=["20"])
+    assert all(live.last_results("20")["advantages"]["valid"])
 
 
 def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):

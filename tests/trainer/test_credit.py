@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.credit import tcd, uniform
+from comfyui_otca.trainer.credit import combined, grpo_guard, noise_aware, pcpo, tcd, uniform
+from comfyui_otca.trainer.sde import sensitivities
 
 FINAL = torch.tensor([[1.0, 0.0]])
 # Cosines with (1, 0): 0, 0.8, 0.6, 0.8, 1, hence ΔS = 0.8, -0.2, 0.2, 0.2 and ŵ = 2/3, 0, 1/6, 1/6.
@@ -288,3 +290,78 @@ def test_uniform_refuses_a_fraction_that_keeps_nothing_or_more_than_all(fraction
 def test_uniform_refuses_steps_that_do_not_exist():
     with pytest.raises(ValueError, match="trained"):
         uniform(BENT, FINAL, [4])
+
+
+# --- credit by the sampler's noise -------------------------------------------------------------------------------------
+
+
+def test_noise_aware_by_hand():
+    # Of the trained stds 1, 2 and 3 the mean is 2.
+    credit = noise_aware(BENT, FINAL, [0, 2, 3], stds=[1.0, 9.0, 2.0, 3.0])
+    assert_values(credit.weights, [0.5, 1.0, 1.5])
+    assert_values(credit.raw, [1 / 6, 2 / 6, 3 / 6])
+    assert_values(credit.delta, [0.8, -0.2, 0.2, 0.2])
+    assert credit.ratio_scale == () and not credit.regulated and credit.place is None
+
+
+def flow_schedule():
+    """σ of the method's check value: shift 3, ten steps."""
+    u = [1 - j / 10 for j in range(11)]
+    return [3 * v / (1 + 2 * v) for v in u]
+
+
+def test_pcpo_against_the_published_constant():
+    sigmas = flow_schedule()
+    own = sensitivities("flow_sde", sigmas, 0.7)
+    latents = torch.randn((2, 11, 4), generator=torch.Generator().manual_seed(0))
+    credit = pcpo(latents, latents[:, -1], range(10), own, sigmas)
+    steps = [a - b for a, b in zip(sigmas, sigmas[1:], strict=False)]
+    zeta = [scale * c / step for scale, c, step in zip(credit.ratio_scale, own, steps, strict=True)]
+    assert zeta == pytest.approx([4.3152134639895925] * 10, rel=1e-12)
+    assert (credit.weights == 1).all()
+
+
+def test_pcpo_pulls_by_the_length_of_the_step():
+    sigmas = flow_schedule()
+    own = sensitivities("dance_sde", sigmas, 0.3)
+    latents = torch.randn((1, 11, 4), generator=torch.Generator().manual_seed(0))
+    credit = pcpo(latents, latents[:, -1], [1, 4, 8], own, sigmas)
+    pull = [scale * own[j] for scale, j in zip(credit.ratio_scale, [1, 4, 8], strict=True)]
+    lengths = [sigmas[j] - sigmas[j + 1] for j in (1, 4, 8)]
+    assert [p / pull[0] for p in pull] == pytest.approx([d / lengths[0] for d in lengths])
+    assert sum(pull) == pytest.approx(sum(own[j] for j in (1, 4, 8))), "ζ keeps their sum"
+
+
+def test_grpo_guard_by_hand():
+    # Steps of length 0.1, 0.4 and 0.4: 1/Δ = 10, 2.5, 2.5, of mean 5.
+    credit = grpo_guard(BENT, FINAL, [0, 1, 3], stds=[0.1, 0.2, 0.3, 0.4], sigmas=[1.0, 0.9, 0.5, 0.4, 0.0])
+    assert_values(credit.weights, [2.0, 0.5, 0.5])
+    assert credit.ratio_scale == (0.1, 0.2, 0.4) and credit.regulated
+
+
+def test_combined_by_hand():
+    first = tcd(BENT, FINAL, range(4), w_min=0.0)  # 8/3, 0, 2/3, 2/3
+    second = noise_aware(BENT, FINAL, range(4), stds=[1.0, 1.0, 4.0, 2.0])  # ∝ 1, 1, 4, 2
+    both = combined(first, second)
+    # 8/3, 0, 8/3, 4/3 of mean 5/3
+    assert_values(both.weights, [1.6, 0.0, 1.6, 0.8])
+    assert torch.equal(both.raw, first.raw) and torch.equal(both.delta, first.delta)
+    assert both.method == "tcd · noise_aware" and both.place is None and both.ratio_scale == ()
+
+
+def test_combined_keeps_places_scales_and_the_guard():
+    plain = uniform(BENT, FINAL, range(4))
+    place = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])
+    there = replace(plain, place=place, ratio_scale=(1.0, 2.0, 3.0, 4.0))
+    guard = replace(plain, ratio_scale=(2.0, 2.0, 0.5, 1.0), regulated=True)
+    both = combined(there, guard)
+    assert torch.equal(both.place, place) and both.ratio_scale == (2.0, 4.0, 1.5, 4.0) and both.regulated
+    twice = combined(there, replace(plain, place=place))
+    # 4, 0, 1, 1 of mean 1.5
+    torch.testing.assert_close(twice.place, torch.tensor([[[4.0, 0.0], [1.0, 1.0]]]) / 1.5)
+    assert twice.ratio_scale == (1.0, 2.0, 3.0, 4.0) and not twice.regulated
+
+
+def test_credits_of_different_steps_do_not_combine():
+    with pytest.raises(ValueError, match=r"steps \(0, 1\) .* steps \(0, 2\) do not go together. Fix: connect both"):
+        combined(uniform(BENT, FINAL, [0, 1]), uniform(BENT, FINAL, [0, 2]))

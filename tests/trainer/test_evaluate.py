@@ -14,7 +14,7 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.trainer import evaluate, host, lora, rollout, scoring
-from comfyui_otca.trainer.evaluate import compare, interval, markdown, parse_lora
+from comfyui_otca.trainer.evaluate import compare, interval, markdown, parse_guides, parse_lora
 
 PROMPTS = ["a red circle on a blue background", "a green square on a white background"]
 REWARDS = ["--reward", "python:file=red.py", "--reward", "accuracy"]
@@ -185,6 +185,34 @@ def test_a_run_against_what_it_started_from(asked, finished_run, tmp_path, load_
         reds = [rows[method, prompt, 1] for prompt in PROMPTS]
         assert reds == pytest.approx(pictures[..., 0].mean((1, 2)).tolist(), abs=2e-3)
     assert any(rows["base", p, s] != rows["mine", p, s] for p in PROMPTS for s in (0, 1))
+
+
+# --- guides ---------------------------------------------------------------------------------------------------------
+
+
+def test_guides_of_one_name_are_composed(asked, adapter, tmp_path, load_model, perturb, sampled, capsys):
+    quiet = lora.save(perturb(load_model(), seed=5), tmp_path / "quiet.safetensors", {})[0]
+    guides = [f"alone={adapter}=1", f"both={adapter}=0.5", f"both={quiet}=0:1,2:0"]
+    arguments = [part for guide in guides for part in ("--guide", guide)]
+    assert asked("shapes-flux", "--lora", adapter, *arguments, *REWARDS) == 0
+    rows = lines(tmp_path / "out")
+    red = {name: [row["scores"]["red"] for row in rows if row["method"] == name] for name in ("loud", "alone", "both")}
+    assert red["loud"] == red["alone"] and all(a != b for a, b in zip(red["loud"], red["both"], strict=True))
+    sampled.clear()
+    assert asked("shapes-flux", "--guide", f"alone={adapter}=1", *REWARDS) == 0 and sampled == []
+    assert asked("shapes-flux", "--guide", f"alone={adapter}=2", *REWARDS) == 2
+    assert "whose method.alone is" in capsys.readouterr().err
+
+
+def test_the_names_of_guides():
+    methods = parse_guides(["runs/a=1", "b=runs/b=2", "runs/c=0:1,2:3", "b=x.safetensors=0.5"])
+    told = {method.name: [(guide.source, guide.gammas) for guide in method.guides] for method in methods}
+    assert told == {
+        "guided": [("runs/a", ((0, 1.0),)), ("runs/c", ((0, 1.0), (2, 3.0)))],
+        "b": [("runs/b", ((0, 2.0),)), ("x.safetensors", ((0, 0.5),))],
+    }
+    with pytest.raises(ValueError, match="--guide 'a/b=runs/c=1': the name 'a/b' must be"):
+        parse_guides(["a/b=runs/c=1"])
 
 
 # --- going on -------------------------------------------------------------------------------------------------------

@@ -67,17 +67,30 @@ def unchanged(model, before):
 
 
 def plain_log_prob(model, taken, sample, step, velocity):
-    """dance_sde's density by torch.distributions."""
+    """dance_sde's log-density at every latent element, by torch.distributions, and its mean."""
     sigma, following, eta = taken.sigmas[step], taken.sigmas[step + 1], taken.settings.eta
     x = taken.latents[sample : sample + 1, step]
     score = -(x - (1 - sigma) * (x - sigma * velocity)) / sigma**2
     mean = x + (velocity - 0.5 * eta**2 * score) * (following - sigma)
     density = torch.distributions.Normal(mean, eta * math.sqrt(sigma - following))
-    return density.log_prob(taken.latents[sample : sample + 1, step + 1]).mean()
+    return density.log_prob(taken.latents[sample : sample + 1, step + 1]), mean
 
 
-def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0):
-    """The gradient by a loop over samples and steps; `old` [B, T'] are log-probs of another policy."""
+def averaged(density, taken, sample, position):
+    return density.mean()
+
+
+def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio=averaged, objective=None):
+    """The gradient by a loop over samples and steps.
+
+    `old` [B, T'] are log-probs of another policy; `ratio` turns a density into what is compared with the old one;
+    `objective` (log ratio, advantage) -> loss, by place where they are.
+    """
+
+    def clipped(log_ratio, advantage):
+        ratio = log_ratio.exp()
+        return -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
+
     for parameter in model.trainable_parameters():
         parameter.grad = None
     total, count = 0.0, taken.log_probs.numel()
@@ -86,10 +99,13 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0):
         for position, step in enumerate(taken.trained):
             x = taken.latents[sample : sample + 1, step]
             velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
-            log_prob = plain_log_prob(model, taken, sample, step, velocity)
-            ratio = (log_prob - (log_prob.detach() if old is None else old[sample, position])).exp()
+            density, _ = plain_log_prob(model, taken, sample, step, velocity)
+            log_prob = ratio(density, taken, sample, position)
+            log_ratio = log_prob - (log_prob.detach() if old is None else old[sample, position])
             advantage = advantages.step_advantage[sample, position]
-            loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
+            if advantages.credit.place is not None:
+                advantage = advantage * advantages.credit.place[sample]
+            loss = (objective or clipped)(log_ratio, advantage).mean()
             if kl:
                 with torch.no_grad(), model.reference():
                     frozen = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
@@ -134,7 +150,7 @@ def test_the_batch_size_changes_no_gradient(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
     results = []
-    for batch_size in (0, 1, 2, 4):
+    for batch_size in (0, 1, 4, 7, 100):  # the last two hold samples of several steps
         moved.version = taken.policy_version
         update(moved, taken, advantages, replace(STILL, batch_size=batch_size))
         results.append(gradients(moved))
@@ -292,8 +308,9 @@ def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample
 # --- steps that must not be taken -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep_graph", [False, True])
-def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph):
+@pytest.mark.parametrize(("keep_graph", "sharded"), [(False, False), (True, False), (False, True)])
+def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph, sharded):
+    moved.is_sharded = sharded  # where others may need this process's calls for samples of theirs
     taken = sample(moved, keep_graph=keep_graph)
     silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
     before = parameters(moved)
@@ -428,10 +445,156 @@ def test_a_stopped_update_leaves_no_trace(moved, sample, judged, number):
 def test_every_backward_pass_is_announced(moved, sample, judged):
     for options, settings, calls in [
         ({}, STILL, 3),
-        ({}, replace(STILL, batch_size=4), 6),
+        ({}, replace(STILL, batch_size=4), 5),
         ({"keep_graph": True}, STILL, 3),
     ]:
         taken, seen = sample(moved, **options), []
         update(moved, taken, judged(taken, holes=False), settings, lambda seen=seen: seen.append(1))
         assert len(seen) == calls
         moved.version = 0
+
+
+# --- other ratios and objectives -------------------------------------------------------------------------------------
+
+
+def credited(advantages, **fields):
+    return replace(advantages, credit=replace(advantages.credit, **fields))
+
+
+def test_the_ratio_may_be_scaled_step_by_step(moved, sample, judged):
+    """PCPO: log ρ̃_j = scale_j·log ρ_j."""
+    taken, scale = sample(moved), (0.5, 2.0, 3.0)
+    advantages = judged(taken)
+    scaled = credited(advantages, ratio_scale=scale)
+    expected, _ = plain_gradients(moved, taken, scaled, ratio=lambda density, *at: density.mean() * scale[at[2]])
+    update(moved, taken, scaled, STILL)
+    assert_same_gradients(gradients(moved), expected)
+    # On-policy it is nothing but a weight on the step.
+    weighted = replace(advantages, step_advantage=advantages.step_advantage * torch.tensor(scale))
+    moved.version = taken.policy_version
+    update(moved, taken, weighted, STILL)
+    assert_same_gradients(gradients(moved), expected)
+
+
+def test_log_hinge(model, sample, judged):
+    taken = sample(model)
+    advantages, margin = judged(taken), 2e-4
+    update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
+
+    def hinge(log_ratio, advantage):
+        return torch.relu(margin * advantage.abs() - advantage * log_ratio)
+
+    expected, loss = plain_gradients(model, taken, advantages, old=taken.log_probs, objective=hinge)
+    settings = replace(STILL, clip_range=margin, objective="log_hinge")
+    metrics = update(model, taken, advantages, settings)
+    assert_same_gradients(gradients(model), expected)
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    log_ratio, pull = log_probs(model, taken) - taken.log_probs, advantages.step_advantage
+    reached = (log_ratio * pull >= margin * pull.abs()) & (pull != 0)
+    assert 0 < reached.sum() < (pull != 0).sum()
+    assert metrics["clip/high"] + metrics["clip/low"] == pytest.approx(reached.float().mean().item(), abs=1e-6)
+
+
+@pytest.fixture
+def placed(judged):
+    """placed(trajectories): credit that also says where in the latent, with mean 1."""
+
+    def judge(taken):
+        place = torch.rand(taken.latents[:, 0, 0].shape, generator=torch.Generator().manual_seed(8)) + 0.1
+        return credited(judged(taken), place=place / place.mean((1, 2), keepdim=True))
+
+    return judge
+
+
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_credit_by_place(moved, sample, placed, keep_graph):
+    """VIPO: a ratio, an advantage and a loss for every latent position, then their mean."""
+    taken = sample(moved, keep_graph=keep_graph)
+    advantages = placed(taken)
+    expected, loss = plain_gradients(moved, taken, advantages, ratio=lambda density, *_: density.mean(1)[0])
+    metrics = update(moved, taken, advantages, STILL)
+    assert_same_gradients(gradients(moved), expected)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and metrics["ratio/drift"] < 1e-6
+    moved.version = taken.policy_version
+    update(moved, taken, credited(advantages, place=None), STILL)
+    everywhere = gradients(moved)
+    assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
+
+
+def test_everywhere_alike_is_no_place(moved, sample, judged):
+    taken = sample(moved)
+    advantages = judged(taken)
+    update(moved, taken, advantages, STILL)
+    expected = gradients(moved)
+    moved.version = taken.policy_version
+    update(moved, taken, credited(advantages, place=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
+    assert_same_gradients(gradients(moved), expected)
+
+
+@pytest.mark.parametrize("shared_noise", [True, False])
+def test_the_noise_is_drawn_again(model, sample, small_settings, shared_noise):
+    taken = sample(model, small_settings(shared_noise=shared_noise, window=(1, 2)))
+    noise, rows = rollout.sampled_noise(taken), torch.arange(len(taken.groups))
+    for position, step in enumerate(taken.trained):
+        with torch.no_grad():
+            velocity = rollout.velocity_at(model, taken, step, rows)
+        gaussian = rollout.trained_transition(taken, step, velocity, rows)
+        torch.testing.assert_close(gaussian.sample(noise[:, position]), taken.latents[:, step + 1], rtol=0, atol=1e-5)
+
+
+def test_stale_credit_by_place(model, sample, placed):
+    taken = sample(model)
+    advantages = placed(taken)
+    with torch.no_grad():
+        rows = torch.arange(len(taken.groups))
+        old = torch.stack(
+            [
+                rollout.trained_transition(
+                    taken, step, rollout.velocity_at(model, taken, step, rows), rows
+                ).log_prob_map(taken.latents[:, step + 1])
+                for step in taken.trained
+            ],
+            1,
+        )
+    update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    expected, loss = plain_gradients(
+        model, taken, advantages, old=old, clip=1e-3, ratio=lambda density, *_: density.mean(1)[0]
+    )
+    metrics = update(model, taken, advantages, replace(STILL, clip_range=1e-3))
+    assert_same_gradients(gradients(model), expected, rtol=1e-4)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5) and metrics["clip/high"] + metrics["clip/low"] > 0
+
+
+def test_regulated_ratio(model, sample, judged):
+    """GRPO-Guard: std·(log ρ + mean‖Δμ‖²/(2·std²)), with the means of the policy that sampled."""
+    taken = sample(model)
+    stds = tuple(taken.stds[step] for step in taken.trained)
+    advantages = credited(judged(taken), ratio_scale=stds, regulated=True)
+    means = {}
+    with torch.no_grad():
+        for index, text in enumerate(taken.texts):
+            for position, step in enumerate(taken.trained):
+                x, condition = taken.latents[index : index + 1, step], model.encode([text])
+                velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
+                means[index, position] = plain_log_prob(model, taken, index, step, velocity)[1]
+    update(model, taken, credited(advantages, regulated=False), UpdateSettings(learning_rate=1e-3))
+    for parameter in model.trainable_parameters():
+        parameter.grad = None
+    total, count = 0.0, taken.log_probs.numel()
+    for index, text in enumerate(taken.texts):
+        for position, step in enumerate(taken.trained):
+            x, condition = taken.latents[index : index + 1, step], model.encode([text])
+            velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
+            density, mean = plain_log_prob(model, taken, index, step, velocity)
+            bias = (mean - means[index, position]).square().mean() / (2 * stds[position] ** 2)
+            ratio = (stds[position] * (density.mean() - taken.log_probs[index, position] + bias)).exp()
+            advantage = advantages.step_advantage[index, position]
+            loss = -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - 5e-4, 1 + 5e-4)) / count
+            loss.backward()
+            total += loss.item()
+    expected = gradients(model)
+    metrics = update(model, taken, advantages, replace(STILL, clip_range=5e-4))
+    assert_same_gradients(gradients(model), expected, rtol=1e-4)
+    assert metrics["loss"] == pytest.approx(total, abs=1e-6)
+    update(model, taken, credited(advantages, regulated=False), replace(STILL, clip_range=5e-4))
+    assert max((gradients(model)[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-5

@@ -88,6 +88,16 @@ def test_curves_and_credit_are_drawn_from_history_with_nulls():
     assert over_time.shape[0] > plots.advantage_heatmap(advantages).shape[0]
 
 
+def test_a_moving_windows_credit_has_a_row_for_every_step_that_was_ever_trained():
+    history = [{"iteration": i, "loss": 0.0, f"credit/step/{i}": 1.0, f"credit/step/{i + 1}": 1.0} for i in (9, 2, 3)]
+    assert plots.credit_steps(history) == [2, 3, 4, 9, 10]
+    advantages = fuse(scores([[0.0], [1.0]]), credit(2), "moca")
+    still = plots.credit_over_time(history[:1], advantages)
+    moved = plots.credit_over_time(history, advantages)
+    # Two rows, then five, 0.26 inches each.
+    assert moved.shape[0] - still.shape[0] == round(3 * 0.26 * 110)
+
+
 def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
     orange = (0xE6, 0x9F, 0x00)  # of the second method
     base, own = np.zeros((3, 2, 2)), np.ones((3, 2, 2))

@@ -140,6 +140,96 @@ def test_settings_that_train_nothing(still_model, sample, small_settings, change
         sample(still_model, small_settings(**changes), **options)
 
 
+# --- MixGRPO-Flash: fewer and better steps after the window ----------------------------------------------------------
+
+FLASH = {"steps": 10, "window": (1, 3), "fraction_after_window": 0.4, "ode_solver": "adams_bashforth", "shift": 3.0}
+
+
+def test_the_rest_of_the_schedule_is_cut_short(still_model, sample, small_settings):
+    # u = 1, 0.9, … 0.6 as ever, then ⌈0.4·6⌉ = 3 steps for the six that are left: 0.6, 0.4, 0.2, 0. σ = 3u / (1 + 2u).
+    taken = sample(still_model, small_settings(**FLASH))
+    u = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2, 0.0)
+    assert taken.sigmas == pytest.approx([3 * value / (1 + 2 * value) for value in u])
+    assert taken.trained == (1, 2, 3) and len(taken.stds) == 7 and taken.latents.shape[1] == 8
+    assert torch.equal(taken.final, taken.latents[:, -1])
+
+
+@pytest.mark.parametrize(
+    ("window", "fraction", "transitions"),
+    [
+        (None, 0.4, 10),
+        ((0, 10), 0.4, 10),
+        ((6, 9), 0.4, 10),
+        ((0, 4), 1.0, 10),
+        ((0, 1), 0.1, 2),  # ⌈0.9⌉ = 1 more
+        ((5, 4), 0.05, 10),  # one is left, and stays
+        ((0, 4), 0.5, 7),
+    ],
+)
+def test_how_many_steps_there_are(still_model, small_settings, window, fraction, transitions):
+    settings = small_settings(steps=10, window=window, fraction_after_window=fraction)
+    sigmas = still_model.sigmas(settings)
+    assert settings.transitions == len(rollout.step_kinds(settings)) == len(sigmas) - 1 == transitions
+    assert sigmas[0] == 1 and sigmas[-1] == 0 and all(a > b for a, b in zip(sigmas, sigmas[1:], strict=False))
+    plain = still_model.sigmas(replace(settings, window=None))
+    assert sigmas[: settings.window_end + 1] == plain[: settings.window_end + 1]
+
+
+def test_deterministic_steps_are_of_second_order(still_model, sample, small_settings):
+    """Before the window from its second step on, after it again from its second: the line through two velocities."""
+    settings = small_settings(**FLASH | {"window": (3, 1)})
+    taken = sample(still_model, settings)
+    rows = torch.arange(6)
+    with torch.no_grad():
+        v = [rollout.velocity_at(still_model, taken, step, rows) for step in range(settings.transitions)]
+    s = taken.sigmas
+    for step in (0, 1, 2, 4, 5, 6):
+        velocity = v[step]
+        if step not in (0, 4):
+            middle = (s[step] + s[step + 1]) / 2
+            velocity = v[step - 1] + (v[step] - v[step - 1]) * (middle - s[step - 1]) / (s[step] - s[step - 1])
+        expected = taken.latents[:, step] - (s[step] - s[step + 1]) * velocity
+        torch.testing.assert_close(taken.latents[:, step + 1], expected, rtol=0, atol=1e-5)
+
+
+def test_flash_is_nearer_to_many_steps_than_as_few_euler_steps(still_model, sample, small_settings):
+    """Both take the same noise in the first step; what follows is one and the same ODE."""
+
+    def final(fraction, solver, steps=20):
+        flash = {"window": (0, 1), "fraction_after_window": fraction, "ode_solver": solver}
+        return sample(still_model, small_settings(steps=steps, **flash)).final
+
+    exact = final(1.0, "adams_bashforth")
+    errors = {solver: (final(0.3, solver) - exact).square().mean().sqrt() for solver in ("euler", "adams_bashforth")}
+    assert errors["adams_bashforth"] < 0.8 * errors["euler"]
+
+
+def test_an_unknown_solver(still_model, sample, small_settings):
+    with pytest.raises(ValueError, match="ode_solver must be one of .*, not 'heun'"):
+        sample(still_model, small_settings(ode_solver="heun"))
+
+
+def test_evaluation_takes_the_whole_schedule(still_model, small_settings):
+    plain, flash = small_settings(steps=10, shift=3.0), small_settings(**FLASH)
+    arguments = ["a red circle"], plain, [1]
+    calls = []
+    pictures = rollout.generate(still_model, *arguments)
+    again = rollout.generate(still_model, arguments[0], flash, [1], lambda: calls.append(1))
+    assert torch.equal(pictures, again) and len(calls) == 10
+
+
+def test_recomputed_log_probs_with_a_schedule_cut_short(still_model, sample, small_settings):
+    taken = sample(still_model, small_settings(**FLASH, kind="flow_sde"), batch_size=4)
+    assert taken.log_probs.shape == (6, 3)
+    for position, step in enumerate(taken.trained):
+        rows = torch.arange(6)
+        with torch.no_grad():
+            velocity = rollout.velocity_at(still_model, taken, step, rows)
+            gaussian = rollout.trained_transition(taken, step, velocity, rows)
+            again = gaussian.log_prob(taken.latents[:, step + 1])
+        torch.testing.assert_close(again, taken.log_probs[:, position], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("kind", "norm"), [*((kind, "full") for kind in STOCHASTIC), ("cps", "squared_error")])
 def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_settings, kind, norm):
     taken = sample(still_model, small_settings(kind=kind, log_prob_norm=norm), batch_size=4)
@@ -174,10 +264,11 @@ def test_a_kept_graph_changes_no_number(taken, still_model, sample):
         torch.testing.assert_close(getattr(kept, name), getattr(taken, name), rtol=0, atol=1e-5)
         assert not getattr(kept, name).requires_grad
     assert len(kept.kept) == 3
-    for position, step in enumerate(kept.kept):
-        assert step.log_prob.requires_grad and step.velocity.requires_grad
-        assert torch.equal(step.log_prob.detach(), kept.log_probs[:, position])
-        assert step.velocity.shape == (6, 8, 10, 10)
+    for position, velocity in enumerate(kept.kept):
+        assert velocity.requires_grad and velocity.shape == (6, 8, 10, 10)
+        step, rows = kept.trained[position], torch.arange(6)
+        seen = rollout.trained_transition(kept, step, velocity, rows).log_prob(kept.latents[:, step + 1])
+        assert torch.equal(seen.detach(), kept.log_probs[:, position])
 
 
 def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_settings):

@@ -123,6 +123,9 @@ def test_metrics_of_a_run(finished_run):
         assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
         assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
         assert line["kl/reference"] > 0, "the reference is the model before training"
+        # 2 prompts x 3 samples, 4 steps: one forward a group at the first step, 3 x 6 at the others, and 2 x 2 to tell the
+        # distance to the reference. Graphs were kept of the three trained steps. Evaluations do not count.
+        assert (line["forwards/all"], line["forwards/with_gradient"]) == (2 + 3 * 6 + 4, 2 + 2 * 6)
     assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"
 
 
@@ -569,6 +572,31 @@ def test_baseline_workflow_trains(small_workflow, tmp_path):
     line = rows(tmp_path / "run")[0]
     assert line["gradient_norm"] > 0
     assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
+
+
+def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
+    """Places 0, 1, 0 of a window of two, and after it half of the steps: 3, 4, 3 in all. The second run is stopped amid that."""
+    changes = {
+        "OTCA_SDESampler": {"ode_solver": "adams_bashforth", "fraction_after_window": 0.5},
+        "OTCA_MixGRPOWindow": {"steps": 4, "length": 2, "every": 1},
+        "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
+    }
+
+    def say(line):
+        if line.startswith("iteration 2/"):
+            raise KeyboardInterrupt
+
+    folders = [tmp_path / "whole", tmp_path / "resumed"]
+    host.terminal.output = folders[0]
+    assert train(small_workflow(changes, source="mix_grpo.json"), say=lambda line: None) == 0
+    host.terminal.output = folders[1]
+    with pytest.raises(KeyboardInterrupt):
+        train(small_workflow(changes, source="mix_grpo.json"), say=say)
+    assert otca("train", folders[1], "--resume")[0] == 0
+    assert_same_run(folders[1], folders[0])
+    prefix = "credit/step/"
+    trained = [[int(k.removeprefix(prefix)) for k in row if k.startswith(prefix)] for row in rows(folders[0])]
+    assert trained == [[0, 1], [1, 2], [0, 1]]
 
 
 @pytest.mark.painted

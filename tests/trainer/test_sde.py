@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, transition
+from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, adams_bashforth, sensitivities, transition
 
 STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule")
 PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule")
@@ -204,6 +204,33 @@ def test_the_smallest_trainable_std_is_that_of_the_method():
     assert MIN_STD == 1e-6
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ode"])
+def test_sensitivity_is_the_slope_of_the_mean(kind):
+    sigmas, eta, h = (1.0, 0.9, 0.7, 0.4, 0.0), 0.6, 1e-3
+    x = torch.randn((1, 6), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v = torch.randn((1, 6), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for j, found in enumerate(sensitivities(kind, sigmas, eta)):
+        if kind == "flow_sde" and j == 0:
+            assert found == sensitivities(kind, sigmas, eta)[1]
+            continue
+        take = {"sigma": sigmas[j], "sigma_next": sigmas[j + 1], "eta": eta, "sigma_after_first": sigmas[1]}
+        one, other = transition(kind, v, x, **take), transition(kind, v + h, x, **take)
+        if one.std < MIN_STD:
+            assert found == math.inf
+            continue
+        assert found == pytest.approx(((other.mean - one.mean) / h).abs().mean().item() / one.std, rel=1e-6)
+
+
+def test_log_prob_map_averages_to_the_log_prob():
+    generator = torch.Generator().manual_seed(0)
+    gaussian, x = Gaussian(torch.randn((2, 3, 4, 5), generator=generator), 0.3), torch.randn(2, 3, 4, 5)
+    found = gaussian.log_prob_map(x)
+    assert found.shape == (2, 4, 5)
+    torch.testing.assert_close(found.mean((1, 2)), gaussian.log_prob(x))
+    density = torch.distributions.Normal(gaussian.mean[1, :, 2, 3], 0.3).log_prob(x[1, :, 2, 3])
+    torch.testing.assert_close(found[1, 2, 3], density.mean())
+
+
 def test_unknown_kind_is_named_with_the_known_ones():
     with pytest.raises(ValueError, match="'sde'.*flow_sde"):
         transition("sde", scalar(0.0), scalar(0.0), 0.5, 0.4, eta=0.5)
@@ -221,3 +248,38 @@ def test_cps_has_no_more_noise_to_give_than_eta_1():
     assert transition("cps", x, x, 0.8, 0.5, eta=1.0).std == pytest.approx(0.5)
     with pytest.raises(ValueError, match=r"eta must lie in \[0, 1\] for the kind cps, not 1.5.*Fix: lower it"):
         transition("cps", x, x, 0.8, 0.5, eta=1.5)
+
+
+# --- the second-order step --------------------------------------------------------------------------------------------
+
+
+def test_adams_bashforth_by_hand():
+    # v = 2 at σ 0.9, v = 3 at σ 0.7, to σ 0.6: v at the middle, 0.65, is 3 + (0.05/0.2)·(3 - 2) = 3.25; x' = 1 - 0.1·3.25.
+    x, earlier, velocity = scalar(1.0), scalar(2.0), scalar(3.0)
+    assert adams_bashforth(velocity, x, 0.7, 0.6, (earlier, 0.9)).item() == pytest.approx(0.675)
+    first = adams_bashforth(velocity, x, 0.7, 0.6, None)
+    assert torch.equal(first, transition("ode", velocity, x, 0.7, 0.6, eta=0.0).mean)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_order_of_convergence(shift):
+    """Data N(m, s²) has the velocity (x - E[x0|x])/σ and the exact path x = (1-σ)·m + √((1-σ)²s² + σ²)·z."""
+    mean, spread = 0.7, 0.4
+    z = torch.linspace(-2, 2, 9, dtype=torch.float64)
+
+    def error(steps, second):
+        u = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+        sigmas = (shift * u / (1 + (shift - 1) * u)).tolist()
+        x, before = z, None
+        for sigma, after in zip(sigmas, sigmas[1:], strict=False):
+            clean, kept = 1 - sigma, (1 - sigma) * spread**2 / ((1 - sigma) ** 2 * spread**2 + sigma**2)
+            velocity = (x - mean - kept * (x - clean * mean)) / sigma
+            if second:
+                x, before = adams_bashforth(velocity, x, sigma, after, before), (velocity, sigma)
+            else:
+                x = transition("ode", velocity, x, sigma, after, eta=0.0).mean
+        return (x - mean - spread * z).abs().max().item()
+
+    slopes = [math.log2(error(200, second) / error(400, second)) for second in (False, True)]
+    assert slopes[0] == pytest.approx(1, abs=0.05) and slopes[1] == pytest.approx(2, abs=0.2)
+    assert error(16, True) < error(16, False) / 3

@@ -97,6 +97,8 @@ test("series, phases and credit steps of the metrics", () => {
   assert.deepEqual(runs.series(rows, "loss"), [3, null]);
   assert.deepEqual(runs.phases(rows), ["rollout", "reward", "update"]);
   assert.deepEqual(runs.creditSteps(rows), [2, 10]);
+  const moving = [3, 4, 5].map((step) => row(step, { [`credit/step/${step}`]: 1 }));
+  assert.deepEqual(runs.creditSteps(moving), [3, 4, 5]);
 });
 
 test("the iteration of a samples file", () => assert.equal(runs.sampleIteration("000120.png"), 120));

@@ -49,6 +49,7 @@ class LoadOptions:
     attention: str = "auto"
     compile: bool = False
     offload_vae: bool = False
+    shard: bool = False
 
     def offloads(self, component: str) -> bool:
         """Whether that component of the pipeline is on the device only while it works."""
@@ -85,6 +86,8 @@ def load_flow_model(
         gradient_checkpointing: activations are computed twice instead of stored.
         attention: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
         compile: the transformer's blocks go through torch.compile.
+        shard: of several processes each holds a part of the frozen transformer; only with "lora", since "full" is always
+            sharded. Each loads it whole into main memory first.
 
     Raises:
         FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,
@@ -106,11 +109,18 @@ def load_flow_model(
     family = check_model_folder(path, files)
     module, name = FAMILIES[family].split(".")
     cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
-    model = cls.load(path, LoadOptions(**options), training)
+    from .loading import check_shard, resolve_device
+
+    chosen = LoadOptions(**options)
+    check_shard(chosen)
+    model = cls.load(path, chosen, training)
+    if training == "lora":
+        model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
+        if chosen.shard:
+            model.shard_frozen()  # before it settles: whole it may not fit the device
+    model.settle(resolve_device(chosen.device))
     if training == "full":
         model.train_everything()
-    else:
-        model.add_adapter(rank=lora_rank, alpha=lora_alpha, targets=lora_targets, seed=seed)
     return model
 
 

@@ -14,6 +14,7 @@ import torch
 
 from .. import distributed, host
 from ..resident import Resident
+from . import merging
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -34,7 +35,13 @@ class Condition:
         return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
 
 
+def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
+    """One noise level for each sample of x, [B] float64 on its device, of one for all or of [B]."""
+    return torch.as_tensor(sigma, dtype=torch.float64).to(x.device).expand(len(x))
+
+
 NEGATIVE = "negative_"
+OWN = "default"  # peft's name of the adapter that is trained
 EMBEDDINGS_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
 
@@ -97,14 +104,16 @@ class FlowModel(Resident, ABC):
         self.ema = None
         self.lora_rank = self.lora_alpha = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self.graph_decisions: dict[tuple[SamplerSettings, int, bool], bool] = {}
+        self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
         self._decoding = threading.RLock()
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
-        self.is_sharded = False  # over several processes, which then have to call it equally often
+        self.is_sharded = False  # its weights over several processes, which then have to call it equally often
+        self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
+        self._is_merged = False
         for name in self.COMPONENTS:
             if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
                 network.eval().requires_grad_(False)
@@ -120,8 +129,10 @@ class FlowModel(Resident, ABC):
         """Runs the text encoders, which are on that device."""
 
     @abstractmethod
-    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
         """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter.
+
+        One σ for all or one for each, [B] on the CPU, all of the `same_network`.
 
         `guidance` is the embedded one of a distilled model; a family with CLASSIFIER_FREE returns v⁻ + guidance·(v - v⁻)
         where the condition has a negative part, v⁻ under `negative_half`.
@@ -130,6 +141,10 @@ class FlowModel(Resident, ABC):
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         """The guidance that `velocity` is given at that noise level."""
         return settings.guidance
+
+    def same_network(self, sigma: float, other: float) -> bool:
+        """Whether one call of `velocity` may hold samples at both noise levels."""
+        return True
 
     @abstractmethod
     def shift(self, settings: SamplerSettings) -> float:
@@ -152,7 +167,7 @@ class FlowModel(Resident, ABC):
 
     @classmethod
     def load(cls, path: Path, options: LoadOptions, training: str) -> FlowModel:
-        """Builds the handle from a diffusers folder. Raises FlowModelError, before anything is loaded where possible."""
+        """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
         from . import loading
 
         device = loading.resolve_device(options.device)
@@ -167,7 +182,7 @@ class FlowModel(Resident, ABC):
             pipeline.vae.enable_tiling()
         for network in model.experts.values():
             loading.speed_up(network, options)
-        model.settle(device)
+            network.register_forward_hook(model._count_forward, with_kwargs=True)
         return model
 
     @property
@@ -175,6 +190,29 @@ class FlowModel(Resident, ABC):
         """The networks that are trained, by their names in the pipeline: one, or two that share the noise levels."""
         found = {name: getattr(self.pipeline, name) for name in self.EXPERTS}
         return {name: network for name, network in found.items() if network is not None}
+
+    def _count_forward(self, network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
+        samples = len(inputs["hidden_states"])
+        self._forwards[0] += samples
+        self._forwards[1] += samples * torch.is_grad_enabled()
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Forwards within it are not counted: those of an evaluation, which is no part of training."""
+        before = list(self._forwards)
+        try:
+            yield
+        finally:
+            self._forwards = before
+
+    def take_forwards(self) -> dict[str, float]:
+        """Samples x denoising steps that went through the network since the last call, of all processes together.
+
+        Classifier-free guidance counts twice. A backward pass goes back through those `with_gradient`.
+        """
+        own, self._forwards = self._forwards, [0, 0]
+        every, with_gradient = distributed.each(torch.tensor(own)).sum(0).tolist()
+        return {"forwards/all": float(every), "forwards/with_gradient": float(with_gradient)}
 
     @property
     def device(self) -> torch.device:
@@ -244,9 +282,15 @@ class FlowModel(Resident, ABC):
         return Condition(tensors)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, T+1)."""
-        shift = settings.shift or self.shift(settings)
+        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
+
+        Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
+        """
+        shift, end = settings.shift or self.shift(settings), settings.window_end
         u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
+        if settings.transitions < settings.steps:
+            rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
+            u = torch.cat([u[:end], rest])
         return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
 
     @torch.no_grad()
@@ -258,8 +302,11 @@ class FlowModel(Resident, ABC):
         with self._decoding, self._visit(device, "vae"):
             return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
 
-    def add_adapter(self, rank: int, alpha: float, targets: str, seed: int) -> None:
-        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference."""
+    def add_adapter(self, rank: int, alpha: float, targets: str, seed: int, name: str = OWN) -> None:
+        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference.
+
+        Under another name it stands beside the one that is trained, and acts in its place.
+        """
         from peft import LoraConfig
 
         modules = [name.strip() for name in targets.split(",") if name.strip()] or list(self.LORA_TARGETS)
@@ -267,7 +314,7 @@ class FlowModel(Resident, ABC):
             torch.manual_seed(seed)
             try:
                 for network in self.experts.values():
-                    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules))
+                    network.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=modules), name)
             except ValueError as error:
                 known = ", ".join(self.LORA_TARGETS)
                 raise ValueError(
@@ -275,7 +322,17 @@ class FlowModel(Resident, ABC):
                 ) from error
         for parameter in self.trainable_parameters():
             parameter.data = parameter.data.float()
-        self.lora_rank, self.lora_alpha = rank, alpha
+        if name == OWN:
+            self.lora_rank, self.lora_alpha = rank, alpha
+
+    def shard_frozen(self) -> None:
+        """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.
+
+        The adapter stays whole in each of them: its gradients, moments, average and files are those of any adapter.
+        """
+        self.is_sharded = distributed.world() > 1
+        for network in self.experts.values() if self.is_sharded else ():
+            distributed.shard_frozen(network)
 
     def train_everything(self) -> None:
         """Makes all weights of the trained networks trainable, in float32, and keeps a copy of them as the reference.
@@ -302,6 +359,11 @@ class FlowModel(Resident, ABC):
         """Whether an adapter is trained, and not the weights themselves."""
         return self.lora_rank is not None
 
+    @property
+    def trains_shards(self) -> bool:
+        """Whether each process holds only a part of what is trained, of its gradient and of its moments."""
+        return self.is_sharded and not self.is_adapted
+
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
         first, *others = self.experts.items()
         named = dict(first[1].named_parameters())
@@ -313,8 +375,31 @@ class FlowModel(Resident, ABC):
         return list(self.trainable_named().values())
 
     @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within it the adapter is part of the weights: up to rounding the same velocity, sooner, and without its gradient.
+
+        Takes as much memory again as the adapted weights of all experts. Where the adapter is off, as within `reference`, or
+        all weights are trained, nothing changes. The other way round, `reference` within it, is an error.
+
+        Raises:
+            ValueError: weights that are quantized, or shared out over several processes.
+        """
+        if self.is_adapted and self.is_sharded:
+            raise ValueError(
+                "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on the SDE Sampler"
+            )
+        with merging.merged(self.experts.values()):
+            self._is_merged = True
+            try:
+                yield
+            finally:
+                self._is_merged = False
+
+    @contextlib.contextmanager
     def reference(self) -> Iterator[None]:
         """Within it the model is the one that training started from: adapter off, or the untrained weights."""
+        if self._is_merged:
+            raise RuntimeError("the adapter is part of the weights: there is no reference within `merged`")
         if self.is_adapted:
             for network in self.experts.values():
                 network.disable_adapters()
@@ -325,7 +410,7 @@ class FlowModel(Resident, ABC):
                     network.enable_adapters()
             return
         parameters = self.trainable_parameters()
-        if self.is_sharded:  # FSDP2 knows only the memory of its parameters, so values have to change places
+        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values have to change places
             trained = [parameter.detach().clone() for parameter in parameters]
             self._copy(self._originals)
             try:
@@ -350,7 +435,7 @@ class FlowModel(Resident, ABC):
     def trained_state(self) -> dict[str, Tensor]:
         """What is trained, by name, whole, on the CPU.
 
-        Of a sharded model all processes have to ask for it, here and below, and only the main one gets it.
+        Where each trains a part all processes have to ask for it, here and below, and only the main one gets it.
         """
         return self.whole(self.trainable_named())
 
@@ -359,7 +444,7 @@ class FlowModel(Resident, ABC):
         state = {}
         for name, tensor in tensors.items():
             full = distributed.full(tensor)
-            if distributed.is_main() or not self.is_sharded:  # one at a time, else there would be no room for them
+            if distributed.is_main() or not self.trains_shards:  # one at a time, else there would be no room for them
                 state[name] = full
         return state
 
@@ -443,7 +528,8 @@ class FlowModel(Resident, ABC):
                 return tensor
 
             condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            saving = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+            with self.uncounted(), torch.enable_grad(), saving:
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice

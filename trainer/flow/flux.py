@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import Condition
+from .base import Condition, noise_levels
 from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ class Flux(ImageModel):
         )
         return Condition({"tokens": tokens, "pooled": pooled})
 
-    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
         batch, channels, height, width = x.shape
         dtype, pipeline = self.dtype, self.pipeline
         tokens = condition.tensors["tokens"].to(dtype)
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
-                timestep=torch.full((batch,), sigma, device=x.device, dtype=dtype),
+                timestep=noise_levels(sigma, x).to(dtype),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,

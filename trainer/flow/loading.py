@@ -95,7 +95,7 @@ def check_memory(
     if need > free:
         raise FlowModelError(
             f"{told}. Fix: train an adapter (training = lora), offload_encoders, quantize, a larger device, or several "
-            "for training = full (--gpus)"
+            "(--gpus) with training = full or Model Memory's shard"
         )
     if need > 0.8 * free:
         logger.warning("%s: tight", told)
@@ -129,9 +129,22 @@ def bytes_held(
             # its part of them, but has all weights in float32 until they are shared out.
             total += count * max(4, (5 * 4 + dtype.itemsize) // distributed.world())
         else:
-            total += count * frozen_bits // 8
+            total += count * frozen_bits // 8 // (distributed.world() if options.shard else 1)
     encoders = sum(count for name, count in counts.items() if name.startswith("text_encoder")) * dtype.itemsize
     return max(total, encoders)  # offloaded encoders come alone, if need be
+
+
+def check_shard(options: LoadOptions) -> None:
+    """Raises FlowModelError where `shard` cannot be had here, ValueError where it cannot be had with other options."""
+    if options.shard and options.quantize != "none":
+        raise ValueError(
+            f"shard: weights in quantize = {options.quantize} cannot be spread over processes. Fix: quantize = none, or "
+            "switch shard off"
+        )
+    if options.shard and torch.__version__ < "2.7":
+        raise FlowModelError(
+            f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"
+        )
 
 
 def speed_up(network: torch.nn.Module, options: LoadOptions) -> None:

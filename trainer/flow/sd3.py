@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import NEGATIVE, Condition
+from .base import NEGATIVE, Condition, noise_levels
 from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
@@ -35,26 +35,27 @@ class StableDiffusion3(ImageModel):
         )
         return Condition({"tokens": tokens, "pooled": pooled})
 
-    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
-        tensors = condition.tensors
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+        tensors, levels = condition.tensors, noise_levels(sigma, x)
         positive = x, tensors["tokens"], tensors["pooled"]
         if NEGATIVE + "tokens" not in tensors:
-            return self._predict(sigma, *positive)
+            return self._predict(levels, *positive)
         negative = x, tensors[NEGATIVE + "tokens"], tensors[NEGATIVE + "pooled"]
         if torch.is_grad_enabled() and not self.unconditional_gradient:
             with self.negative_half():
-                away = self._predict(sigma, *negative)
-            towards = self._predict(sigma, *positive)
+                away = self._predict(levels, *negative)
+            towards = self._predict(levels, *positive)
         else:  # both halves in one call, the negative one first, as the pipeline does it
-            away, towards = self._predict(sigma, *map(torch.cat, zip(negative, positive, strict=True))).chunk(2)
+            both = map(torch.cat, zip(negative, positive, strict=True))
+            away, towards = self._predict(levels.repeat(2), *both).chunk(2)
         return away + guidance * (towards - away)
 
-    def _predict(self, sigma: float, x: Tensor, tokens: Tensor, pooled: Tensor) -> Tensor:
+    def _predict(self, levels: Tensor, x: Tensor, tokens: Tensor, pooled: Tensor) -> Tensor:
         timesteps = self.pipeline.scheduler.config.num_train_timesteps
         with self.autocast():
             return self.transformer(
                 hidden_states=x.to(self.dtype),
-                timestep=torch.full((len(x),), sigma * timesteps, device=x.device),
+                timestep=(levels * timesteps).float(),
                 encoder_hidden_states=tokens.to(self.dtype),
                 pooled_projections=pooled.to(self.dtype),
                 return_dict=False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import NEGATIVE, Condition, FlowModel
+from .base import NEGATIVE, Condition, FlowModel, noise_levels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,14 +73,18 @@ class Wan(FlowModel):
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         return settings.guidance_2 if settings.guidance_2 and self._is_low_noise(sigma) else settings.guidance
 
-    def velocity(self, x: Tensor, sigma: float, condition: Condition, guidance: float) -> Tensor:
-        network, dtype = self.expert(sigma), self.dtype
+    def same_network(self, sigma: float, other: float) -> bool:
+        return self._is_low_noise(sigma) == self._is_low_noise(other)
+
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+        network, dtype = self.expert(float(torch.as_tensor(sigma).flatten()[0])), self.dtype
+        timestep = self._timestep(x, sigma)
 
         def predict(tokens: Tensor) -> Tensor:
             with self.autocast():
                 return network(
                     hidden_states=x.to(dtype),
-                    timestep=self._timestep(x, sigma),
+                    timestep=timestep,
                     encoder_hidden_states=tokens.to(dtype),
                     return_dict=False,
                 )[0].float()
@@ -92,13 +96,13 @@ class Wan(FlowModel):
             velocity = negative + guidance * (velocity - negative)
         return velocity
 
-    def _timestep(self, x: Tensor, sigma: float) -> Tensor:
-        value = sigma * self.pipeline.scheduler.config.num_train_timesteps
+    def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
+        values = (noise_levels(sigma, x) * self.pipeline.scheduler.config.num_train_timesteps).float()
         if not self.pipeline.config.expand_timesteps:
-            return torch.full((len(x),), value, device=x.device)
+            return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size
-        return torch.full((len(x), frames * (height // patch_height) * (width // patch_width)), value, device=x.device)
+        return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
 
     def shift(self, settings: SamplerSettings) -> float:
         config = self.pipeline.scheduler.config

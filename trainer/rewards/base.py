@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -53,9 +54,9 @@ class Reward(Resident, ABC):
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
-        stills = _stills(videos)
-        texts = [prompt for prompt in prompts for _ in range(len(stills) // len(videos))]
-        return torch.as_tensor(self.score(stills, texts)).float().reshape(len(videos), -1).mean(1)
+        seen = stills(videos)
+        texts = [prompt for prompt in prompts for _ in range(len(seen) // len(videos))]
+        return torch.as_tensor(self.score(seen, texts)).float().reshape(len(videos), -1).mean(1)
 
     def rest(self) -> None:
         """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
@@ -84,8 +85,9 @@ class OncePerBatch:
 _stills_of = WeakTensorKeyDictionary()
 
 
-def _stills(videos: Tensor) -> Tensor:
-    """[B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share what they compute of it."""
+def stills(videos: Tensor) -> Tensor:
+    """Frames that judges of pictures see, [B·n, H, W, 3]: the same tensor for every reward of a stack, so that they can share
+    what they compute of it."""
     if videos not in _stills_of:
         frames = videos.shape[1]
         chosen = torch.linspace(0, frames - 1, min(VIDEO_FRAMES, frames)).round().long()
@@ -122,8 +124,8 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     return torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
 
 
-def _column(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
-    """[B] float32 on the CPU, by one reward."""
+def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0) -> Tensor:
+    """[B] float32 on the CPU, by one reward. `first`: the number of the first sample, for what is said of it."""
     try:
         reward.come_back()
         with torch.no_grad():
@@ -143,9 +145,43 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str]) -> Tensor:
         column = torch.where(column.isfinite(), column.clamp(*reward.bounds), column)
     for sample in (~column.isfinite()).nonzero()[:, 0].tolist() if not reward.held_out else ():
         logger.warning(
-            "reward %r gave %s for sample %d: that sample is left out", reward.name, column[sample].item(), sample
+            "reward %r gave %s for sample %d: that sample is left out",
+            reward.name,
+            column[sample].item(),
+            first + sample,
         )
     return column
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some samples' scores [b] by the name of the reward, NaN where there is none, and the seconds that each took."""
+
+    values: Mapping[str, Tensor]
+    seconds: Mapping[str, float]
+
+
+def score_part(
+    rewards: Sequence[Reward],
+    images: Tensor,
+    prompts: Sequence[str],
+    first: int = 0,
+    on_step: Callable[[], None] = lambda: None,
+) -> Columns:
+    """Scores some samples of a rollout, of which `first` is the first one's number."""
+    values, seconds = {}, {}
+    for reward in rewards:
+        on_step()
+        started = time.perf_counter()
+        column = _column(reward, images, prompts, first)
+        values[reward.name] = torch.where(column.isfinite(), column, torch.nan)
+        seconds[reward.name] = time.perf_counter() - started
+    return Columns(values, seconds)
+
+
+def trained_first(rewards: Sequence[Reward]) -> list[Reward]:
+    """The order in which a stack scores."""
+    return sorted(rewards, key=lambda reward: reward.held_out)
 
 
 def score_stack(
@@ -154,26 +190,34 @@ def score_stack(
     prompts: Sequence[str],
     groups: Tensor,
     on_step: Callable[[], None] = lambda: None,
+    batch_size: int = 0,
+    known: Sequence[Columns] = (),
 ) -> Scores:
-    """Scores one rollout. Trained rewards first, held-out ones apart; non-finite scores stay NaN and mask their sample."""
+    """Scores one rollout. Trained rewards first, held-out ones apart; non-finite scores stay NaN and mask their sample.
+
+    Args:
+        on_step: called before each reward's turn; may raise to stop.
+        batch_size: samples that all rewards score before the next ones have their turn; 0: all.
+        known: scores of all those parts, where they are known already.
+    """
+    rewards = trained_first(rewards)
     trained = [reward for reward in rewards if not reward.held_out]
-    held_out = [reward for reward in rewards if reward.held_out]
+    held_out = rewards[len(trained) :]
     if not trained:
         raise RewardError("the stack has K = 0 rewards to train on. Fix: connect a reward whose held_out switch is off")
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
-    columns, seconds = {}, {}
+    size = batch_size or len(images)
     try:
-        for reward in (*trained, *held_out):
-            on_step()
-            started = time.perf_counter()
-            column = _column(reward, images, prompts)
-            columns[reward.name] = torch.where(column.isfinite(), column, torch.nan)
-            seconds[reward.name] = time.perf_counter() - started
+        parts = known or [
+            score_part(rewards, images[first : first + size], prompts[first : first + size], first, on_step)
+            for first in range(0, len(images), size)
+        ]
     finally:
         for reward in rewards:
             reward.rest()
+    columns = {name: torch.cat([part.values[name] for part in parts]) for name in names}
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -185,7 +229,7 @@ def score_stack(
         groups=groups,
         held_out=stack(held_out),
         held_out_names=tuple(reward.name for reward in held_out),
-        rewards=(*trained, *held_out),
+        rewards=tuple(rewards),
         prompts=tuple(prompts[(groups == group).nonzero()[0, 0]] for group in groups.unique()),
-        seconds=seconds,
+        seconds={name: sum(part.seconds[name] for part in parts) for name in names},
     )

@@ -51,7 +51,7 @@ def shared(kind: type[N], place: Path, device: str = "auto", dtype: str = "auto"
     """
     from ..flow.loading import resolve_device
 
-    chosen = resolve_device(host.chosen_device(device))
+    chosen = resolve_device(host.chosen_reward_device(device))
     automatic = torch.float32 if chosen.type == "cpu" else kind.AUTO_DTYPE
     precision = automatic if dtype == "auto" else DTYPES[dtype]
     key = (kind, place.resolve(), chosen, precision, *sorted(own.items()))

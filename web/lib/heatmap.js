@@ -206,7 +206,7 @@ export function cellFacts({ credit, advantages }, sample, column) {
       advantage: signed(advantages.objectives[sample][k]),
       coefficient: fixed(advantages.coefficients[sample][k]),
     })),
-    note: masked ? "masked: a reward failed, so this sample trains nothing" : "",
+    note: masked ? "masked: a reward failed or Best of N left it out, so this sample trains nothing" : "",
   };
 }
 

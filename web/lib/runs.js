@@ -109,9 +109,9 @@ export function timedRewards(rows) {
   return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "seconds/reward/");
 }
 
-/** Numbers of the trained steps whose credit was recorded, ascending. */
+/** Numbers of the trained steps whose credit was recorded, in any row since a window moves, ascending. */
 export function creditSteps(rows) {
-  return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "credit/step/")
+  return metricNames(rows, "credit/step/")
     .map(Number)
     .sort((a, b) => a - b);
 }

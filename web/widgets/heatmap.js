@@ -16,7 +16,7 @@ const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
 const TABLE_ROWS = 200;
 
 export const heatmapWidget = {
-  fits: (definition) => definition.output.includes("OTCA_CREDIT"),
+  fits: ({ name, output }) => output.includes("OTCA_CREDIT") || name === "OTCA_StepwiseGain", // credit and fusion in one
   create: (node, comfy) => new Heatmap(node, comfy),
 };
 

@@ -22,9 +22,19 @@ export const socketsWidget = {
       const connected = rewards().flatMap((input, index) => (input.link == null ? [] : [index + 1]));
       const wanted = socketsToShow(connected, defined.length);
       const before = rewards().length;
-      for (let count = before; count > wanted; count--) node.removeInput(node.inputs.length - 1);
-      for (const { name, type, more } of defined.slice(before, wanted)) node.addInput(name, type, more);
+      for (let count = before; count > wanted; count--) node.removeInput(node.inputs.indexOf(rewards().at(-1)));
+      for (const { name, type, more } of defined.slice(before, wanted)) insert(name, type, more);
       if (before !== wanted) node.setDirtyCanvas(true, true);
+    }
+
+    /** Before the sockets of widgets, where the definition has it. */
+    function insert(name, type, more) {
+      const place = node.inputs.indexOf(rewards().at(-1)) + 1;
+      node.addInput(name, type, more);
+      node.inputs.splice(place, 0, node.inputs.pop());
+      node.inputs.forEach(({ link }, slot) => {
+        if (link != null && node.graph) node.graph.links[link].target_slot = slot;
+      });
     }
 
     // A workflow that is being loaded, or a link that is being moved, is whole only when the current work is done.

@@ -245,6 +245,16 @@ def test_several_processes_need_their_part_each(folder, monkeypatch):
         monkeypatch.setattr(loading.distributed, "world", lambda processes=processes: processes)
         assert loading.bytes_held(counts, ("transformer",), options, "full", torch.bfloat16) == each * 1000 + 2 * 10
         assert loading.bytes_held(counts, ("transformer",), options, "lora", torch.bfloat16) == 2 * 1010
+        frozen = loading.bytes_held(counts, ("transformer",), LoadOptions(shard=True), "lora", torch.bfloat16)
+        assert frozen == 2 * 1000 // processes + 2 * 10
+
+
+def test_what_sharding_cannot_have(folder, monkeypatch):
+    with pytest.raises(ValueError, match="quantize = 4bit cannot be spread over processes.*Fix: quantize = none"):
+        load_flow_model(folder, device="cpu", shard=True, quantize="4bit")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
+    with pytest.raises(FlowModelError, match="shard needs torch 2.7, here is 2.6.0.*Fix: update torch"):
+        load_flow_model(folder, device="cpu", shard=True)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from comfyui_otca.trainer import host
 from comfyui_otca.trainer.rewards import network as networks
 from comfyui_otca.trainer.rewards import published
 from comfyui_otca.trainer.rewards.base import RewardError, score_stack
@@ -52,6 +53,13 @@ IMAGES = torch.arange(5.0)[:, None, None, None].expand(5, 2, 2, 3) / 8
 
 def stack(scorers, images=IMAGES):
     return score_stack(scorers, images, ["a"] * len(images), torch.zeros(len(images), dtype=torch.long))
+
+
+def test_gpus_for_rewards_are_what_auto_means(tmp_path, monkeypatch):
+    """The device "meta" stands for a GPU that this machine need not have."""
+    monkeypatch.setattr(host.terminal, "reward_device", "meta")
+    assert shared(Doubling, tmp_path).moved == ["meta"]
+    assert shared(Doubling, tmp_path, "cpu").moved == ["cpu"], "what the node names it gets"
 
 
 def test_one_network_for_one_checkpoint_device_and_precision(tmp_path):

@@ -1,0 +1,398 @@
+"""`otca compare`: what is refused, which trainings are begun, gone on with and left alone, and what is chosen and written."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer import compare, host, record
+from comfyui_otca.trainer.compare import Settings, check_equal, choose, differing, named, trainings
+from comfyui_otca.trainer.record import RunError
+
+ALIKE = Settings(
+    iterations=2,
+    seeds=range(2),
+    evaluate_every=1,
+    prompts="a red circle\na blue square",
+    evaluation_seeds=2,
+    tuning_iterations=2,
+)
+
+
+@pytest.fixture
+def both(small_workflow):
+    """both({"OTCA_Class": {input: value}}): the small quickstart, and its uniform sibling with these changes."""
+
+    def workflows(changes=None):
+        return {"otca": small_workflow(), "uniform": small_workflow(changes, source="quickstart_uniform.json")}
+
+    return workflows
+
+
+def finish(training, rise):
+    """Writes what a training leaves behind whose one trained reward rises by so many standard deviations."""
+    folder = training.folder
+    folder.mkdir(parents=True)
+    (folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
+    (folder / "status.json").write_text(json.dumps({"status": "finished", "total": training.iterations}))
+    (folder / "diversity.json").write_text(
+        json.dumps({f"shapes-clip, {training.iterations} iterations": 0.5, "shapes-clip, before training": 0.6})
+    )
+    evaluations = [
+        {
+            "iteration": i,
+            "rewards": {"a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False}},
+        }
+        for i in (0, training.iterations)
+    ]
+    lines = {"seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
+    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+    (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
+
+
+# --- what is fair ----------------------------------------------------------------------------------------------------
+
+
+def test_methods_may_differ(both):
+    workflows = both(
+        {
+            "OTCA_SDESampler": {"kind": "cps", "eta": 0.3},
+            "OTCA_GRPOStep": {"clip_range": 0.5},
+            "OTCA_RewardClipT": {"coefficient": 2.0},
+        }
+    )
+    check_equal(workflows, "otca")
+    told = differing(workflows["uniform"], workflows["otca"])
+    assert "UniformWeights (timestep_fraction 1.0)" in told and {"no TCDWeights", "no MOCAFuse"} <= set(told)
+    assert (
+        "SDESampler.kind = cps instead of dance_sde" in told and "GRPOStep.clip_range = 0.5 instead of 0.0001" in told
+    )
+    assert "RewardClipT.coefficient = 2.0 instead of 1.0" in told
+    assert not any(word in " ".join(told) for word in ("seed", "TrainingRun", "learning_rate"))
+    assert differing(workflows["otca"], workflows["otca"]) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "value"),
+    [
+        ("OTCA_LoadFlowModel", "lora_rank", 2),
+        ("OTCA_LoadFlowModel", "dtype", "bfloat16"),
+        ("OTCA_PromptDataset", "prompts_per_iteration", 3),
+        ("OTCA_PromptDataset", "file", "shapes_eval.txt"),
+        ("OTCA_SDESampler", "group_size", 4),
+        ("OTCA_SDESampler", "steps", 5),
+        ("OTCA_TrainingRun", "evaluation_steps", 3),
+    ],
+)
+def test_unequal_conditions_are_refused(both, node, name, value):
+    with pytest.raises(
+        ValueError, match=f"uniform cannot be compared with otca, since {node}.{name} is {value!r}, not .*Fix: "
+    ):
+        check_equal(both({node: {name: value}}), "otca")
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"held_out": True}, {"rescale": 2.0}])
+def test_unequal_rewards_are_refused(both, change):
+    with pytest.raises(ValueError, match="reward OTCA_RewardSharpness.* is 'not there', not 'there'; reward"):
+        check_equal(both({"OTCA_RewardSharpness": change}), "otca")
+
+
+def test_names(tmp_path):
+    assert named("runs/quickstart.json") == ("quickstart", Path("runs/quickstart.json"))
+    assert named("OTCA=a/b.json") == ("OTCA", Path("a/b.json"))
+    with pytest.raises(ValueError, match="NAME=FILE"):
+        named("a:b=c.json")
+
+
+# --- which trainings -------------------------------------------------------------------------------------------------
+
+
+def test_all_start_alike(both, tmp_path):
+    found = trainings(both(), {"otca": (1e-4, 2e-4), "uniform": (3e-4,)}, (7, 8), ALIKE, tmp_path)
+    places = ["otca/lr0.0001", "otca/lr0.0002", "uniform/lr0.0003"]
+    assert [str(own.folder.relative_to(tmp_path)) for own in found] == [
+        f"{place}/seed{seed}" for seed in (7, 8) for place in places
+    ]
+    for own in found:
+        nodes = {entry["class_type"]: entry["inputs"] for entry in own.workflow.graph.values()}
+        for node in ("OTCA_LoadFlowModel", "OTCA_PromptDataset", "OTCA_SDESampler"):
+            assert nodes[node]["seed"] == own.seed
+        assert nodes["OTCA_GRPOStep"]["learning_rate"] == own.rate
+        run = nodes["OTCA_TrainingRun"]
+        assert (run["iterations"], run["evaluate_every"], run["evaluation_seeds"]) == (2, 1, 2)
+        assert run["evaluation_prompts"] == ALIKE.prompts and run["stop_after_decline"] == 0
+        assert not own.workflow.validate()
+
+
+class Child:
+    """In place of a process: what `ends` does with its folder and log gives its exit code; None goes on for ever."""
+
+    ends = staticmethod(lambda folder, log: 0)
+    begun = []
+
+    def __init__(self, command, stdout, env, **_):
+        assert command[2] == "train" and command[4] == "--resume"
+        self.folder, self.stopped = Path(command[3]), False
+        self.begun.append(self.folder)
+        self.threads = env["OMP_NUM_THREADS"]
+        self.code = self.ends(self.folder, stdout)
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        self.stopped = True
+
+    def wait(self):
+        assert self.stopped
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """Child, in place of every process; `child.begun` are the folders."""
+
+    class Own(Child):
+        begun = []
+
+    monkeypatch.setattr(compare.subprocess, "Popen", Own)
+    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    return Own
+
+
+def test_what_is_finished_is_left_alone_and_what_is_longer_goes_on(both, child, tmp_path):
+    first, second, *_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
+    finish(first, 1.0)
+    assert compare.run([first, second], ALIKE, print).keys() == {str(second)}, "it wrote nothing, so it failed"
+    assert child.begun == [second.folder]
+    assert json.loads((second.folder / "workflow.json").read_text()) == second.workflow.graph
+    longer, _ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=3), tmp_path)
+    compare.run([longer], ALIKE, print)
+    assert child.begun[1:] == [first.folder]
+    shorter = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=1), tmp_path)
+    with pytest.raises(RunError, match="iterations: 3 -> 1. Fix: choose another --output"):
+        compare.run(shorter, ALIKE, print)
+
+
+def test_another_training_in_the_folder_is_refused(both, child, tmp_path):
+    rates = {"otca": (1e-4,), "uniform": (1e-4,)}
+    finish(trainings(both(), rates, (0,), ALIKE, tmp_path)[1], 1.0)
+    changed = both({"OTCA_GRPOStep": {"clip_range": 0.25}})
+    with pytest.raises(RunError, match=r"was trained otherwise: 11.clip_range: 0.0001 -> 0.25. Fix: "):
+        compare.run(trainings(changed, rates, (0,), ALIKE, tmp_path), ALIKE, print)
+    assert child.begun == []
+
+
+def test_a_failure_is_named_and_the_others_go_on(both, child, tmp_path):
+    all_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, range(2), ALIKE, tmp_path)
+
+    def ends(folder, log):
+        if folder == all_[1].folder:
+            log.write("iteration 1\notca: the reward is on fire\n")
+            return 1
+        own = next(own for own in all_ if own.folder == folder)
+        for place in folder.iterdir():
+            place.unlink()
+        folder.rmdir()
+        finish(own, 1.0)
+        return 0
+
+    child.ends = staticmethod(ends)
+    said = []
+    failed = compare.run(all_, replace(ALIKE, jobs=3), said.append)
+    assert child.begun == [own.folder for own in all_] and failed.keys() == {str(all_[1])}
+    assert "the reward is on fire" in failed[str(all_[1])] and "train.log" in failed[str(all_[1])]
+    assert any("the reward is on fire" in line for line in said)
+
+
+def test_a_stop_is_passed_on(both, child, monkeypatch, tmp_path):
+    all_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
+    children = []
+
+    def ends(folder, log):
+        host.terminal.stop_signal = signal.SIGTERM
+
+    child.ends = staticmethod(ends)
+    monkeypatch.setattr(child, "terminate", lambda self: (children.append(self.folder), setattr(self, "stopped", True)))
+    with pytest.raises(host.Stopped):
+        compare.run(all_, ALIKE, print)
+    assert children == child.begun == [all_[0].folder], "one at a time, and no other after it"
+
+
+def test_whom_a_killed_comparison_left_behind_is_waited_for(both, child, monkeypatch, tmp_path):
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), ALIKE, tmp_path)
+    answers = iter([4711, 4711, None])
+
+    def owner(folder):
+        if (answer := next(answers)) is None:
+            finish(own, 1.0)
+        return answer
+
+    monkeypatch.setattr(compare, "owner", owner)
+    said = []
+    assert compare.run([own], ALIKE, said.append) == {} and child.begun == []
+    assert "process 4711 still trains it" in said[0]
+
+
+def test_a_real_process(both, tmp_path):
+    settings = replace(ALIKE, iterations=1, evaluation_seeds=1, prompts="a red circle")
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (3,), settings, tmp_path)
+    assert compare.run([own], settings, print) == {} and own.finished
+    assert "done after 1 iterations" in (own.folder / "train.log").read_text()
+
+
+# --- learning rates --------------------------------------------------------------------------------------------------
+
+
+def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
+    rates = (1e-4, 2e-4, 4e-4)
+    tuning = trainings(both(), {"otca": rates, "uniform": rates}, (1000, 1001), ALIKE, tmp_path)
+    rises = {
+        ("otca", 1e-4): (1.0, 1.0),
+        ("otca", 2e-4): (3.0, 0.0),  # the best mean
+        ("otca", 4e-4): (9.0, None),  # failed once
+        ("uniform", 1e-4): (1.0, 2.0),
+        ("uniform", 2e-4): (2.0, 1.0),  # no better, and higher
+        ("uniform", 4e-4): (None, None),
+    }
+    for own in tuning:
+        if (rise := rises[own.name, own.rate][own.seed - 1000]) is not None:
+            finish(own, rise)
+    sweep = choose(tuning, (1000, 1001), 2)
+    assert sweep.chosen == {"otca": 2e-4, "uniform": 1e-4}
+    assert sweep.scores["otca"] == pytest.approx({1e-4: 1.0, 2e-4: 1.5})
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(small_graph, tmp_path):
+    """asked(…): the exit code of `otca compare` of both small workflows, into tmp_path / "out"."""
+    for name in ("quickstart", "quickstart_uniform"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(small_graph(source=f"{name}.json")))
+    files = [f"otca={tmp_path / 'quickstart.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
+    common = ["--output", tmp_path / "out", "--iterations", 2, "--seeds", 2, "--evaluate-every", 2]
+
+    def run(*options):
+        return main([str(part) for part in ["compare", *files, *common, *options]])
+
+    return run
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Trainings in this process; a list of the folders that were trained."""
+    begun = []
+
+    class Process:
+        def __init__(self, command, **_):
+            begun.append(Path(command[3]))
+            record._open.clear()
+            self.code = main(command[2:])
+            host.terminal.output = None
+
+        def poll(self):
+            return self.code
+
+    monkeypatch.setattr(compare.subprocess, "Popen", Process)
+    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    return begun
+
+
+def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
+    assert asked("--baseline", "uniform") == 0
+    folder = tmp_path / "out"
+    printed = capsys.readouterr().out
+    assert (folder / "comparison.md").read_text() in printed
+    assert in_process == [folder / name / "lr0.001" / f"seed{seed}" for seed in (0, 1) for name in ("otca", "uniform")]
+    content = json.loads((folder / "comparison.json").read_text())
+    otca, uniform = content["workflows"]
+    assert (otca["name"], uniform["name"], uniform["difference"]) == ("otca", "uniform", None)
+    assert otca["samples"] == uniform["samples"] == [0, 12] and otca["curve"][0]["mean"] == 0
+    finals = {}
+    for name in ("otca", "uniform"):
+        for seed in (0, 1):
+            place = folder / name / "lr0.001" / f"seed{seed}" / "evaluation.jsonl"
+            first, *_, last = [json.loads(line)["rewards"] for line in place.read_text().splitlines()]
+            rises = [(last[k]["mean"] - first[k]["mean"]) / first[k]["std"] for k in first if k != "accuracy"]
+            finals[name, seed] = sum(rises) / 3
+    assert otca["final"]["mean"] == pytest.approx((finals["otca", 0] + finals["otca", 1]) / 2)
+    differences = [finals["otca", seed] - finals["uniform", seed] for seed in (0, 1)]
+    assert otca["difference"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert 0 < content["facts"]["untrained_diversity"] < 1 and 0 < otca["diversity"]["mean"] < 1
+    assert otca["forwards"] == 24 and otca["held_out"].keys() == {"accuracy"}
+    assert (folder / "comparison.png").stat().st_size > 20_000
+
+    before = (folder / "comparison.json").read_text()
+    assert asked("--baseline", "uniform") == 0
+    assert len(in_process) == 4 and (folder / "comparison.json").read_text() == before, "nothing was trained again"
+
+
+def test_a_report_of_what_is_finished(asked, small_workflow, tmp_path, capsys):
+    assert asked("--report") == 2
+    assert "no training of the baseline otca is finished" in capsys.readouterr().err
+    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
+    workflow = {"otca": small_workflow()}
+    [own] = trainings(
+        workflow, {"otca": (1e-3,)}, (0,), replace(ALIKE, prompts=prompts, evaluate_every=2), tmp_path / "out"
+    )
+    finish(own, 1.0)
+    assert asked("--report") == 1, "not everything is finished"
+    assert "- uniform, learning rate 0.001, seed 1: not trained yet" in capsys.readouterr().out
+
+
+def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_workflow, tmp_path, capsys):
+    both = {"otca": small_workflow(), "uniform": small_workflow(source="quickstart_uniform.json")}
+
+    def ends(folder, log):
+        _, name, rate, seed = folder.relative_to(tmp_path).parts
+        rate, seed = float(rate[2:]), int(seed[4:])
+        settings = replace(ALIKE, evaluate_every=2, prompts=both["otca"].graph["12"]["inputs"]["evaluation_prompts"])
+        [own] = trainings({name: both[name]}, {name: (rate,)}, (seed,), settings, tmp_path / "out")
+        for place in folder.iterdir():
+            place.unlink()
+        folder.rmdir()
+        finish(own, rate * 1000 if name == "otca" else -rate)
+        return 0
+
+    child.ends = staticmethod(ends)
+    assert asked("--learning-rates", "2e-4", "1e-4", "--tuning-seeds", 1, "--jobs", 2) == 0
+    told = [str(place.relative_to(tmp_path / "out")) for place in child.begun]
+    tuned = [f"{name}/lr{rate}/seed1000" for name in ("otca", "uniform") for rate in ("0.0001", "0.0002")]
+    compared = [f"{name}/seed{seed}" for seed in (0, 1) for name in ("otca/lr0.0002", "uniform/lr0.0001")]
+    assert told == tuned + compared
+    assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--baseline", "gone"], "--baseline 'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
+        (["--set", "TCDWeights.w_min=0.2"], "there is no node 'TCDWeights'"),
+    ],
+)
+def test_bad_options_are_named(asked, capsys, options, words):
+    assert asked(*options) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_not_by_torchrun(asked, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert asked() == 2 and "without torchrun" in capsys.readouterr().err
+
+
+def test_nothing_is_nan_in_json(tmp_path, both):
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), ALIKE, tmp_path)
+    finish(own, 1.0)
+    compare.compare(
+        {"otca": both()["otca"]}, "otca", replace(ALIKE, learning_rates=(1e-4,), seeds=(0,)), tmp_path, print
+    )
+    assert not re.search("NaN|Infinity", text := (tmp_path / "comparison.json").read_text())
+    assert json.loads(text)["workflows"][0]["final"] == {"mean": 1.0, "low": None, "high": None, "count": 1}

@@ -1,0 +1,478 @@
+"""`otca compare`: trains workflows from the same start on the same prompts, and says what became of each.
+
+Its folder holds <workflow>/lr<rate>/seed<number>/, each the folder of a run, and comparison.json, comparison.md and
+comparison.png. Every training is a process of its own; finished ones are not repeated, begun ones are gone on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import comparison, comparison_plot, comparison_report, diversity, host, plots, sample
+from .comparison import Outcome
+from .comparison_report import Facts, Sweep
+from .graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
+from .launch import FOLDER
+from .layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
+from .record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
+from .run import differences, only
+from .sample import SAMPLER_NODE
+from .workflow import Workflow, WorkflowError
+
+MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
+TUNING_SEED = (
+    1000  # the first of those that learning rates are chosen by; noise depends on the seed, so far is far enough
+)
+JSON, TABLE, FIGURE = "comparison.json", "comparison.md", "comparison.png"
+DIVERSITY = "diversity.json"
+_LAST_LINES = 5  # of a failed training's log, to be told
+_GLANCE = 0.3  # seconds between two looks at the processes
+
+# What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
+_EQUAL = {
+    MODEL_NODE: (),
+    "OTCA_ModelFiles": (),
+    DATASET_NODE: (),
+    SAMPLER_NODE: (
+        "group_size",
+        "steps",
+        "width",
+        "height",
+        "frames",
+        "shift",
+        "guidance",
+        "guidance_2",
+        "negative_prompt",
+    ),
+    RUN_NODE: ("evaluation_steps",),
+}
+_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How all workflows are trained and judged alike.
+
+    Attributes:
+        seeds: of the trainings that are compared.
+        learning_rates: the best is chosen for each workflow by `tuning_seeds` seeds; none: each workflow's own.
+        prompts: of evaluations, one a line.
+        jobs: trainings at a time.
+        features: the CLIP that diversity is measured by.
+    """
+
+    iterations: int
+    seeds: Sequence[int]
+    evaluate_every: int
+    prompts: str
+    evaluation_seeds: int
+    learning_rates: Sequence[float] = ()
+    tuning_seeds: int = 2
+    tuning_iterations: int = 0
+    jobs: int = 1
+    device: str | None = None
+    features: str = "shapes-clip"
+
+
+@dataclass(frozen=True)
+class Training:
+    """One workflow with one learning rate and seed, for a folder of its own."""
+
+    name: str
+    rate: float
+    seed: int
+    folder: Path
+    workflow: Workflow
+
+    def __str__(self) -> str:
+        return f"{self.name}, learning rate {self.rate:g}, seed {self.seed}"
+
+    @property
+    def iterations(self) -> int:
+        return self.workflow.graph[only(self.workflow, RUN_NODE)]["inputs"]["iterations"]
+
+    @property
+    def finished(self) -> bool:
+        status = read_object(self.folder / STATUS, {})
+        return status.get("status") == "finished" and status.get("total") == self.iterations
+
+
+def named(text: str) -> tuple[str, Path]:
+    """`FILE` or `NAME=FILE`. Raises ValueError for a name that is no plain one."""
+    name, equals, file = text.partition("=")
+    place = Path(file if equals else text).expanduser()
+    name = name if equals else place.stem
+    try:
+        return plain_name(name), place
+    except ValueError as error:
+        raise ValueError(f"workflow {text!r}: the name {name!r} {error}; NAME=FILE gives another") from error
+
+
+def compare(
+    workflows: Mapping[str, Workflow], baseline: str, settings: Settings, folder: Path, say: Say, *, train: bool = True
+) -> tuple[str, bool]:
+    """Trains what is not trained yet, and writes what all came to.
+
+    Args:
+        train: False only reports on what is finished.
+
+    Returns:
+        The tables as Markdown, and whether everything is finished.
+
+    Raises:
+        WorkflowError, ValueError: workflows that cannot be compared.
+        RunError: the folder holds other trainings, or too little is finished.
+        host.Stopped: what is done is in the folder.
+    """
+    check_equal(workflows, baseline)
+    rates = {name: settings.learning_rates or (_rate(own),) for name, own in workflows.items()}
+    failed: dict[str, str] = {}
+    sweep = None
+    if len(settings.learning_rates) > 1:
+        seeds = range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds)
+        shorter = replace(settings, iterations=settings.tuning_iterations)
+        tuning = trainings(workflows, rates, seeds, shorter, folder)
+        if train:
+            failed |= run(tuning, settings, say)
+        sweep = choose(tuning, seeds, shorter.iterations)
+        rates = {name: (rate,) for name, rate in sweep.chosen.items()}
+    chosen = {name: own for name, own in workflows.items() if name in rates}
+    compared = trainings(chosen, rates, settings.seeds, settings, folder)
+    if train:
+        failed |= run(compared, settings, say)
+    unfinished = {str(own): failed.get(str(own), "not trained yet") for own in compared if not own.finished}
+    unfinished |= {name: "no learning rate whose trainings all ended" for name in workflows.keys() - chosen.keys()}
+    table = _report([own for own in compared if own.finished], workflows, baseline, settings, sweep, unfinished, folder)
+    return table, not unfinished
+
+
+# -- what is fair ------------------------------------------------------------------------------------------------------
+
+
+def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
+    """Raises WorkflowError or ValueError where two workflows could not be told apart by their method alone."""
+    for name, own in workflows.items():
+        errors = [problem for problem in own.validate() if problem.severity == "error"]
+        if errors:
+            raise WorkflowError(errors)
+        for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+            try:
+                only(own, class_type)
+            except RunError as error:
+                raise ValueError(f"{name}: {error}") from error
+    base = _conditions(workflows[baseline])
+    for name, own in workflows.items():
+        given = _conditions(own)
+        unequal = [
+            f"{what} is {given.get(what, 'not there')!r}, not {base.get(what, 'not there')!r}"
+            for what in {**base, **given}
+            if base.get(what) != given.get(what)
+        ]
+        if unequal:
+            raise ValueError(
+                f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
+                "--set NODE.INPUT=VALUE, which is for all workflows"
+            )
+
+
+def _conditions(workflow: Workflow) -> dict[str, Any]:
+    """What has to be equal, by NODE.INPUT; rewards by their place in the stack, with all that makes them what they are."""
+    found = {}
+    for class_type, names in _EQUAL.items():
+        for node in workflow.find(class_type):
+            for name, value in inputs(workflow, node).items():
+                if name not in _SET and (not names or name in names):
+                    found[f"{class_type}.{name}"] = value
+    found |= {f"reward {class_type} {given}": "there" for class_type, given in _rewards(workflow)}
+    return found
+
+
+def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
+    """What is in the stack; coefficients are the fusion's business."""
+    stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
+    nodes = [link[0] for name, link in sorted(stack.items()) if name.startswith("reward_")]
+    return [
+        (
+            workflow.graph[node]["class_type"],
+            {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
+        )
+        for node in nodes
+    ]
+
+
+def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
+    """A node's constants, those that are not given by their defaults."""
+    types = workflow.node_class(node).INPUT_TYPES()
+    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
+    defaults = {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
+    given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
+    return {**defaults, **given}
+
+
+def run_inputs(workflow: Workflow) -> dict[str, Any]:
+    """Of its Training Run."""
+    return inputs(workflow, only(workflow, RUN_NODE))
+
+
+def differing(own: Workflow, base: Workflow) -> list[str]:
+    """In words: nodes that only one of them has, and inputs that differ in those that both have."""
+    mine, theirs = (
+        {
+            entry["class_type"].removeprefix("OTCA_"): inputs(workflow, node)
+            for node, entry in workflow.graph.items()
+            if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE
+        }
+        for workflow in (own, base)
+    )
+    told = [f"{kind} ({_listed(given)})" for kind, given in mine.items() if kind not in theirs]
+    told += [f"no {kind}" for kind in theirs if kind not in mine]
+    for kind in [kind for kind in mine if kind in theirs]:
+        told += [
+            f"{kind}.{name} = {mine[kind].get(name)} instead of {theirs[kind].get(name)}"
+            for name in {**mine[kind], **theirs[kind]}
+            if name not in _SET and mine[kind].get(name) != theirs[kind].get(name)
+        ]
+    return told
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _SET)
+
+
+def _rate(workflow: Workflow) -> float:
+    return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
+
+
+def _samples(workflow: Workflow) -> int:
+    """To an iteration."""
+    prompts, sampler = (inputs(workflow, only(workflow, kind)) for kind in (DATASET_NODE, SAMPLER_NODE))
+    return prompts["prompts_per_iteration"] * sampler["group_size"]
+
+
+# -- the trainings -----------------------------------------------------------------------------------------------------
+
+
+def trainings(
+    workflows: Mapping[str, Workflow],
+    rates: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    settings: Settings,
+    folder: Path,
+) -> list[Training]:
+    """One a workflow, rate and seed; all workflows by the first seed, then by the next, so that half of them can be compared."""
+    return [
+        Training(
+            name,
+            rate,
+            seed,
+            folder / name / f"lr{rate:g}" / f"seed{seed}",
+            _prepared(own, rate, seed, settings, f"{name}-lr{rate:g}-seed{seed}"),
+        )
+        for seed in seeds
+        for name, own in workflows.items()
+        for rate in rates[name]
+    ]
+
+
+def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, run_name: str) -> Workflow:
+    own = Workflow(workflow.graph, workflow.node_classes, workflow.display_names)
+    for node, entry in workflow.graph.items():
+        if entry["class_type"] in own.node_classes and "seed" in inputs(own, node):
+            own.set(f"{node}.seed", seed)
+    own.set(f"{only(own, STEP_NODE)}.learning_rate", rate)
+    run_settings = {
+        "run_name": run_name,
+        "iterations": settings.iterations,
+        "evaluate_every": settings.evaluate_every,
+        "checkpoint_every": settings.evaluate_every,
+        "keep_checkpoints": 1,
+        "evaluation_prompts": settings.prompts,
+        "evaluation_seeds": settings.evaluation_seeds,
+        "best_metric": "",
+        "stop_after_decline": 0,  # all get the same samples
+        "wandb_project": "",
+    }
+    for name, value in run_settings.items():
+        own.set(f"{only(own, RUN_NODE)}.{name}", value)
+    return own
+
+
+def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str]:
+    """Trains what is not finished, so many at a time; returns those that failed, with the last lines of their logs.
+
+    Raises:
+        RunError: a folder holds a training of other settings.
+        host.Stopped: all were asked to stop, and did.
+    """
+    for training in all_:
+        _check_folder(training)
+    waiting = [training for training in all_ if not training.finished]
+    running: dict[Training, subprocess.Popen | None] = {}
+    failed: dict[str, str] = {}
+    try:
+        while waiting or running:
+            host.check_stop()
+            while waiting and len(running) < settings.jobs:
+                training = waiting.pop(0)
+                running[training] = _start(training, settings, say)
+            for training in [training for training, process in running.items() if not _goes_on(training, process)]:
+                del running[training]
+                if training.finished:
+                    say(f"{training}: done, {len(waiting) + len(running)} to go")
+                else:
+                    failed[str(training)] = (
+                        f"failed; {training.folder / LOG} ends: {_last_lines(training.folder / LOG)}"
+                    )
+                    say(f"{training}: {failed[str(training)]}")
+            time.sleep(_GLANCE)
+    finally:
+        for process in filter(None, running.values()):
+            process.terminate()  # which saves a checkpoint
+        for process in filter(None, running.values()):
+            process.wait()
+    return failed
+
+
+def _check_folder(training: Training) -> None:
+    """That what is there is this training, or one that only has to be prolonged."""
+    before = read_object(training.folder / WORKFLOW)
+    if before is None:
+        return
+    run_node = only(training.workflow, RUN_NODE)
+    changed = [
+        line for line in differences(before, training.workflow.graph) if line != _longer(before, training, run_node)
+    ]
+    if changed:
+        raise RunError(f"{training.folder} was trained otherwise: {'; '.join(changed)}. Fix: choose another --output")
+
+
+def _longer(before: dict, training: Training, run_node: str) -> str | None:
+    """The one change that is none to a training which goes on."""
+    then = before.get(run_node, {"inputs": {}})["inputs"].get("iterations", 0)
+    now = training.iterations
+    return f"{run_node}.iterations: {then!r} -> {now!r}" if then < now else None
+
+
+def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
+    """None where a process of an earlier call, which was killed, still trains."""
+    folder = training.folder
+    if process := owner(folder):
+        say(f"{training}: process {process} still trains it")
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / WORKFLOW, json.dumps(training.workflow.graph, indent=1))
+    command = [sys.executable, FOLDER, "train", str(folder), "--resume"]
+    command += ["--device", settings.device] if settings.device else []
+    threads = str(max(1, (os.cpu_count() or 1) // settings.jobs))
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)}
+    say(f"{training}: begins")
+    with open(folder / LOG, "a", encoding="utf-8") as log:
+        # A session of its own: Ctrl-C asks us, and we ask it, once.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+        )
+
+
+def _goes_on(training: Training, process: subprocess.Popen | None) -> bool:
+    return owner(training.folder) is not None if process is None else process.poll() is None
+
+
+def _last_lines(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    return " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
+
+
+def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) -> Sweep:
+    """For every workflow the rate with the best mean final score over all these seeds; the lower of equals.
+
+    A rate that failed with any of them is out; a workflow of which nothing is left is chosen none for.
+    """
+    scores: dict[str, dict[float, float]] = {}
+    chosen = {}
+    for training in tuning:
+        own = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
+        if all(other.finished for other in own):
+            finals = [comparison.read(other.folder).score[-1] for other in own]
+            scores.setdefault(training.name, {})[training.rate] = sum(finals) / len(finals)
+    for name, own in scores.items():
+        chosen[name] = max(sorted(own), key=own.get)
+    return Sweep(list(seeds), iterations, scores, chosen)
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    finished: Sequence[Training],
+    workflows: Mapping[str, Workflow],
+    baseline: str,
+    settings: Settings,
+    sweep: Sweep | None,
+    unfinished: Mapping[str, str],
+    folder: Path,
+) -> str:
+    if not any(training.name == baseline for training in finished):
+        told = "; ".join(f"{name}: {why}" for name, why in unfinished.items())
+        raise RunError(
+            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {told}"
+        )
+    outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in workflows}
+    for training in finished:
+        outcomes[training.name][training.seed] = comparison.read(training.folder, _diversity(training, settings))
+    outcomes = {name: own for name, own in outcomes.items() if own}
+    rates = {training.name: training.rate for training in finished}
+    samples = _samples(workflows[baseline])
+    rows = comparison.summarise(outcomes, rates, samples, baseline)
+    first = next(training for training in finished if training.name == baseline)
+    before = outcomes[baseline][first.seed]
+    facts = Facts(
+        baseline=baseline,
+        samples=samples,
+        prompts=len(settings.prompts.splitlines()),
+        evaluation_seeds=settings.evaluation_seeds,
+        features=settings.features,
+        untrained_diversity=_diversity(first, settings, untrained=True),
+        untrained_held_out={name: float(means[0]) for name, means in before.held_out.items()},
+        differing={
+            name: differing(own, workflows[baseline])
+            for name, own in workflows.items()
+            if name in outcomes and name != baseline
+        },
+        unfinished=unfinished,
+    )
+    table = comparison_report.markdown(rows, sweep, facts)
+    write_text(folder / TABLE, table)
+    plots.save(comparison_plot.picture(rows, facts), folder / FIGURE)
+    content = {"facts": asdict(facts), "sweep": sweep and asdict(sweep), "workflows": [asdict(row) for row in rows]}
+    write_text(folder / JSON, json_line(content))
+    return table
+
+
+def _diversity(training: Training, settings: Settings, untrained: bool = False) -> float:
+    """Measured once, and kept in the run's folder."""
+    place, key = training.folder / DIVERSITY, f"{settings.features}, {training.iterations} iterations"
+    if untrained:
+        key = f"{settings.features}, before training"
+    known = read_object(place, {})
+    if key not in known:
+        evaluation = read_lines(training.folder / EVALUATIONS)[0]
+        seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
+        model, how = sample.load_run(training.folder, training.workflow.node_classes)
+        steps = run_inputs(training.workflow)["evaluation_steps"]
+        how = replace(how, steps=steps or how.steps)
+        with model.reference() if untrained else contextlib.nullcontext():
+            known[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
+        write_text(place, json_line(known))
+    return math.nan if known[key] is None else known[key]

@@ -1,0 +1,187 @@
+"""A comparison as tables, in Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .comparison import Row
+    from .scoring import Interval
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How the learning rates were chosen: each rate's mean final score over the tuning seeds, NaN where one failed."""
+
+    seeds: Sequence[int]
+    iterations: int
+    scores: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # {workflow: {rate: score}}
+    chosen: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the tables need to say beside their figures."""
+
+    baseline: str
+    samples: int  # to an iteration
+    prompts: int
+    evaluation_seeds: int
+    features: str
+    untrained_diversity: float
+    untrained_held_out: Mapping[str, float]
+    differing: Mapping[str, Sequence[str]]  # {workflow: what differs from the baseline's}
+    unfinished: Mapping[str, str]  # {training: why}
+
+
+def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
+    parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
+    if sweep is not None:
+        parts.append(_sweep(sweep))
+    parts.append(_differing(facts))
+    if facts.unfinished:
+        lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
+        parts.append(["**Not finished, and in no figure above:**", "", *lines])
+    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+
+
+def _head(rows: Sequence[Row], facts: Facts) -> list[str]:
+    total = rows[0].samples[-1]
+    return [
+        "# Comparison",
+        "",
+        f"{total:,} samples each: {total // facts.samples} iterations of {facts.samples}. Judged on "
+        f"{facts.prompts} prompts x {facts.evaluation_seeds} seeds, by the deterministic sampler, the same for all. Score: mean "
+        "over the trained rewards of the rise since before training, in standard deviations of that reward before training. "
+        "± and brackets: 95 % of Student's t over training seeds; differences are paired by seed.",
+    ]
+
+
+def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
+    head = ["workflow", "learning rate", "seeds", "final score", f"minus {facts.baseline}", "p (Holm)"]
+    head += [f"samples to {facts.baseline}'s score", "std over seeds", "largest drop"]
+    return _table(
+        head,
+        [
+            [
+                row.name,
+                f"{row.learning_rate:g}",
+                str(len(row.seeds)),
+                _plus_minus(row.final, "+.2f"),
+                "" if row.difference is None else _bracketed(row.difference),
+                _p(row.corrected),
+                f"{row.reached:,.0f} ({row.reached_by} of {len(row.seeds)} seeds)"
+                if row.reached is not None
+                else f"not reached ({row.reached_by} of {len(row.seeds)} seeds)",
+                _number(row.deviation, ".2f"),
+                f"{row.drop:.2f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
+    trained, held_out = list(rows[0].gains), list(rows[0].held_out)
+    head = ["workflow", *trained, "least", "spread"]
+    head += [told for name in held_out for told in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]
+    body = [
+        [
+            row.name,
+            *(_plus_minus(row.gains[name], "+.2f") for name in trained),
+            f"{row.gains[row.least].mean:+.2f} ({row.least})",
+            f"{row.spread:.2f}",
+            *(told for name in held_out for told in _held_out(row, name)),
+            _plus_minus(row.diversity, ".3f"),
+        ]
+        for row in rows
+    ]
+    before = [told for name in held_out for told in (f"{facts.untrained_held_out[name]:.3f}", "")]
+    untrained = ["before training", *("0" for _ in trained), "", "", *before, _number(facts.untrained_diversity, ".3f")]
+    return _table(head, [untrained, *body])
+
+
+def _held_out(row: Row, name: str) -> tuple[str, str]:
+    difference = row.held_out_difference.get(name)
+    return _plus_minus(row.held_out[name], ".3f"), "" if difference is None else _bracketed(difference, "+.3f")
+
+
+def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
+    head = ["workflow", "forwards an iteration", "of these with gradient"]
+    head += [f"forwards to {facts.baseline}'s score", "seconds an iteration (median)"]
+    body = [
+        [
+            row.name,
+            f"{row.forwards:.0f}",
+            f"{row.with_gradient:.0f}",
+            "not reached" if row.reached is None else f"{row.reached / facts.samples * row.forwards:,.0f}",
+            f"{row.seconds:.2f}",
+        ]
+        for row in rows
+    ]
+    note = (
+        "Forwards are samples x denoising steps through the network, evaluations left out; a backward pass follows those with "
+        "gradient. Seconds depend on what else the machine did, forwards do not."
+    )
+    return [*_table(head, body), "", note]
+
+
+def _sweep(sweep: Sweep) -> list[str]:
+    rates = sorted({rate for own in sweep.scores.values() for rate in own})
+    body = []
+    for name, own in sweep.scores.items():
+        cells = [_number(own.get(rate, math.nan), "+.2f") or "failed" for rate in rates]
+        chosen = [
+            f"**{cell}**" if rate == sweep.chosen[name] else cell for rate, cell in zip(rates, cells, strict=True)
+        ]
+        edge = sweep.chosen[name] in (rates[0], rates[-1])
+        body.append([name, *chosen, "at an edge of the sweep" if edge else ""])
+    seeds = ", ".join(map(str, sweep.seeds))
+    return [
+        f"Learning rates, tuned equally: final score after {sweep.iterations} iterations, mean over seeds {seeds}, which are "
+        "used for nothing else. The best is bold, and the one above.",
+        "",
+        *_table(["workflow", *(f"{rate:g}" for rate in rates), ""], body),
+    ]
+
+
+def _differing(facts: Facts) -> list[str]:
+    lines = [f"- {name}: {'; '.join(told) or 'nothing'}" for name, told in facts.differing.items()]
+    return [
+        f"What differs from {facts.baseline} (learning rates apart):",
+        "",
+        *lines,
+        "",
+        f"Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the "
+        f"score fell below its best so far, mean over seeds. Samples to {facts.baseline}'s score: where the mean curve first "
+        f"gets to its final score. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
+        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows.",
+    ]
+
+
+def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
+
+
+def _plus_minus(own: Interval, form: str) -> str:
+    if math.isnan(own.mean):
+        return ""
+    return f"{own.mean:{form}}" + ("" if math.isnan(own.low) else f" ± {own.mean - own.low:{form.replace('+', '')}}")
+
+
+def _bracketed(own: Interval, form: str = "+.2f") -> str:
+    if math.isnan(own.low):
+        return f"{own.mean:{form}}"
+    text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
+    return text if own.low <= 0 <= own.high else f"**{text}**"
+
+
+def _number(value: float, form: str) -> str:
+    return "" if math.isnan(value) else f"{value:{form}}"
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "< 0.001" if value < 0.001 else f"{value:.3f}"

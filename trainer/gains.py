@@ -1,0 +1,172 @@
+"""How good a trajectory looks on its way: x̂0 at the points that it visited, decoded and scored (method.md §4, §7).
+
+Points are numbered 0 … T in sampling order: x_0 is noise, and x_T stands for the picture that the rewards saw. A reward model
+asked at every step costs T times as much as one asked at the end, so nothing is asked twice: the last picture has its scores,
+and points that a whole group shares are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import host
+from .rewards.base import score
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .flow.base import FlowModel
+    from .types import Scores, Trajectories
+
+
+def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:
+    """Whether x̂0 at this point is the picture that was scored: the rewarded picture is decoded from x̂0 of the last step."""
+    last = len(trajectories.sigmas) - 1
+    return point == last or (point == last - 1 and tweedie_steps == 1)
+
+
+def predictions(
+    model: FlowModel, trajectories: Trajectories, points: Sequence[int], tweedie_steps: int = 1
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """x̂0 at each of these points before the last one, as the model of now sees it, or as kept from the rollout.
+
+    By `tweedie_steps` Euler steps of equal length from σ_j to 0; a single one is Tweedie's formula, x - σ·v, and what was kept
+    saves the first model call. Moves ComfyUI's bar, and may be stopped before every model call and every yield.
+
+    Yields:
+        x̂0 [n, C, h, w] on the CPU of n different points; the n rows of the trajectories that they are of; and for each of the
+        B trajectories which of the n is its own [B].
+    """
+    model.come_back()
+    plan = [_distinct(model, trajectories, point) for point in points]
+    size = trajectories.settings.batch_size
+    calls = tweedie_steps - (trajectories.predictions is not None)
+    parts = [rows.split(size or len(rows)) for rows, _ in plan]
+    on_step = host.progress(sum(1 + calls * len(own) for own in parts))
+    for point, (rows, inverse), own in zip(points, plan, parts, strict=True):
+        clean = torch.cat([_prediction(model, trajectories, point, part, tweedie_steps, on_step) for part in own])
+        on_step()
+        yield clean, rows, inverse
+
+
+def rewards_along(
+    model: FlowModel,
+    trajectories: Trajectories,
+    scores: Scores,
+    points: Sequence[int],
+    tweedie_steps: int = 1,
+    held_out: bool = False,
+) -> Tensor:
+    """r_j = R(decode(x̂0 at x_j)) at these points, [B, len(points), K] float32, NaN where a reward could not score.
+
+    Args:
+        scores: of the final pictures, by rewards that are asked again.
+        held_out: also by the rewards that are held out, behind the trained ones: [B, len(points), K + H].
+
+    Raises:
+        RewardError: a reward failed.
+    """
+    known = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
+    rewards, texts = scores.rewards[: known.shape[1]], trajectories.texts
+    found = dict.fromkeys(points, known)
+    asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
+    looks = predictions(model, trajectories, asked, tweedie_steps)
+    for point, (clean, rows, inverse) in zip(asked, looks, strict=True):
+        images = model.decode(clean, trajectories.settings.batch_size)
+        values = score(rewards, images, [texts[row] for row in rows.tolist()])
+        found[point] = torch.where(values.isfinite(), values, torch.nan)[inverse]
+    return torch.stack([found[point] for point in points], 1)
+
+
+def stepwise_gains(model: FlowModel, trajectories: Trajectories, scores: Scores, tweedie_steps: int = 1) -> Tensor:
+    """g_j = r_{j+1} - r_j of the trained steps (Stepwise-Flow-GRPO, 2603.28718), [B, T', K]; NaN where r_j or r_{j+1} is.
+
+    Over all T steps the gains add up to r_T - r_0.
+    """
+    trained = trajectories.trained
+    points = sorted({*trained, *(step + 1 for step in trained)})
+    rewards = rewards_along(model, trajectories, scores, points, tweedie_steps)
+    before, after = ([points.index(step + offset) for step in trained] for offset in (0, 1))
+    return rewards[:, after] - rewards[:, before]
+
+
+def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool = False) -> Tensor:
+    """Gains minus their mean over their standard deviation + 1e-8, for each objective by itself.
+
+    Over all G·T' gains of a group together, by the biased std as the paper has it: a step at which everybody gains is then
+    reinforced in everybody.
+
+    Args:
+        gains: [B, T', K].
+        groups: [B] group numbers.
+        valid: [B] bool; the others are left out of all statistics and get 0.
+        per_step: over the G gains of each step instead.
+
+    Returns:
+        [B, T', K]; 0 where there is no spread, or fewer than two valid samples.
+    """
+    # In float64, so that equal gains have a spread of zero and not of a rounding error.
+    values, advantages = gains.double(), torch.zeros(gains.shape, dtype=torch.float64)
+    over = (0,) if per_step else (0, 1)
+    for group in groups.unique():
+        member = (groups == group) & valid
+        if member.sum() < 2:
+            continue
+        own = values[member]
+        spread = own.amax(over, keepdim=True) > own.amin(over, keepdim=True)
+        std, mean = torch.std_mean(own, over, correction=0, keepdim=True)
+        advantages[member] = torch.where(spread, (own - mean) / (std + 1e-8), 0.0)
+    return advantages.to(gains.dtype)
+
+
+def combined(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> Tensor:
+    """Several objectives as one number: Σ_k coefficient_k · r_k / std_k, [..., K] to [...].
+
+    std_k is that of the final scores `finals` [N, K], so that none rules by its unit; an objective in which they do not differ
+    is left out. Without scores it is NaN.
+    """
+    finals = finals[finals.isfinite().all(1)].double()
+    std = finals.std(0) if len(finals) > 1 else torch.zeros(finals.shape[1], dtype=torch.float64)
+    scale = torch.where(std > 0, torch.tensor(coefficients, dtype=torch.float64) / std, 0.0)
+    return (rewards.double() * scale).sum(-1).to(rewards.dtype)
+
+
+def _distinct(model: FlowModel, trajectories: Trajectories, point: int) -> tuple[Tensor, Tensor]:
+    """Rows that are at different places at this point, and for each trajectory which of them is at its own."""
+    groups = trajectories.groups
+    shared = trajectories.settings.shared_noise and point <= trajectories.trained[0]
+    if not shared or model.is_sharded:  # processes that share a model have to call it with equally many parts
+        every = torch.arange(len(groups))
+        return every, every
+    unique, inverse = groups.unique(return_inverse=True)
+    return torch.stack([(groups == group).nonzero()[0, 0] for group in unique]), inverse
+
+
+@torch.no_grad()
+def _prediction(
+    model: FlowModel,
+    trajectories: Trajectories,
+    point: int,
+    rows: Tensor,
+    tweedie_steps: int,
+    on_step: Callable[[], None],
+) -> Tensor:
+    settings, sigma = trajectories.settings, trajectories.sigmas[point]
+    x = trajectories.latents[rows, point]
+    if trajectories.predictions is not None:
+        kept = trajectories.predictions[rows, point]
+        if tweedie_steps == 1:
+            return kept
+        # x̂0 is where the first velocity leads, so this is one part of that way.
+        x = x + (kept - x) / tweedie_steps
+    x = x.to(model.device)
+    condition = model.condition(trajectories.prompts, settings).rows(trajectories.groups[rows])
+    for number in range(0 if trajectories.predictions is None else 1, tweedie_steps):
+        on_step()
+        level = sigma * (1 - number / tweedie_steps)
+        velocity = model.velocity(x, level, condition, model.guidance_at(level, settings))
+        x = x - sigma / tweedie_steps * velocity
+    return x.cpu()

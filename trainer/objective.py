@@ -1,0 +1,65 @@
+"""What an update maximises: the clipped importance-weighted advantage and its relatives (method.md §4, §6).
+
+A new objective is one function `(log_prob, old_log_prob, advantage, clip, weight) -> (loss, statistics)` and its row in
+OBJECTIVES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def clipped_objective(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
+) -> tuple[Tensor, dict]:
+    """loss = mean of max(-Ã·ρ, -Ã·clip(ρ, 1-c, 1+c)) with ρ = exp(logp - logp_old).
+
+    Args:
+        log_prob, old_log_prob, advantage: of one shape, any.
+        clip: c.
+        weight: of a shape that fits, how many entries each stands for in the loss and all statistics.
+
+    Returns:
+        The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
+        the clipped branch was the one taken), `approx_kl` (mean of ρ - 1 - log ρ).
+    """
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    unclipped, clipped = -advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip)
+    outside = (ratio > 1 + clip) & (advantage > 0), (ratio < 1 - clip) & (advantage < 0)
+    return (weight * torch.maximum(unclipped, clipped)).mean(), _statistics(log_ratio, outside, weight)
+
+
+def log_hinge_objective(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
+) -> tuple[Tensor, dict]:
+    """loss = mean of max(0, ξ·|Ã| - Ã·log ρ) (PCPO, 2509.25774); as `clipped_objective`, with ξ = clip.
+
+    Where it is not zero its gradient is that of -Ã·log ρ, which near ρ = 1 keeps digits that ρ - 1 loses.
+    """
+    log_ratio = log_prob - old_log_prob
+    reached = advantage * log_ratio >= clip * advantage.abs()
+    outside = reached & (advantage > 0), reached & (advantage < 0)
+    loss = (clip * advantage.abs() - advantage * log_ratio).clamp(min=0)
+    return (weight * loss).mean(), _statistics(log_ratio, outside, weight)
+
+
+OBJECTIVES: dict[str, Callable[..., tuple]] = {"clipped": clipped_objective, "log_hinge": log_hinge_objective}
+
+
+@torch.no_grad()
+def _statistics(log_ratio: Tensor, outside: tuple[Tensor, Tensor], weight: Tensor | float) -> dict[str, Tensor]:
+    ratio = log_ratio.exp()
+    high, low = outside
+    return {
+        "ratio": (weight * ratio).mean(),
+        "clip_high": (weight * high.float()).mean(),
+        "clip_low": (weight * low.float()).mean(),
+        "approx_kl": (weight * (ratio - 1 - log_ratio)).mean(),
+    }

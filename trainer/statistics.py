@@ -1,0 +1,63 @@
+"""Means over few seeds: Student's t intervals, paired differences, and Holm's correction of several p-values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .scoring import CONFIDENCE, Interval
+
+
+def t_cdf(t: float, freedom: int) -> float:
+    """P(T ≤ t) of Student's t with a whole number of degrees of freedom: Abramowitz & Stegun, 26.7.3 and 26.7.4."""
+    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for power in range(2 + odd, freedom - 1, 2):
+        term *= math.cos(angle) ** 2 * (power - 1) / power
+        total += term
+    within = math.sin(angle) * total
+    if odd:
+        within = (angle + within) * 2 / math.pi
+    return (1 + within) / 2
+
+
+def t_quantile(probability: float, freedom: int) -> float:
+    """The t ≥ 0 with P(T ≤ t) = probability, by bisection; probability from 0.5 to 0.999."""
+    low, high = 0.0, 1000.0
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, freedom) < probability else (low, middle)
+    return high
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Student's interval of the mean at CONFIDENCE; NaN bounds for fewer than two values."""
+    own = np.asarray(values, dtype=np.float64)
+    mean, count = float(own.mean()), len(own)
+    if count < 2:
+        return Interval(mean, math.nan, math.nan, count)
+    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(own.std(ddof=1)) / math.sqrt(count)
+    return Interval(mean, mean - half, mean + half, count)
+
+
+def paired_p(differences: Sequence[float]) -> float:
+    """Two-sided p of the paired t test that differences have mean 0; NaN for fewer than two."""
+    own = np.asarray(differences, dtype=np.float64)
+    if len(own) < 2:
+        return math.nan
+    error = float(own.std(ddof=1)) / math.sqrt(len(own))
+    if error == 0:
+        return float(own.mean() == 0)
+    return 2 * (1 - t_cdf(abs(float(own.mean())) / error, len(own) - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction (1979), in the order given: p_(i) · (m - i), made monotone, at most 1. NaN counts for none."""
+    known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    corrected, least = [math.nan] * len(p_values), 0.0
+    for rank, (p, place) in enumerate(known):
+        least = corrected[place] = max(least, min(1.0, p * (len(known) - rank)))
+    return corrected
