@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 import types
 from dataclasses import replace
@@ -37,11 +38,17 @@ SMALL = {
 }
 
 
-def pytest_collection_modifyitems(items):
-    """Of two workers (`make test`), each takes whole files, or all that is done with one ComfyUI."""
-    for item in items:
-        comfyui = item.callspec.params.get("comfyui") if hasattr(item, "callspec") else None
-        item.add_marker(pytest.mark.xdist_group(comfyui.folder.name if comfyui else item.parent.nodeid))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of two workers (`make test`), each takes all that is done with one ComfyUI, and then whole files."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByComfyUIAndFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            comfyui = re.search(r"\[(comfyui-[\d.]+)", nodeid)
+            return comfyui[1] if comfyui else nodeid.split("::")[0]
+
+    return ByComfyUIAndFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

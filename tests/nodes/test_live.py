@@ -13,7 +13,6 @@ from comfyui_otca.trainer.workflow import Workflow
 
 @pytest.fixture(autouse=True)
 def _forget():
-    yield
     live._results.clear()
     live._trajectories.clear()
 
