@@ -305,6 +305,7 @@ def in_process(monkeypatch):
     return begun
 
 
+@pytest.mark.painted
 def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
     assert asked("--baseline", "uniform") == 0
     folder = tmp_path / "out"
