@@ -10,12 +10,12 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, plots, record, rollout
+from comfyui_otca.trainer import host, record, rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow import Workflow
@@ -67,7 +67,7 @@ def _only_new_objects_are_looked_at():
 def _unpainted(request, monkeypatch):
     """Figures are composed, but matplotlib paints only those of tests marked so: it takes longer than a small training."""
     if "painted" not in request.keywords:
-        monkeypatch.setattr(plots, "rendered", lambda figure: np.zeros((40, 60, 3), np.uint8))
+        monkeypatch.setattr(FigureCanvasAgg, "draw", lambda canvas: setattr(canvas, "renderer", canvas.get_renderer()))
 
 
 @pytest.fixture(autouse=True)
