@@ -26,6 +26,9 @@ OTHERS = {
     "dance_grpo_flux": ("hpsv2 clip_t", "pickscore"),
     "mix_grpo_flux": ("hpsv2 pickscore image_reward", "clip_t"),
     "flow_grpo_sd3": ("pickscore", "clip_t hpsv2 aesthetic"),
+    "pcpo_flux": ("hpsv2", "clip_t pickscore"),
+    "vipo_flux": ("hpsv2 clip_t", "pickscore"),
+    "stepwise_flow_grpo_sd3": ("pickscore", "clip_t hpsv2 aesthetic"),
 }
 OTCA = [name for name in ALL if name.startswith("otca_")]
 LARGE = [*OTCA, *OTHERS]
@@ -62,10 +65,20 @@ def models(tmp_path_factory):
     tiny_rewards.image_reward(folder)
     (folder / "google-bert").mkdir()
     (folder / "bert-base-uncased").rename(folder / "google-bert" / "bert-base-uncased")
+    _dinov2(folder / "facebook" / "dinov2-base")
     tiny_video_rewards.video_align(folder / "KlingTeam")
     (folder / "Qwen").mkdir()
     (folder / "KlingTeam" / "Qwen2-VL").rename(folder / "Qwen" / "Qwen2-VL-2B-Instruct")
     return folder
+
+
+def _dinov2(folder):
+    from transformers import Dinov2Config, Dinov2Model
+
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28, patch_size=14)
+    Dinov2Model(config).save_pretrained(folder)
+    prepared = {"crop_size": {"height": 28, "width": 28}, "image_mean": [0.5] * 3, "image_std": [0.25] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
 
 
 def graph(name):
@@ -103,7 +116,7 @@ def test_without_its_models_it_says_what_to_get(name, monkeypatch, tmp_path):
         "OTCA_RewardHPSv2",
         "OTCA_RewardAesthetic",
     }
-    large |= {"OTCA_RewardPickScore", "OTCA_RewardImageReward"}
+    large |= {"OTCA_RewardPickScore", "OTCA_RewardImageReward", "OTCA_SpatialCredit"}
     assert errors == {id for id, node in graph(name).items() if node["class_type"] in large}
 
 
@@ -131,14 +144,20 @@ def test_the_settings_of_the_other_papers():
     assert of("dance_grpo_flux", "SDESampler", *sampler) == (12, 16, "dance_sde", 0.3, 720, 720, 3.0, None)
     assert of("mix_grpo_flux", "SDESampler", *sampler) == (12, 25, "flow_sde", 0.7, 720, 720, 3.0, None)
     assert of("flow_grpo_sd3", "SDESampler", *sampler) == (24, 10, "flow_sde", 0.7, 512, 512, 3.0, False)
-    fractions = [of(name, "UniformWeights", "timestep_fraction") for name in OTHERS]
+    three = ["dance_grpo_flux", "mix_grpo_flux", "flow_grpo_sd3"]
+    fractions = [of(name, "UniformWeights", "timestep_fraction") for name in three]
     assert fractions == [(0.6,), (1.0,), (1.0,)]
-    fuses = [of(name, "WeightedFuse", "mode", "std_scope") for name in OTHERS]
+    fuses = [of(name, "WeightedFuse", "mode", "std_scope") for name in three]
     assert fuses == [("weighted_advantages", "group")] * 2 + [("weighted_sum", "batch")]
     window = of("mix_grpo_flux", "MixGRPOWindow", "steps", "length", "mode", "every", "stride")
     assert window == (25, 4, "progressive", 25, 1)
     assert of("flow_grpo_sd3", "LoadFlowModel", "lora_rank", "lora_alpha") == (32, 64.0)
     assert of("flow_grpo_sd3", "GRPOStep", "learning_rate", "clip_range") == (3e-4, 1e-4)
+    for name, baseline in {"pcpo_flux": "dance_grpo_flux", "vipo_flux": "dance_grpo_flux"}.items():
+        assert of(name, "SDESampler", *sampler) == of(baseline, "SDESampler", *sampler)
+    assert of("pcpo_flux", "GRPOStep", "objective", "kl_coefficient") == ("log_hinge", 0.0)
+    assert of("stepwise_flow_grpo_sd3", "StepwiseGain", "tweedie_steps", "per_step") == (5, False)
+    assert of("stepwise_flow_grpo_sd3", "SDESampler", "kind") == ("ddim_sde",)
 
 
 @pytest.mark.parametrize("name", METHODS)
