@@ -229,7 +229,7 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, monkeypatch, number, code):
-    objective, calls = grpo.clipped_objective, []
+    objective, calls = grpo.OBJECTIVES["clipped"], []
 
     def raising(*arguments):
         calls.append(1)
@@ -238,7 +238,7 @@ def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, m
         return objective(*arguments)
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(grpo, "clipped_objective", raising)
+    monkeypatch.setitem(grpo.OBJECTIVES, "clipped", raising)
     folder = tmp_path / "run"
     got, printed, _ = otca("train", workflow_file, "--output", folder)
     monkeypatch.undo()
