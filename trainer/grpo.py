@@ -148,19 +148,12 @@ def update(
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
     model.unconditional_gradient = settings.unconditional_gradient
-    if trajectories.unconditional_gradient != settings.unconditional_gradient:
-        _take_graphs(trajectories)
+    kept = _take_graphs(trajectories, settings, sampling, staleness)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
-        if _take_graphs(trajectories):
-            logger.warning(
-                "a graph was kept for nothing, since sampled_steps = %d computes other steps of every sample. Fix: set the "
-                "sampler's keep_graph to off",
-                settings.sampled_steps,
-            )
     backward = _Backward(model, trajectories, advantages, weights, settings, tally)
     old, noise = None, None
     if backward.regulated and (staleness or settings.epochs > 1):
@@ -170,8 +163,6 @@ def update(
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
-        # Later epochs compare with the first one's log-probs, so that must have the update's batch shape, not the rollout's.
-        kept = _take_graphs(trajectories) if settings.epochs == 1 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
         on_part = on_step if epoch == 0 else _go_on
         seen = backward(old, noise if epoch or staleness else None, kept, on_part)
@@ -214,12 +205,26 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     return distributed.whole(divergence[: len(first)].cpu()).mean().item()
 
 
-def _take_graphs(trajectories: Trajectories) -> list[Tensor]:
-    """The kept graphs, which are gone from the trajectories from now on: a backward pass frees them, even a stopped one."""
+def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, staleness: int) -> list[Tensor]:
+    """The kept graphs, if they are of use.
+
+    Either way they are gone from the trajectories: a backward pass frees them, even a stopped one, and what is not used would
+    take the memory that its recomputation needs.
+    """
     kept = list(trajectories.kept or ())
-    if kept:
-        trajectories.kept.clear()
-    return kept
+    if not kept:
+        return []
+    trajectories.kept.clear()
+    wasted = None
+    if sampling:
+        wasted = f"sampled_steps = {settings.sampled_steps} computes other steps of every sample"
+    elif settings.epochs > 1:
+        # Later epochs compare with the first one's log-probs, which must have the update's batch shape, not the rollout's.
+        wasted = f"epochs = {settings.epochs} computes all anew"
+    if wasted:
+        logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
+    as_wanted = trajectories.unconditional_gradient == settings.unconditional_gradient
+    return kept if as_wanted and not (wasted or staleness) else []
 
 
 def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:

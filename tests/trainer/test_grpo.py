@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,18 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
     update(moved, taken, advantages, STILL)
     assert sum(calls) == 3, "three trained steps are recomputed"
     assert_same_gradients(gradients(moved), first)
+
+
+@pytest.mark.parametrize("epochs, staleness", [(2, 0), (1, 1)])
+def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, sample, judged, caplog, epochs, staleness):
+    taken = sample(model, keep_graph=True)
+    graphs, alive = list(map(weakref.ref, taken.kept)), []
+    assert all(graph() is not None for graph in graphs)
+    model.version += staleness
+    advantages, settings = judged(taken), UpdateSettings(learning_rate=0.0, epochs=epochs)
+    update(model, taken, advantages, settings, lambda: alive.append(sum(graph() is not None for graph in graphs)))
+    assert len(alive) == 3 and not any(alive)
+    assert ("kept for nothing, since epochs = 2" in caplog.text) == (epochs == 2)
 
 
 def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged):
