@@ -134,8 +134,14 @@ def update(
 
     Raises:
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
-        ValueError: `sampled_steps` for a model that several processes hold in parts.
+        ValueError: advantages of other trajectories, or `sampled_steps` for a model that several processes hold in parts.
     """
+    judged = len(advantages.step_advantage), advantages.credit.trained
+    if judged != (trajectories.share.total, trajectories.trained):
+        raise ValueError(
+            f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
+            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
+        )
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
     if sampling and model.is_sharded:
         raise ValueError(
@@ -264,6 +270,10 @@ class _Backward:
         self.advantage, self.weights, self.valid = advantages.step_advantage[own], weights[own], advantages.valid[own]
         self.place = None if credit.place is None else credit.place[own]
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
+        if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
+            # Whoever scales a log-ratio means that of the densities.
+            stds = [trajectories.stds[step] for step in trajectories.trained]
+            self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
         self.regulated = credit.regulated
         self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)  # a masked sample is no sample
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage

@@ -489,6 +489,30 @@ def test_the_ratio_may_be_scaled_step_by_step(moved, sample, judged):
     assert_same_gradients(gradients(moved), expected)
 
 
+@pytest.mark.parametrize("regulated", [False, True])
+def test_a_scaled_ratio_is_that_of_the_densities(model, sample, small_settings, judged, regulated):
+    """What PCPO and GRPO-Guard do is the same whether the sampler's log-probs carry 1/(2·std²) or not; here off-policy."""
+    found = []
+    advantages = credited(judged(sample(model)), ratio_scale=(0.5, 2.0, 3.0), regulated=regulated)
+    taken = [sample(model, small_settings(log_prob_norm=norm)) for norm in ("full", "squared_error")]
+    update(model, taken[0], advantages, UpdateSettings(learning_rate=1e-3))
+    for own in taken:
+        metrics = update(model, own, advantages, replace(STILL, clip_range=1e-3))
+        found.append((gradients(model), metrics["loss"], metrics["clip/high"], metrics["clip/low"]))
+    assert_same_gradients(found[1][0], found[0][0], rtol=1e-3)
+    assert found[1][1:] == pytest.approx(found[0][1:], abs=1e-6) and found[0][2] + found[0][3] > 0
+
+
+def test_advantages_of_other_trajectories(model, sample, small_settings, judged):
+    taken = sample(model)
+    advantages = judged(taken)
+    for other in (sample(model, group_size=2), sample(model, small_settings(window=(1, 2)))):
+        with pytest.raises(ValueError, match=r"advantages: they are of 6 samples .* Fix: let both come from the same"):
+            update(model, other, advantages, STILL)
+    with pytest.raises(ValueError, match=r"credit: it is of 4 samples, the scores of 6\. Fix"):
+        fuse(advantages.scores, tcd(taken.latents[:4], taken.final[:4], taken.trained), "moca")
+
+
 def test_log_hinge(model, sample, judged):
     taken = sample(model)
     advantages, margin = judged(taken), 2e-4
