@@ -38,7 +38,8 @@ class _Vision(Network):
 
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(place, device, dtype)
-        self.model = from_folder(transformers_class("AutoModel"), place, dtype)
+        network = from_folder(transformers_class("AutoModel"), place, dtype)
+        self.model = getattr(network, "vision_model", network)  # of a model of pictures and texts
         self.given = json.loads((place / MARKER).read_text(encoding="utf-8"))
 
     def _networks(self) -> list[torch.nn.Module]:
@@ -69,10 +70,9 @@ class PatchFeatures(_Vision):
 
     def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
         super().__init__(place, device, dtype)
-        name = type(self.model).__name__
-        self.model = getattr(self.model, "vision_model", self.model)  # of a model of pictures and texts
         config = self.model.config
         if not hasattr(config, "patch_size"):
+            name = type(self.model).__name__
             raise RewardError(
                 f"{place} holds a {name}, which has no patches. Fix: choose a vision transformer such as DINOv2"
             )

@@ -192,7 +192,12 @@ TWO_EPOCHS = {
 @pytest.mark.parametrize(
     ("count", "changes"),
     [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS)],
-    ids=["2-recomputed, best of n", "4-recomputed, best of n", "2-kept graph and KL", "4-merged, two epochs, guarded by place"],
+    ids=[
+        "2-recomputed, best of n",
+        "4-recomputed, best of n",
+        "2-kept graph and KL",
+        "4-merged, two epochs, guarded by place",
+    ],
 )
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""
