@@ -269,6 +269,14 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/quickstart_lora.safetensors")]}
 
 
+def test_the_bar_of_a_kept_graph(small_workflow, comfyui):
+    batches = {"OTCA_GRPOStep": {"batch_size": 2}, "OTCA_SDESampler": {"keep_graph": "on"}}
+    workflow = small_workflow(batches)
+    with torch.inference_mode():
+        workflow.run(targets=workflow.find("GRPOStep"))
+    assert (comfyui.bars[-1].value, comfyui.bars[-1].total) == (3, 3), "one pass a trained step"
+
+
 def test_comfyuis_stop_button(small_workflow, comfyui):
     workflow = small_workflow()
     comfyui.interrupt_after = 3
@@ -300,8 +308,6 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
 
 
 def test_two_rewards_of_one_name(small_graph, tmp_path):
-    from comfyui_otca.trainer.workflow import Workflow
-
     host.terminal.output = tmp_path / "run"
     graph = small_graph()
     graph["71"] = {"class_type": "OTCA_RewardColorfulness", "inputs": {"coefficient": 1.0}}
