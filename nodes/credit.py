@@ -100,6 +100,7 @@ class TCDWeights(_Credit):
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types, proxy="latents", features="shapes-clip"):
+        from ..trainer import features as encoders
         from ..trainer import proxies
 
         declared = cls.INPUT_TYPES()
@@ -111,7 +112,7 @@ class TCDWeights(_Credit):
             return True  # linked: what comes is known only when the graph runs
         wrong = proxies.complaint(proxy, input_types)
         if wrong is None and proxy == "image_features":
-            wrong = complaint("features", host.find_model, features, "preprocessor_config.json")
+            wrong = complaint("features", host.find_model, features, encoders.MARKER)
         return wrong or True
 
     @host.outside_inference
@@ -322,7 +323,7 @@ class SpatialCredit(_Credit):
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):
-        from ..trainer.place import MARKER
+        from ..trainer.features import MARKER
 
         return complaint("model", host.find_model, model, MARKER) or True
 
@@ -342,13 +343,15 @@ class SpatialCredit(_Credit):
         import time
         from dataclasses import replace
 
-        from ..trainer import place, plots
+        from ..trainer import features, place, plots
+        from ..trainer.credit import placed
         from ..trainer.rewards.network import shared
 
         started = time.perf_counter()
-        network = shared(place.PatchFeatures, host.find_model(model, place.MARKER), device, dtype)
-        own = place.credit_map(network, trajectories, components=components, smoothing=smoothing, floor=floor)
-        seconds = credit.seconds + time.perf_counter() - started
-        credit = replace(credit, place=own, method=f"{credit.method} · place", seconds=seconds)
-        places = host.picture(lambda: plots.lit(trajectories.images, own))
+        # Held by the node, so that it is loaded once and not in every iteration.
+        self.network = shared(features.PatchFeatures, host.find_model(model, features.MARKER), device, dtype)
+        own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
+        credit = placed(credit, own)
+        credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
+        places = host.picture(lambda: plots.lit(trajectories.images, credit.place))
         return self._shown(credit, trajectories, node_id, places)

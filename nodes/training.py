@@ -148,7 +148,8 @@ class GRPOStep:
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )
         trained, samples = len(trajectories.trained), len(trajectories.groups)
-        calls = -(-trained * samples // settings.batch_size) if settings.batch_size else trained
+        at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step
+        calls = trained if at_once else -(-trained * samples // settings.batch_size)
         metrics = grpo.update(model, trajectories, advantages, settings, host.progress(calls))
         return model, report(metrics, trajectories, advantages)
 

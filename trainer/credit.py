@@ -174,17 +174,27 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
             f"{second.trained} do not go together. Fix: connect both to the same trajectories"
         )
     weights = _mean_one(first.weights * second.weights)
-    places = [credit.place for credit in (first, second) if credit.place is not None]
     scales = [credit.ratio_scale for credit in (first, second) if credit.ratio_scale]
     return replace(
         first,
         weights=weights,
-        place=_mean_one(math.prod(places)) if places else None,
+        place=_both(first.place, second.place),
         ratio_scale=tuple(math.prod(own) for own in zip(*scales, strict=True)),
         regulated=first.regulated or second.regulated,
         method=f"{first.method} · {second.method}",
         seconds=first.seconds + second.seconds,
     )
+
+
+def placed(credit: StepCredit, place: Tensor) -> StepCredit:
+    """The same credit, where in the latent `place` [B, h, w] or [B, F, h, w] says, and where it went already."""
+    return replace(credit, place=_both(credit.place, place), method=f"{credit.method} · place")
+
+
+def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """The product of two places, of mean 1."""
+    places = [place for place in (first, second) if place is not None]
+    return _mean_one(math.prod(places)) if places else None
 
 
 def _given(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:

@@ -181,10 +181,15 @@ def fuse(
         recentering: "none", or "group" to subtract each group's mean of z.
 
     Raises:
-        ValueError: an unknown method or option.
+        ValueError: an unknown method or option, or scores and credit of different trajectories.
     """
     if method not in METHODS or recentering not in RECENTERINGS:
         raise ValueError(f"method must be one of {tuple(METHODS)} and recentering one of {RECENTERINGS}")
+    if len(scores.values) != len(credit.weights):
+        raise ValueError(
+            f"credit: it is of {len(credit.weights)} samples, the scores of {len(scores.values)}. Fix: let both come from the "
+            "same SDE Sampler"
+        )
     started = time.perf_counter()
     valid = scores.values.isfinite().all(1)
     rewards = torch.where(valid[:, None], scores.values, 0.0)

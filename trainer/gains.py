@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 
 def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:
-    """Whether x̂0 at this point is the picture that was scored: the rewarded picture is decoded from x̂0 of the last step."""
+    """Whether x̂0 at this point is the picture that was scored: that one is decoded from where the last step leads.
+
+    An Euler step, or one that is trained, leads to x̂0; one of second order leads elsewhere.
+    """
     last = len(trajectories.sigmas) - 1
-    return point == last or (point == last - 1 and tweedie_steps == 1)
+    to_prediction = last - 1 in trajectories.trained or trajectories.settings.ode_solver == "euler"
+    return point == last or (point == last - 1 and tweedie_steps == 1 and to_prediction)
 
 
 def predictions(

@@ -134,8 +134,14 @@ def update(
 
     Raises:
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
-        ValueError: `sampled_steps` for a model that several processes hold in parts.
+        ValueError: advantages of other trajectories, or `sampled_steps` for a model that several processes hold in parts.
     """
+    judged = len(advantages.step_advantage), advantages.credit.trained
+    if judged != (trajectories.share.total, trajectories.trained):
+        raise ValueError(
+            f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
+            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
+        )
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
     if sampling and model.is_sharded:
         raise ValueError(
@@ -148,19 +154,12 @@ def update(
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
     model.unconditional_gradient = settings.unconditional_gradient
-    if trajectories.unconditional_gradient != settings.unconditional_gradient:
-        _take_graphs(trajectories)
+    kept = _take_graphs(trajectories, settings, sampling, staleness)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
-        if _take_graphs(trajectories):
-            logger.warning(
-                "a graph was kept for nothing, since sampled_steps = %d computes other steps of every sample. Fix: set the "
-                "sampler's keep_graph to off",
-                settings.sampled_steps,
-            )
     backward = _Backward(model, trajectories, advantages, weights, settings, tally)
     old, noise = None, None
     if backward.regulated and (staleness or settings.epochs > 1):
@@ -170,8 +169,6 @@ def update(
     steps = 0
     for epoch in range(settings.epochs):
         optimizer.zero_grad(set_to_none=True)
-        # Later epochs compare with the first one's log-probs, so that must have the update's batch shape, not the rollout's.
-        kept = _take_graphs(trajectories) if settings.epochs == 1 and not staleness else None
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
         on_part = on_step if epoch == 0 else _go_on
         seen = backward(old, noise if epoch or staleness else None, kept, on_part)
@@ -214,12 +211,26 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
     return distributed.whole(divergence[: len(first)].cpu()).mean().item()
 
 
-def _take_graphs(trajectories: Trajectories) -> list[Tensor]:
-    """The kept graphs, which are gone from the trajectories from now on: a backward pass frees them, even a stopped one."""
+def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, staleness: int) -> list[Tensor]:
+    """The kept graphs, if they are of use.
+
+    Either way they are gone from the trajectories: a backward pass frees them, even a stopped one, and what is not used would
+    take the memory that its recomputation needs.
+    """
     kept = list(trajectories.kept or ())
-    if kept:
-        trajectories.kept.clear()
-    return kept
+    if not kept:
+        return []
+    trajectories.kept.clear()
+    wasted = None
+    if sampling:
+        wasted = f"sampled_steps = {settings.sampled_steps} computes other steps of every sample"
+    elif settings.epochs > 1:
+        # Later epochs compare with the first one's log-probs, which must have the update's batch shape, not the rollout's.
+        wasted = f"epochs = {settings.epochs} computes all anew"
+    if wasted:
+        logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
+    as_wanted = trajectories.unconditional_gradient == settings.unconditional_gradient
+    return kept if as_wanted and not (wasted or staleness) else []
 
 
 def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:
@@ -259,6 +270,10 @@ class _Backward:
         self.advantage, self.weights, self.valid = advantages.step_advantage[own], weights[own], advantages.valid[own]
         self.place = None if credit.place is None else credit.place[own]
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
+        if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
+            # Whoever scales a log-ratio means that of the densities.
+            stds = [trajectories.stds[step] for step in trajectories.trained]
+            self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
         self.regulated = credit.regulated
         self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)  # a masked sample is no sample
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage

@@ -160,7 +160,7 @@ class StepCredit:
         trained: the T' transition numbers.
         node: the id of the graph's node that gave this credit, which shows it on the canvas.
         place: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
-        ratio_scale: T' factors of the log-ratio log ρ_j; empty: 1.
+        ratio_scale: T' factors of the densities' log-ratio log ρ_j, whatever the sampler's log_prob_norm; empty: 1.
         regulated: whether the log-ratio's bias is taken out (GRPO-Guard).
     """
 

@@ -9,7 +9,7 @@ import torch
 
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.trainer import host
-from comfyui_otca.trainer.workflow import NodeError
+from comfyui_otca.trainer.workflow import NodeError, Workflow
 
 NODES = sorted(NODE_CLASS_MAPPINGS)
 WIDGETS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
@@ -96,8 +96,6 @@ def test_every_edge_has_two_ends():
     "name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json", "stepwise_flow_grpo.json"]
 )
 def test_shipped_workflows_are_clean(small_workflow, name):
-    from comfyui_otca.trainer.workflow import Workflow
-
     assert small_workflow(source=name).validate() == []
     path = host.ASSETS.parent / "workflows" / "api" / name
     assert Workflow.load(path, NODE_CLASS_MAPPINGS).validate() == []
@@ -137,6 +135,57 @@ def test_only_what_hangs_below_runs_again(small_workflow, classes_that_ran):
     seed = workflow.find("SDESampler")[0]
     below_sampler = {"SDESampler", "RewardStack", "TCDWeights", *BELOW_FUSION}
     assert classes_that_ran(workflow, overrides={(seed, "seed"): 5}) == below_sampler
+
+
+def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classes_that_ran, tmp_path, monkeypatch):
+    from comfyui_otca.trainer.features import PatchFeatures
+
+    loaded, load = [], PatchFeatures.__init__
+    monkeypatch.setattr(PatchFeatures, "__init__", lambda self, *args: loaded.append(load(self, *args)))
+    workflow = small_workflow(source="vipo.json")
+    below = {"SpatialCredit", "WeightedFuse", "GRPOStep", "TrainingRun", "SaveLoRA"}
+    assert classes_that_ran(workflow) > below
+    workflow.set("SpatialCredit.floor", 0.5)
+    assert classes_that_ran(workflow) == below
+    workflow.set("UniformWeights.timestep_fraction", 0.5)
+    assert classes_that_ran(workflow) == {"UniformWeights", *below}
+    assert len(loaded) == 1, "the vision model is loaded once"
+
+
+def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
+    host.terminal.output = tmp_path / "run"
+    graph = small_graph(source="vipo.json")
+    graph["15"] = {"class_type": "OTCA_SpatialCredit", "inputs": {**graph["14"]["inputs"], "credit": ["14", 0]}}
+    graph["15"]["inputs"] |= {"components": 1}
+    made = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["14", "15"])
+    graph["14"]["inputs"]["components"] = 1
+    alone = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["14"])["14"][0].place
+    both = made["14"][0].place * alone
+    torch.testing.assert_close(made["15"][0].place, both / both.mean((1, 2), keepdim=True))
+
+
+def test_combined_credit_trains(small_graph, tmp_path):
+    """TCD says when by the samples, PCPO scales the ratio, VIPO says where."""
+    host.terminal.output = tmp_path / "run"
+    graph = small_graph({"OTCA_GRPOStep": {"objective": "log_hinge", "epochs": 2, "clip_range": 1e-5}}, "vipo.json")
+    sampled = {"trajectories": ["3", 0]}
+    for node, name, inputs in (
+        ("9", "TCDWeights", {"w_min": 0.0, "floor": "affine", "normalize": "mean"}),
+        ("15", "PCPOWeights", {}),
+        ("16", "CombineCredit", {"credit_1": ["14", 0], "credit_2": ["15", 0]}),
+    ):
+        graph[node] = {"class_type": f"OTCA_{name}", "inputs": {**sampled, **inputs}}
+    graph["10"]["inputs"]["credit"] = ["16", 0]
+    workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
+    assert workflow.validate() == []
+    made = workflow.run(targets=["9", "11", "14", "15", "16"])
+    tcd, placed, pcpo, both = (made[node][0] for node in ("9", "14", "15", "16"))
+    torch.testing.assert_close((both.weights, both.place), (tcd.weights, placed.place))
+    assert both.ratio_scale == pcpo.ratio_scale and len(set(both.ratio_scale)) == 3
+    report = made["11"][1]
+    assert report.advantages.credit.node == "16" and report.metrics["gradient_norm"] > 0
+    # Of two epochs the first is on-policy and the second has left the margin somewhere.
+    assert report.metrics["clip/high"] + report.metrics["clip/low"] > 0 and report.metrics["ratio/mean"] != 1
 
 
 def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, tmp_path):
@@ -220,6 +269,14 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/quickstart_lora.safetensors")]}
 
 
+def test_the_bar_of_a_kept_graph(small_workflow, comfyui):
+    batches = {"OTCA_GRPOStep": {"batch_size": 2}, "OTCA_SDESampler": {"keep_graph": "on"}}
+    workflow = small_workflow(batches)
+    with torch.inference_mode():
+        workflow.run(targets=workflow.find("GRPOStep"))
+    assert (comfyui.bars[-1].value, comfyui.bars[-1].total) == (3, 3), "one pass a trained step"
+
+
 def test_comfyuis_stop_button(small_workflow, comfyui):
     workflow = small_workflow()
     comfyui.interrupt_after = 3
@@ -251,8 +308,6 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
 
 
 def test_two_rewards_of_one_name(small_graph, tmp_path):
-    from comfyui_otca.trainer.workflow import Workflow
-
     host.terminal.output = tmp_path / "run"
     graph = small_graph()
     graph["71"] = {"class_type": "OTCA_RewardColorfulness", "inputs": {"coefficient": 1.0}}

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.credit import combined, grpo_guard, noise_aware, pcpo, tcd, uniform
+from comfyui_otca.trainer.credit import combined, grpo_guard, noise_aware, pcpo, placed, tcd, uniform
 from comfyui_otca.trainer.sde import sensitivities
 
 FINAL = torch.tensor([[1.0, 0.0]])
@@ -365,3 +365,12 @@ def test_combined_keeps_places_scales_and_the_guard():
 def test_credits_of_different_steps_do_not_combine():
     with pytest.raises(ValueError, match=r"steps \(0, 1\) .* steps \(0, 2\) do not go together. Fix: connect both"):
         combined(uniform(BENT, FINAL, [0, 1]), uniform(BENT, FINAL, [0, 2]))
+
+
+def test_a_second_place_is_multiplied_with_the_first():
+    credit = uniform(torch.ones(1, 3, 1), torch.ones(1, 1), (0, 1))
+    first, second = torch.tensor([[[0.5, 1.5]]]), torch.tensor([[[1.5, 0.5]]])
+    both = placed(placed(credit, first), torch.tensor([[[1.8, 0.2]]]))
+    # 0.5·1.8 and 1.5·0.2 are 0.9 and 0.3, of mean 0.6.
+    torch.testing.assert_close(both.place, torch.tensor([[[1.5, 0.5]]]))
+    torch.testing.assert_close(placed(placed(credit, first), second).place, torch.ones(1, 1, 2))

@@ -22,7 +22,7 @@ from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import together
 from comfyui_otca.trainer import checkpoint, distributed, grpo, host, lora, record, rollout
-from comfyui_otca.trainer.credit import tcd, uniform
+from comfyui_otca.trainer.credit import combined, grpo_guard, placed, tcd, uniform
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
@@ -157,6 +157,13 @@ def _update(model, settings, changes):
     rewards = [Brightness("brightness"), Redness("redness")]
     scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
     credit = tcd(trajectories.latents, trajectories.final, trajectories.trained)
+    if changes.get("guarded"):
+        of_latents = trajectories.latents, trajectories.final, trajectories.trained
+        credit = combined(credit, grpo_guard(*of_latents, trajectories.stds, trajectories.sigmas))
+        shape, rows = trajectories.final.shape[2:], trajectories.share.rows
+        credit = placed(
+            credit, torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(row)) for row in rows])
+        )
     scores = distributed.whole(scores)
     scores.values[changes.get("masked", []), 0] = torch.nan
     advantages = fuse(scores, distributed.whole(credit), "weighted_advantages")
@@ -176,6 +183,7 @@ RECOMPUTED = {"sample": {}, "kept": (1, 2), "update": {}}
 KEPT_AND_KL = {"sample": {"keep_graph": True}, "update": {"kl_coefficient": 0.05, "ema_decay": 0.9}}
 TWO_EPOCHS = {
     "sample": {},
+    "guarded": True,
     "update": {"batch_size": 2, "epochs": 2, "clip_range": 0.1},
     "settings": {"merge_adapter": True},
 }
@@ -184,7 +192,12 @@ TWO_EPOCHS = {
 @pytest.mark.parametrize(
     ("count", "changes"),
     [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS)],
-    ids=["2-recomputed, best of n", "4-recomputed, best of n", "2-kept graph and KL", "4-merged and two epochs"],
+    ids=[
+        "2-recomputed, best of n",
+        "4-recomputed, best of n",
+        "2-kept graph and KL",
+        "4-merged, two epochs, guarded by place",
+    ],
 )
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
     """2: a group each. 4: half a group each."""

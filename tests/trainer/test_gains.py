@@ -103,6 +103,14 @@ def scored(trajectories, *rewards):
     return score_stack(rewards or [Mean()], trajectories.images, trajectories.texts, trajectories.groups)
 
 
+def test_a_last_step_of_second_order_leads_elsewhere():
+    euler = walk(PATHS, (0, 1))
+    second_order = replace(euler, settings=replace(euler.settings, ode_solver="adams_bashforth"))
+    assert [is_final(euler, point) for point in range(4)] == [False, False, True, True]
+    assert [is_final(second_order, point) for point in range(4)] == [False, False, False, True]
+    assert is_final(replace(second_order, trained=(1, 2)), 2), "what is trained is an Euler step and noise"
+
+
 # -- looking ahead -----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -171,6 +172,18 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
     update(moved, taken, advantages, STILL)
     assert sum(calls) == 3, "three trained steps are recomputed"
     assert_same_gradients(gradients(moved), first)
+
+
+@pytest.mark.parametrize("epochs, staleness", [(2, 0), (1, 1)])
+def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, sample, judged, caplog, epochs, staleness):
+    taken = sample(model, keep_graph=True)
+    graphs, alive = list(map(weakref.ref, taken.kept)), []
+    assert all(graph() is not None for graph in graphs)
+    model.version += staleness
+    advantages, settings = judged(taken), UpdateSettings(learning_rate=0.0, epochs=epochs)
+    update(model, taken, advantages, settings, lambda: alive.append(sum(graph() is not None for graph in graphs)))
+    assert len(alive) == 3 and not any(alive)
+    assert ("kept for nothing, since epochs = 2" in caplog.text) == (epochs == 2)
 
 
 def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged):
@@ -474,6 +487,30 @@ def test_the_ratio_may_be_scaled_step_by_step(moved, sample, judged):
     moved.version = taken.policy_version
     update(moved, taken, weighted, STILL)
     assert_same_gradients(gradients(moved), expected)
+
+
+@pytest.mark.parametrize("regulated", [False, True])
+def test_a_scaled_ratio_is_that_of_the_densities(model, sample, small_settings, judged, regulated):
+    """What PCPO and GRPO-Guard do is the same whether the sampler's log-probs carry 1/(2·std²) or not; here off-policy."""
+    found = []
+    advantages = credited(judged(sample(model)), ratio_scale=(0.5, 2.0, 3.0), regulated=regulated)
+    taken = [sample(model, small_settings(log_prob_norm=norm)) for norm in ("full", "squared_error")]
+    update(model, taken[0], advantages, UpdateSettings(learning_rate=1e-3))
+    for own in taken:
+        metrics = update(model, own, advantages, replace(STILL, clip_range=1e-3))
+        found.append((gradients(model), metrics["loss"], metrics["clip/high"], metrics["clip/low"]))
+    assert_same_gradients(found[1][0], found[0][0], rtol=1e-3)
+    assert found[1][1:] == pytest.approx(found[0][1:], abs=1e-6) and found[0][2] + found[0][3] > 0
+
+
+def test_advantages_of_other_trajectories(model, sample, small_settings, judged):
+    taken = sample(model)
+    advantages = judged(taken)
+    for other in (sample(model, group_size=2), sample(model, small_settings(window=(1, 2)))):
+        with pytest.raises(ValueError, match=r"advantages: they are of 6 samples .* Fix: let both come from the same"):
+            update(model, other, advantages, STILL)
+    with pytest.raises(ValueError, match=r"credit: it is of 4 samples, the scores of 6\. Fix"):
+        fuse(advantages.scores, tcd(taken.latents[:4], taken.final[:4], taken.trained), "moca")
 
 
 def test_log_hinge(model, sample, judged):

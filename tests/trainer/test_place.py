@@ -1,18 +1,16 @@
-"""Where the credit goes: the map by hand and by numpy, and the features of real vision transformers."""
+"""Where the credit goes: the map by hand, by numpy and of the trajectories' pictures."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from comfyui_otca.trainer.place import PatchFeatures, credit_map, place_map
-from comfyui_otca.trainer.rewards.base import RewardError
-
-CPU = torch.device("cpu")
+from comfyui_otca.trainer import host
+from comfyui_otca.trainer.features import PatchFeatures
+from comfyui_otca.trainer.place import credit_map, place_map
 
 
 def test_one_patch_that_stands_out_by_hand():
@@ -76,50 +74,11 @@ def test_frames_of_a_video_have_their_components_in_common():
     assert found[0, 1, 1, 1] == pytest.approx(18.0, abs=1e-4), "all credit in one of 2 · 3 · 3 positions"
 
 
-@pytest.fixture(scope="module")
-def dinov2(tmp_path_factory):
-    from transformers import Dinov2Config, Dinov2Model
-
-    folder = tmp_path_factory.mktemp("dinov2")
-    torch.manual_seed(0)
-    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=42, patch_size=14)
-    Dinov2Model(config).save_pretrained(folder)
-    prepared = {"crop_size": {"height": 56, "width": 56}, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
-    return folder
-
-
-def test_features_of_dinov2(dinov2):
-    """Against the network called by hand on pictures of its own size, so that nothing is resized."""
-    from transformers import AutoModel
-
-    images = torch.rand((2, 56, 56, 3), generator=torch.Generator().manual_seed(0))
-    found = PatchFeatures(dinov2, CPU, torch.float32)(images)
-    pixels = (images.permute(0, 3, 1, 2) - torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)) / torch.tensor(
-        [0.2, 0.3, 0.25]
-    ).view(3, 1, 1)
-    with torch.no_grad():
-        tokens = AutoModel.from_pretrained(dinov2).eval()(pixel_values=pixels).last_hidden_state
-    torch.testing.assert_close(found, tokens[:, 1:].reshape(2, 4, 4, 16), rtol=0, atol=1e-4)
-
-
 def test_a_tower_of_clip_and_the_trajectories_pictures(sample, still_model):
-    from comfyui_otca.trainer import host
-    from comfyui_otca.trainer.place import MARKER
-
-    network = PatchFeatures(host.find_model("shapes-clip", MARKER), CPU, torch.float32)
-    assert type(network.network).__name__.startswith("CLIPVision")
+    network = PatchFeatures(host.ASSETS / "shapes-clip", torch.device("cpu"), torch.float32)
+    assert type(network.model).__name__.startswith("CLIPVision")
     taken = sample(still_model)
     found = credit_map(network, taken, floor=0.25)
     assert found.shape == taken.latents[:, 0, 0].shape and found.min() >= 0.25
     videos = replace(taken, images=taken.images[:, None].repeat(1, 3, 1, 1, 1), latents=taken.latents[..., None, :, :])
     assert credit_map(network, videos).shape == (len(found), 1, *found.shape[1:])
-
-
-def test_a_model_without_patches(tmp_path):
-    from transformers import ResNetConfig, ResNetModel
-
-    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 4], depths=[1, 1])
-    ResNetModel(config).save_pretrained(tmp_path)
-    with pytest.raises(RewardError, match=r"ResNetModel, which has no patches. Fix: choose a vision transformer"):
-        PatchFeatures(tmp_path, CPU, torch.float32)

@@ -87,25 +87,6 @@ def test_any_progress_becomes_weights():
     torch.testing.assert_close(credit.weights, torch.tensor([[1.75, 0.4, 0.85]]))
 
 
-def test_dinov2_by_its_pooled_output(tmp_path):
-    from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
-
-    torch.manual_seed(0)
-    config = Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14)
-    network = Dinov2Model(config).eval()
-    network.save_pretrained(tmp_path)
-    size = {"height": 28, "width": 28}
-    BitImageProcessorPil(size={"shortest_edge": 28}, crop_size=size).save_pretrained(tmp_path)
-    images = torch.rand((3, 28, 28, 3), generator=torch.Generator().manual_seed(1))
-    # Of the right size already: nothing but normalising is left to do.
-    settings = BitImageProcessorPil.from_pretrained(tmp_path)
-    mean, std = torch.tensor(settings.image_mean), torch.tensor(settings.image_std)
-    pixels = (((images * 255).round() / 255 - mean) / std).permute(0, 3, 1, 2)
-    with torch.no_grad():
-        expected = network(pixels).pooler_output
-        torch.testing.assert_close(features.load(str(tmp_path)).pictures(images), expected, atol=1e-4, rtol=1e-4)
-
-
 # -- the node ----------------------------------------------------------------------------------------------------------
 
 

@@ -36,8 +36,8 @@ class Condition:
 
 
 def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
-    """One noise level for each sample of x, [B] float64 on its device, of one for all or of [B]."""
-    return torch.as_tensor(sigma, dtype=torch.float64).to(x.device).expand(len(x))
+    """One noise level for each sample of x, of one for all or of [B]: [B] float64 on the CPU, as some devices have none."""
+    return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
 
 
 NEGATIVE = "negative_"

@@ -36,7 +36,7 @@ class Flux(ImageModel):
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
-                timestep=noise_levels(sigma, x).to(dtype),
+                timestep=noise_levels(sigma, x).to(dtype).to(x.device),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,

@@ -55,7 +55,7 @@ class StableDiffusion3(ImageModel):
         with self.autocast():
             return self.transformer(
                 hidden_states=x.to(self.dtype),
-                timestep=(levels * timesteps).float(),
+                timestep=(levels * timesteps).float().to(x.device),
                 encoder_hidden_states=tokens.to(self.dtype),
                 pooled_projections=pooled.to(self.dtype),
                 return_dict=False,

@@ -97,7 +97,7 @@ class Wan(FlowModel):
         return velocity
 
     def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
-        values = (noise_levels(sigma, x) * self.pipeline.scheduler.config.num_train_timesteps).float()
+        values = (noise_levels(sigma, x) * self.pipeline.scheduler.config.num_train_timesteps).float().to(x.device)
         if not self.pipeline.config.expand_timesteps:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token

@@ -10,6 +10,7 @@ import torch
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer.credit import uniform
 from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.flow.base import noise_levels
 from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
@@ -21,6 +22,13 @@ SIZES = {"sd3": (32, 32, 1), "wan21": (32, 16, 5), "wan22": (32, 16, 5)}
 def model(request, tmp_path, perturb):
     folder = tiny.make(request.param, tmp_path / request.param)
     return perturb(load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device="cpu")), SIZES[request.param]
+
+
+@pytest.mark.parametrize("sigma", [0.3, torch.tensor([0.3, 0.3], dtype=torch.float64)])
+def test_float64_stays_on_the_cpu(sigma):
+    """Apple's devices have no float64."""
+    levels = noise_levels(sigma, torch.empty((2, 4, 1, 1), device="meta"))
+    assert levels.device.type == "cpu" and levels.tolist() == [0.3, 0.3]
 
 
 def test_a_batch_over_several_steps_changes_no_gradient(model, sample, small_settings):
