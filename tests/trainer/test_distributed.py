@@ -77,6 +77,20 @@ def test_rewards_take_turns_on_the_gpus_that_follow(monkeypatch):
     assert distributed.reward_gpu(1) == "cuda:1", "one process trains on the first"
 
 
+def test_processes_without_accelerators_are_told_so(monkeypatch):
+    """accelerate would let each of them train by itself."""
+    from accelerate import PartialState
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    PartialState._reset_state()
+    with pytest.raises(ValueError, match="2 processes were started, .* no accelerator .*Fix: --device cpu"):
+        distributed.begin(cpu=False)
+    PartialState._reset_state()
+
+
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
