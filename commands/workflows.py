@@ -32,7 +32,7 @@ def add(commands) -> None:
         "--reward-gpus",
         type=options.positive,
         metavar="M",
-        help="with --gpus: the next M GPUs are for rewards whose device is auto; all else trains on the others",
+        help="the M GPUs after those that train are for rewards whose device is auto",
     )
     train.add_argument(
         "--max-restarts", type=int, default=0, metavar="R", help="with --gpus: go on by itself after up to R failures"
