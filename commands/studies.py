@@ -99,7 +99,7 @@ def add(commands) -> None:
         nargs="+",
         default=[],
         metavar="RATE",
-        help="the best is chosen for each workflow, on seeds of its own (default: each workflow's own)",
+        help="one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)",
     )
     compare.add_argument(
         "--tuning-seeds",

@@ -41,7 +41,9 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
     if sweep is not None:
         parts.append(_sweep(sweep))
-    parts.append(_differing(facts))
+    if facts.differing:
+        parts.append(_differing(facts))
+    parts.append([_notes(facts)])
     if facts.unfinished:
         lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
         parts.append(["**Not finished, and in no figure above:**", "", *lines])
@@ -155,12 +157,16 @@ def _differing(facts: Facts) -> list[str]:
         f"What differs from {facts.baseline} (learning rates apart):",
         "",
         *lines,
-        "",
+    ]
+
+
+def _notes(facts: Facts) -> str:
+    return (
         f"Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the "
         f"score fell below its best so far, mean over seeds. Samples to {facts.baseline}'s score: where the mean curve first "
         f"gets to its final score. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
-        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows.",
-    ]
+        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows."
+    )
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
