@@ -293,8 +293,10 @@ def test_training_needs_one_run_node(otca, written, small_graph, tmp_path, count
     assert code == 2 and f"{count} OTCA_TrainingRun nodes" in errors and "Fix: " in errors
 
 
-def test_gpus_for_rewards_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
+def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    code, _, errors = otca("train", written(small_graph()), "--output", tmp_path / "run", "--gpus", 3)
+    assert code == 2 and "--gpus 3: " in errors and "has 2 GPUs. Fix: fewer, or --device cpu" in errors
     train = ("train", written(small_graph()), "--output", tmp_path / "run", "--reward-gpus")
     code, _, errors = otca(*train, 1, "--gpus", 2)
     assert code == 2 and "2 here, are 3 GPUs on each machine" in errors and "has 2. Fix: " in errors

@@ -53,11 +53,19 @@ def is_main() -> bool:
 
 
 def begin(cpu: bool) -> None:
-    """Joins the others; each process on an accelerator of its own, or all on the CPU."""
+    """Joins the others; each process on an accelerator of its own, or all on the CPU.
+
+    Raises:
+        ValueError: no accelerator, and not on the CPU either, so that each would train by itself.
+    """
     if world() > 1:
         from accelerate import PartialState
 
-        PartialState(cpu=cpu, timeout=PATIENCE)
+        if PartialState(cpu=cpu, timeout=PATIENCE).num_processes != world():
+            raise ValueError(
+                f"{world()} processes were started, and {socket.gethostname()} has no accelerator for them. Fix: --device cpu "
+                "trains with all of them on the CPU"
+            )
 
 
 def end() -> None:
@@ -82,6 +90,11 @@ def reward_gpu(count: int) -> str:
 def check_gpus(processes: int, rewards: int) -> None:
     """Raises ValueError where a machine has fewer GPUs than processes to train and GPUs for rewards."""
     there = torch.cuda.device_count()
+    if not rewards and there < processes:
+        raise ValueError(
+            f"--gpus {processes}: {socket.gethostname()} has {there} GPUs. Fix: fewer, or --device cpu, which trains with all "
+            "processes on the CPU"
+        )
     if there < processes + rewards:
         raise ValueError(
             f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs "

@@ -8,6 +8,9 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -75,6 +78,34 @@ def test_rewards_take_turns_on_the_gpus_that_follow(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     monkeypatch.delenv("LOCAL_RANK")
     assert distributed.reward_gpu(1) == "cuda:1", "one process trains on the first"
+
+
+def test_processes_without_accelerators_are_told_so():
+    """accelerate would let each of them train by itself."""
+    begin = "from comfyui_otca.trainer import distributed; distributed.begin(cpu=False)"
+    address = {"MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address["MASTER_PORT"] = str(free.getsockname()[1])
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", begin],
+            env={
+                **os.environ,
+                **address,
+                "CUDA_VISIBLE_DEVICES": "",
+                "WORLD_SIZE": "2",
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+            },
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    for process in both:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode and "2 processes were started, and" in errors and "Fix: --device cpu" in errors
 
 
 # -- meetings ----------------------------------------------------------------------------------------------------------

@@ -26,8 +26,7 @@ from ..run import only
 from ..sample import SAMPLER_NODE
 from ..workflow import WorkflowError
 from .agreement import MEASURES, chance, pearson
-from .evaluate import interval
-from .scoring import Interval
+from .statistics import Interval, bootstrap_of_groups
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -37,6 +36,13 @@ if TYPE_CHECKING:
 TABLE, FIGURES = "table.md", "analysis.json"
 SUM = "sum"
 ALIKE = "latents, mean of all"  # the same for every trajectory: what a proxy that cannot tell them apart would come to
+
+LEGEND = (
+    "Order: share of the pairs of steps that both put in the same order. Recall@k: share of the k steps of largest ΔR that are "
+    "among the k of largest ΔS. Peak distance: steps between the two largest; less is better. "
+    f"{ALIKE[0].upper()}{ALIKE[1:]}: ΔS averaged over all trajectories; a proxy that does no better tells steps apart, but not "
+    "samples. Chance: a ΔS that has nothing to do with ΔR."
+)
 
 # What method.md §5 asks to be watched, by the names of the metrics.
 BEHAVIOUR = {
@@ -226,13 +232,13 @@ def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_
     measures = {}
     for name, measure in MEASURES.items():
         values = measure(delta, gain)
-        measures[name] = interval(values.reshape(-1, group_size)), _spread(values)[1]
+        measures[name] = bootstrap_of_groups(values.reshape(-1, group_size)), _spread(values)[1]
     return Row(objective, proxy, measures, pooled_pearson(delta, gain))
 
 
 def pooled_pearson(delta: np.ndarray, gain: np.ndarray) -> float:
     """Over all steps of all trajectories that have no gap, as one cloud of points."""
-    known = np.isfinite(gain).all(1)
+    known = np.isfinite(gain).all(1) & np.isfinite(delta).all(1)
     return float(pearson(delta[known].reshape(1, -1), gain[known].reshape(1, -1))[0]) if known.any() else np.nan
 
 
@@ -258,13 +264,18 @@ def markdown(analysis: Analysis) -> str:
         "",
         f"{total} trajectories in {analysis.groups} groups, {steps} trained steps of {len(analysis.sigmas) - 1}. ΔS against ΔR "
         "over the trained steps of each trajectory: mean ± std over trajectories, in brackets the 95 % bootstrap interval over "
-        "groups; pooled: over all steps of all trajectories at once.",
+        f"{'groups' if analysis.groups > 1 else 'trajectories'}; pooled: over all steps of all trajectories at once.",
     ]
     if SUM in analysis.gains:
         lines[-1] += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
+    lines += ["", LEGEND]
     for title, figures in analysis.behaviour.items():
-        told = ", ".join(f"{BEHAVIOUR[name]} {mean:.3g} ± {std:.2g}" for name, (mean, std) in figures.items())
-        lines += ["", f"{title}: {told} (mean ± std over rollouts)."]
+        several = not np.isnan([std for _, std in figures.values()]).any()
+        told = ", ".join(
+            f"{BEHAVIOUR[name]} {mean:.3g}" + (f" ± {std:.2g}" if several else "")
+            for name, (mean, std) in figures.items()
+        )
+        lines += ["", f"{title}: {told} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
     return "\n".join(lines) + "\n"
 
 

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import host, plots, sample
 from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
 from ..launch import FOLDER
@@ -25,7 +27,7 @@ from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, writ
 from ..record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
 from ..run import differences, only
 from ..sample import SAMPLER_NODE
-from ..workflow import Workflow, WorkflowError
+from ..workflow import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
@@ -133,7 +135,7 @@ def compare(
         The tables as Markdown, and whether everything is finished.
 
     Raises:
-        WorkflowError, ValueError: workflows that cannot be compared.
+        ValueError: workflows that cannot be compared.
         RunError: the folder holds other trainings, or too little is finished.
         host.Stopped: what is done is in the folder.
     """
@@ -163,11 +165,11 @@ def compare(
 
 
 def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
-    """Raises WorkflowError or ValueError where two workflows could not be told apart by their method alone."""
+    """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
     for name, own in workflows.items():
         errors = [problem for problem in own.validate() if problem.severity == "error"]
         if errors:
-            raise WorkflowError(errors)
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in errors))
         for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
                 only(own, class_type)
@@ -181,6 +183,9 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
             for what in {**base, **given}
             if base.get(what) != given.get(what)
         ]
+        mine, theirs = _rewards(own), _rewards(workflows[baseline])
+        unequal += [f"{_told(reward)} is in its stack alone" for reward in mine if reward not in theirs]
+        unequal += [f"{_told(reward)} is not in its stack" for reward in theirs if reward not in mine]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -189,19 +194,18 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
 
 
 def _conditions(workflow: Workflow) -> dict[str, Any]:
-    """What has to be equal, by NODE.INPUT; rewards by their place in the stack, with all that makes them what they are."""
+    """What has to be equal, by NODE.INPUT."""
     found = {}
     for class_type, names in _EQUAL.items():
         for node in workflow.find(class_type):
             for name, value in inputs(workflow, node).items():
                 if name not in _SET and (not names or name in names):
                     found[f"{class_type}.{name}"] = value
-    found |= {f"reward {class_type} {given}": "there" for class_type, given in _rewards(workflow)}
     return found
 
 
 def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
-    """What is in the stack; coefficients are the fusion's business."""
+    """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
     stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
     nodes = [link[0] for name, link in sorted(stack.items()) if name.startswith("reward_")]
     return [
@@ -211,6 +215,11 @@ def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
         )
         for node in nodes
     ]
+
+
+def _told(reward: tuple[str, dict]) -> str:
+    class_type, given = reward
+    return f"{class_type} ({_listed({name: value for name, value in given.items() if value not in ('', False)})})"
 
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
@@ -398,7 +407,7 @@ def _last_lines(log: Path) -> str:
 def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) -> Sweep:
     """For every workflow the rate with the best mean final score over all these seeds; the lower of equals.
 
-    A rate that failed with any of them is out; a workflow of which nothing is left is chosen none for.
+    A rate that failed with any of them, or ended without a score, is out; a workflow of which nothing is left is chosen none for.
     """
     scores: dict[str, dict[float, float]] = {}
     chosen = {}
@@ -406,7 +415,8 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
         own = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
         if all(other.finished for other in own):
             finals = [comparison.read(other.folder).score[-1] for other in own]
-            scores.setdefault(training.name, {})[training.rate] = sum(finals) / len(finals)
+            if np.isfinite(finals).all():
+                scores.setdefault(training.name, {})[training.rate] = sum(finals) / len(finals)
     for name, own in scores.items():
         chosen[name] = max(sorted(own), key=own.get)
     return Sweep(list(seeds), iterations, scores, chosen)
@@ -425,9 +435,11 @@ def _report(
     folder: Path,
 ) -> str:
     if not any(training.name == baseline for training in finished):
-        told = "; ".join(f"{name}: {why}" for name, why in unfinished.items())
+        own = {name: why for name, why in unfinished.items() if name.partition(", ")[0] == baseline}
+        told = "; ".join(f"{name}: {why}" for name, why in own.items())
         raise RunError(
-            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {told}"
+            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {told}. Fix: what a log "
+            "names; then the same command, without --report, goes on"
         )
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in workflows}
     for training in finished:

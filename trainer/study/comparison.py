@@ -18,8 +18,7 @@ import numpy as np
 
 from ..layout import EVALUATIONS, METRICS
 from ..record import RunError, read_lines
-from .scoring import Interval
-from .statistics import holm, mean_interval, paired_p
+from .statistics import Interval, holm, mean_interval, paired_p
 
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.
 _ALIKE = 0.01

@@ -12,7 +12,7 @@ from .. import plots
 if TYPE_CHECKING:
     from .comparison import Row
     from .comparison_report import Facts
-    from .scoring import Interval
+    from .statistics import Interval
 
 _BASELINE = "#000000"
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's, but for the pale yellow

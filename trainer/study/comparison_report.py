@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .comparison import Row
-    from .scoring import Interval
+    from .statistics import Interval
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """How the learning rates were chosen: each rate's mean final score over the tuning seeds, NaN where one failed."""
+    """How the learning rates were chosen: each rate's mean final score over the tuning seeds; a rate that failed is left out."""
 
     seeds: Sequence[int]
     iterations: int
@@ -41,7 +41,9 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
     if sweep is not None:
         parts.append(_sweep(sweep))
-    parts.append(_differing(facts))
+    if facts.differing:
+        parts.append(_differing(facts))
+    parts.append([_notes(facts)])
     if facts.unfinished:
         lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
         parts.append(["**Not finished, and in no figure above:**", "", *lines])
@@ -54,9 +56,10 @@ def _head(rows: Sequence[Row], facts: Facts) -> list[str]:
         "# Comparison",
         "",
         f"{total:,} samples each: {total // facts.samples} iterations of {facts.samples}. Judged on "
-        f"{facts.prompts} prompts x {facts.evaluation_seeds} seeds, by the deterministic sampler, the same for all. Score: mean "
+        f"{facts.prompts} prompts × {facts.evaluation_seeds} seeds, by the deterministic sampler, the same for all. Score: mean "
         "over the trained rewards of the rise since before training, in standard deviations of that reward before training. "
-        "± and brackets: 95 % of Student's t over training seeds; differences are paired by seed.",
+        "± and brackets: 95 % of Student's t over training seeds, each by itself; differences are paired by seed, and bold where "
+        "theirs is without 0. p is corrected for the number of workflows, so the two may disagree: then trust p.",
     ]
 
 
@@ -77,7 +80,7 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
                 if row.reached is not None
                 else f"not reached ({row.reached_by} of {len(row.seeds)} seeds)",
                 _number(row.deviation, ".2f"),
-                f"{row.drop:.2f}",
+                _number(row.drop, ".2f"),
             ]
             for row in rows
         ],
@@ -123,7 +126,7 @@ def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
         for row in rows
     ]
     note = (
-        "Forwards are samples x denoising steps through the network, evaluations left out; a backward pass follows those with "
+        "Forwards are samples × denoising steps through the network, evaluations left out; a backward pass follows those with "
         "gradient. Seconds depend on what else the machine did, forwards do not."
     )
     return [*_table(head, body), "", note]
@@ -133,7 +136,7 @@ def _sweep(sweep: Sweep) -> list[str]:
     rates = sorted({rate for own in sweep.scores.values() for rate in own})
     body = []
     for name, own in sweep.scores.items():
-        cells = [_number(own.get(rate, math.nan), "+.2f") or "failed" for rate in rates]
+        cells = [_number(own.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
         chosen = [
             f"**{cell}**" if rate == sweep.chosen[name] else cell for rate, cell in zip(rates, cells, strict=True)
         ]
@@ -154,12 +157,16 @@ def _differing(facts: Facts) -> list[str]:
         f"What differs from {facts.baseline} (learning rates apart):",
         "",
         *lines,
-        "",
+    ]
+
+
+def _notes(facts: Facts) -> str:
+    return (
         f"Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the "
         f"score fell below its best so far, mean over seeds. Samples to {facts.baseline}'s score: where the mean curve first "
         f"gets to its final score. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
-        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows.",
-    ]
+        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows."
+    )
 
 
 def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:

@@ -26,7 +26,8 @@ from ..media import eight_bits, mp4
 from ..record import RunError, json_line, read_lines, read_object
 from ..rewards.base import score
 from ..rewards.python import PythonReward
-from .scoring import METADATA, Interval, bootstrap, check_names
+from .scoring import METADATA, check_names
+from .statistics import Interval, bootstrap_of_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,21 +156,9 @@ def compare(own: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Ce
     """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN where there is none."""
     cells = []
     for k in range(own.shape[2]):
-        difference = None if is_base else interval(own[:, :, k] - base[:, :, k])
-        cells.append(Cell(interval(own[:, :, k]), difference))
+        difference = None if is_base else bootstrap_of_groups(own[:, :, k] - base[:, :, k])
+        cells.append(Cell(bootstrap_of_groups(own[:, :, k]), difference))
     return cells
-
-
-def interval(values: np.ndarray) -> Interval:
-    """Of the mean of values [P, S]; the bootstrap draws prompts, each with all its seeds, whose pictures are alike.
-
-    Of a single prompt it draws seeds.
-    """
-    known = np.isfinite(values)
-    if len(values) == 1:
-        return bootstrap(values[0])
-    means = [row[own].mean() for row, own in zip(values, known, strict=True) if own.any()]
-    return replace(bootstrap(means), count=int(known.sum()))
 
 
 def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts: int, seeds: int) -> str:

@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ..media import PICTURES, VIDEOS, read
 from ..prompts import read_prompts
 from ..rewards import REWARDS, parse_bounds, reward_class
 from ..rewards.base import score
+from .statistics import bootstrap
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,41 +25,6 @@ if TYPE_CHECKING:
     from ..rewards import Reward
 
 METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
-CONFIDENCE, RESAMPLES = 0.95, 5000
-_BLOCK = 2**18  # scores that are drawn at once
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The mean of `count` scores, and the bounds of its interval at CONFIDENCE."""
-
-    mean: float
-    low: float
-    high: float
-    count: int
-
-
-def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
-    """Percentile bootstrap of the mean (Efron, 1979), at CONFIDENCE; what is not finite is left out.
-
-    Returns:
-        NaN bounds for fewer than two scores, and a NaN mean for none.
-    """
-    own = np.asarray(values, dtype=np.float64)
-    own = own[np.isfinite(own)]
-    count = len(own)
-    if count < 2:
-        return Interval(float(own.mean()) if count else np.nan, np.nan, np.nan, count)
-    generator = np.random.default_rng(seed)
-    rows = max(1, _BLOCK // count)
-    means = np.concatenate(
-        [
-            own[generator.integers(0, count, (min(rows, RESAMPLES - first), count))].mean(1)
-            for first in range(0, RESAMPLES, rows)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(own.mean()), float(low), float(high), count)
 
 
 def parse_reward(text: str) -> Reward:

@@ -1,13 +1,60 @@
-"""Means over few seeds: Student's t intervals, paired differences, and Holm's correction of several p-values."""
+"""Intervals of means: the bootstrap over many pictures, Student's t over few seeds; paired tests and Holm's correction."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .scoring import CONFIDENCE, Interval
+CONFIDENCE, RESAMPLES = 0.95, 5000
+_BLOCK = 2**18  # scores that are drawn at once
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of `count` scores, and the bounds of its interval at CONFIDENCE."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+
+def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
+    """Percentile bootstrap of the mean (Efron, 1979), at CONFIDENCE; what is not finite is left out.
+
+    Returns:
+        NaN bounds for fewer than two scores, and a NaN mean for none.
+    """
+    own = np.asarray(values, dtype=np.float64)
+    own = own[np.isfinite(own)]
+    count = len(own)
+    if count < 2:
+        return Interval(float(own.mean()) if count else np.nan, np.nan, np.nan, count)
+    generator = np.random.default_rng(seed)
+    rows = max(1, _BLOCK // count)
+    means = np.concatenate(
+        [
+            own[generator.integers(0, count, (min(rows, RESAMPLES - first), count))].mean(1)
+            for first in range(0, RESAMPLES, rows)
+        ]
+    )
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return Interval(float(own.mean()), float(low), float(high), count)
+
+
+def bootstrap_of_groups(values: np.ndarray) -> Interval:
+    """Of the mean of values [P, S]; draws prompts, each with all its S samples, which are alike.
+
+    Of a single prompt it draws samples. `count` is that of the finite values.
+    """
+    known = np.isfinite(values)
+    if len(values) == 1:
+        return bootstrap(values[0])
+    means = [row[own].mean() for row, own in zip(values, known, strict=True) if own.any()]
+    return replace(bootstrap(means), count=int(known.sum()))
 
 
 def t_cdf(t: float, freedom: int) -> float:

@@ -102,6 +102,7 @@ def test_trajectories_with_a_gap_are_left_out_of_the_cloud():
     delta, gain = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 2.0], [np.nan, -9.0]])
     assert pooled_pearson(delta, gain) == pytest.approx(1.0)
     assert np.isnan(pooled_pearson(delta[1:], gain[1:]))
+    assert pooled_pearson(gain, delta) == pytest.approx(1.0)
 
 
 def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, load_model, perturb, tmp_path):
@@ -118,6 +119,10 @@ def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, loa
     content, _ = rows(tmp_path / "a")
     assert content["tweedie_steps"] == 2 and content["trained"] == [1, 2]
     assert content["adapter"] == str(tmp_path / "lora.safetensors")
+    assert (
+        "(of one rollout)" in (tmp_path / "a" / "table.md").read_text()
+        and "nan" not in (tmp_path / "a" / "table.md").read_text()
+    )
     assert set(content["behaviour"]["Stepwise Gain"]) == {"z/zero_fraction", "z/group_mean", "credit/weight_variation"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import signal
 from dataclasses import replace
@@ -100,8 +101,15 @@ def test_unequal_conditions_are_refused(both, node, name, value):
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"held_out": True}, {"rescale": 2.0}])
 def test_unequal_rewards_are_refused(both, change):
-    with pytest.raises(ValueError, match="reward OTCA_RewardSharpness.* is 'not there', not 'there'; reward"):
+    with pytest.raises(
+        ValueError, match=r"OTCA_RewardSharpness \(.*\) is in its stack alone; OTCA_RewardSharpness \(.*\) is not in"
+    ):
         check_equal(both({"OTCA_RewardSharpness": change}), "otca")
+
+
+def test_a_workflow_that_cannot_run_is_named(both):
+    with pytest.raises(ValueError, match='uniform: node 3 "SDE Sampler", input group_size = 1: .*Fix: '):
+        check_equal(both({"OTCA_SDESampler": {"group_size": 1}}), "otca")
 
 
 def test_names(tmp_path):
@@ -252,7 +260,7 @@ def test_a_real_process(both, tmp_path):
 
 def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
     rates = (1e-4, 2e-4, 4e-4)
-    tuning = trainings(both(), {"otca": rates, "uniform": rates}, (1000, 1001), ALIKE, tmp_path)
+    tuning = trainings(both(), {"otca": rates, "uniform": (5e-5, *rates)}, (1000, 1001), ALIKE, tmp_path)
     rises = {
         ("otca", 1e-4): (1.0, 1.0),
         ("otca", 2e-4): (3.0, 0.0),  # the best mean
@@ -260,6 +268,7 @@ def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
         ("uniform", 1e-4): (1.0, 2.0),
         ("uniform", 2e-4): (2.0, 1.0),  # no better, and higher
         ("uniform", 4e-4): (None, None),
+        ("uniform", 5e-5): (math.nan, 9.0),  # ended without a score
     }
     for own in tuning:
         if (rise := rises[own.name, own.rate][own.seed - 1000]) is not None:

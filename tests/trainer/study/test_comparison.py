@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,11 @@ def test_the_tables(rows, facts):
     assert "- worse, learning rate 1, seed 3: failed" in text and "nan" not in text
     widths = {line.count("|") for line in text.split("\n\n")[2].splitlines()}
     assert len(widths) == 1, "every row has every column"
+
+
+def test_the_tables_of_one_workflow(rows, facts):
+    text = comparison_report.markdown(rows[:1], None, replace(facts, differing={}, unfinished={}))
+    assert "What differs" not in text and "Least and spread:" in text
 
 
 @pytest.mark.painted

@@ -14,8 +14,8 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.trainer import host, lora, rollout
-from comfyui_otca.trainer.study import evaluate, scoring
-from comfyui_otca.trainer.study.evaluate import compare, interval, markdown, parse_guides, parse_lora
+from comfyui_otca.trainer.study import evaluate
+from comfyui_otca.trainer.study.evaluate import compare, markdown, parse_guides, parse_lora
 
 PROMPTS = ["a red circle on a blue background", "a green square on a white background"]
 REWARDS = ["--reward", "python:file=red.py", "--reward", "accuracy"]
@@ -67,25 +67,6 @@ def lines(folder):
 
 
 # --- statistics -----------------------------------------------------------------------------------------------------
-
-
-def test_the_bootstrap_draws_prompts():
-    # Two prompts whose seeds agree: means of 0, ½ and 1, with ends in a quarter of the draws, however many seeds there are.
-    values = np.array([[0.0] * 50, [1.0] * 50])
-    assert interval(values) == scoring.Interval(0.5, 0.0, 1.0, 100)
-
-
-def test_of_one_prompt_it_draws_seeds():
-    assert interval(np.array([[0.0, 1.0]])) == scoring.Interval(0.5, 0.0, 1.0, 2)
-    assert math.isnan(interval(np.array([[0.5]])).low)
-
-
-def test_many_prompts_give_the_textbooks_interval():
-    generator = np.random.default_rng(0)
-    prompts, pictures = generator.normal(0, 2, (300, 1)), generator.normal(0, 1, (300, 4))
-    own = interval(prompts + pictures)
-    half = 1.96 * math.sqrt((4 + 1 / 4) / 300)  # the seeds average one part of the variance, not the prompts' own
-    assert own.high - own.low == pytest.approx(2 * half, rel=0.1)
 
 
 def test_differences_are_taken_picture_by_picture():

@@ -1,10 +1,9 @@
-"""`otca score`: which files, whose prompts, and intervals that hold the mean as often as they say."""
+"""`otca score`: which files, whose prompts, and what is written of them."""
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 
 import imageio.v3 as iio
 import numpy as np
@@ -12,8 +11,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.study import scoring
-from comfyui_otca.trainer.study.scoring import bootstrap, find_files, parse_reward, prompts_of
+from comfyui_otca.trainer.study.scoring import find_files, parse_reward, prompts_of
 
 BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"
 LENGTH = "def score(images, prompts):\n    return [len(prompt) for prompt in prompts]\n"
@@ -35,41 +33,6 @@ def rewards(tmp_path_factory, monkeypatch):
     (place / "length.py").write_text(LENGTH)
     monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(place))
     return place
-
-
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def test_the_interval_of_normal_scores_is_the_textbooks():
-    values = np.random.default_rng(1).normal(5.0, 2.0, 400)
-    own = bootstrap(values.tolist())
-    half = 1.96 * values.std(ddof=1) / math.sqrt(400)
-    assert own.mean == pytest.approx(values.mean()) and own.count == 400
-    assert own.high - own.mean == pytest.approx(half, rel=0.06)
-    assert own.mean - own.low == pytest.approx(half, rel=0.06)
-    assert own == bootstrap(values.tolist()), "the same every time"
-
-
-def test_the_interval_of_two_values_is_theirs():
-    # means are 0, ½ or 1, the outer ones in a quarter of the resamples each
-    assert bootstrap([0.0, 1.0]) == scoring.Interval(0.5, 0.0, 1.0, 2)
-
-
-def test_intervals_hold_the_true_mean_as_often_as_they_say(monkeypatch):
-    monkeypatch.setattr(scoring, "RESAMPLES", 400)
-    generator = np.random.default_rng(0)
-    inside = 0
-    for _ in range(200):
-        own = bootstrap(generator.exponential(1.0, 50).tolist())
-        inside += own.low <= 1.0 <= own.high
-    assert 178 <= inside <= 198  # 95 % of 200, less what a skewed distribution costs the percentile bootstrap
-
-
-def test_what_has_no_score_is_left_out():
-    assert bootstrap([1.0, math.nan, 1.0]) == scoring.Interval(1.0, 1.0, 1.0, 2)
-    single, none = bootstrap([3.0]), bootstrap([math.nan])
-    assert (single.mean, single.count) == (3.0, 1) and math.isnan(single.low)
-    assert none.count == 0 and math.isnan(none.mean)
 
 
 # --- what is scored ---------------------------------------------------------------------------------------------------

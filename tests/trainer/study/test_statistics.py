@@ -1,14 +1,81 @@
-"""Student's t against tables, Holm by hand."""
+"""Bootstrap intervals that hold the mean as often as they say; Student's t against tables, Holm by hand."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.study.statistics import holm, mean_interval, paired_p, t_cdf, t_quantile
+from comfyui_otca.trainer.study import statistics
+from comfyui_otca.trainer.study.statistics import (
+    Interval,
+    bootstrap,
+    bootstrap_of_groups,
+    holm,
+    mean_interval,
+    paired_p,
+    t_cdf,
+    t_quantile,
+)
+
+# --- the bootstrap ----------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_normal_scores_is_the_textbooks():
+    values = np.random.default_rng(1).normal(5.0, 2.0, 400)
+    own = bootstrap(values.tolist())
+    half = 1.96 * values.std(ddof=1) / math.sqrt(400)
+    assert own.mean == pytest.approx(values.mean()) and own.count == 400
+    assert own.high - own.mean == pytest.approx(half, rel=0.06)
+    assert own.mean - own.low == pytest.approx(half, rel=0.06)
+    assert own == bootstrap(values.tolist()), "the same every time"
+
+
+def test_the_interval_of_two_values_is_theirs():
+    # means are 0, ½ or 1, the outer ones in a quarter of the resamples each
+    assert bootstrap([0.0, 1.0]) == Interval(0.5, 0.0, 1.0, 2)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    generator = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        own = bootstrap(generator.exponential(1.0, 50).tolist())
+        inside += own.low <= 1.0 <= own.high
+    assert 178 <= inside <= 198  # 95 % of 200, less what a skewed distribution costs the percentile bootstrap
+
+
+def test_what_has_no_score_is_left_out():
+    assert bootstrap([1.0, math.nan, 1.0]) == Interval(1.0, 1.0, 1.0, 2)
+    single, none = bootstrap([3.0]), bootstrap([math.nan])
+    assert (single.mean, single.count) == (3.0, 1) and math.isnan(single.low)
+    assert none.count == 0 and math.isnan(none.mean)
+
+
+def test_the_bootstrap_of_groups_draws_groups():
+    # Two prompts whose seeds agree: means of 0, ½ and 1, with ends in a quarter of the draws, however many seeds there are.
+    values = np.array([[0.0] * 50, [1.0] * 50])
+    assert bootstrap_of_groups(values) == Interval(0.5, 0.0, 1.0, 100)
+
+
+def test_of_one_group_it_draws_samples():
+    assert bootstrap_of_groups(np.array([[0.0, 1.0]])) == Interval(0.5, 0.0, 1.0, 2)
+    assert math.isnan(bootstrap_of_groups(np.array([[0.5]])).low)
+
+
+def test_many_groups_give_the_textbooks_bootstrap_of_groups():
+    generator = np.random.default_rng(0)
+    prompts, pictures = generator.normal(0, 2, (300, 1)), generator.normal(0, 1, (300, 4))
+    own = bootstrap_of_groups(prompts + pictures)
+    half = 1.96 * math.sqrt((4 + 1 / 4) / 300)  # the seeds average one part of the variance, not the prompts' own
+    assert own.high - own.low == pytest.approx(2 * half, rel=0.1)
+
+
+# --- few seeds --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
