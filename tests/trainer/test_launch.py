@@ -135,10 +135,19 @@ def test_bad_input_is_told_once_and_not_tried_again(start, folder, undisturbed):
     assert (undisturbed / "metrics.jsonl").read_bytes() == before and not (folder / "new").exists()
 
 
-def test_a_run_that_the_parent_announced_is_nobody_elses(tmp_path):
-    """The sidebar writes the launcher's id before the processes speak for themselves."""
+def test_a_run_that_the_parent_announced_is_nobody_elses(tmp_path, monkeypatch):
+    """The sidebar writes the launcher's id before the processes speak for themselves; without torchrun the parent is a stranger."""
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    for process, expected in ((psutil.Process(os.getppid()), None), (psutil.Process(stranger.pid), stranger.pid)):
+    launcher = psutil.Process(os.getppid())
+    cases = (
+        (launcher, True, None),
+        (launcher, False, launcher.pid),
+        (psutil.Process(stranger.pid), True, stranger.pid),
+    )
+    for process, launched, expected in cases:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+        if launched:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         row = {"status": "running", "pid": process.pid, "process_started": process.create_time()}
         (tmp_path / "status.json").write_text(json.dumps(row))
         assert owner(tmp_path) == expected
