@@ -136,7 +136,7 @@ def test_bad_input_is_told_once_and_not_tried_again(start, folder, undisturbed):
 
 
 def test_a_run_that_the_parent_announced_is_nobody_elses(tmp_path, monkeypatch):
-    """The sidebar writes the launcher's id before the processes speak for themselves; without torchrun the parent is a stranger."""
+    """The sidebar writes the launcher's id before the processes speak for themselves. Without torchrun a parent is a stranger."""
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     launcher = psutil.Process(os.getppid())
     cases = (
