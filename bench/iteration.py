@@ -1,6 +1,6 @@
 """Seconds of one training iteration against its floor: the same transformer calls, bare.
 
-    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K]
+    python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K] [--compile]
 
 The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
 with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument(
         "--sampled-steps", type=int, default=3, metavar="K", help="of GRPO Step, in the row that has it"
     )
+    parser.add_argument("--compile", action="store_true", help="a row of Model Memory's compile too; takes minutes")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     options = parser.parse_args()
     host.quiet_libraries()
@@ -52,6 +53,9 @@ def main() -> None:
     inputs, prompts = workflow.graph[sampler]["inputs"], workflow.graph[only(workflow, "OTCA_PromptDataset")]["inputs"]
     samples = prompts["prompts_per_iteration"] * inputs["group_size"]
     modes = _modes(model, inputs["guidance"], options.sampled_steps, samples)
+    graphs = dict.fromkeys(modes, workflow)
+    if options.compile:
+        modes["compiled"], graphs["compiled"] = modes["recomputed"], _compiled(workflow)
     seconds: dict[str, list[float]] = {"floor": []} | {mode: [] for mode in modes}
     phases: dict[str, dict[str, list[float]]] = {mode: {phase: [] for phase in PHASES} for mode in modes}
     memory: dict[str, float] = {}
@@ -61,12 +65,14 @@ def main() -> None:
             overrides = {(node, name): value + len(modes) * number + turn for node, name, value in workflow.advancing()}
             overrides |= {(sampler, name): value for name, value in sampling.items()}
             overrides |= {(step, name): value for name, value in changes.items()}
+            graph = graphs[mode]
+            model = trained_model(graph)
             model.unconditional_gradient = changes["unconditional_gradient"]  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = contextlib.nullcontext() if number else _Peak(model)
             with peak:
                 started = time.perf_counter()
-                report = workflow.run(overrides=overrides, targets=[step])[step][1]
+                report = graph.run(overrides=overrides, targets=[step])[step][1]
                 _wait(model)
                 elapsed = time.perf_counter() - started
             trajectories = report.trajectories
@@ -77,8 +83,8 @@ def main() -> None:
                 for phase in PHASES:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
-        model.unconditional_gradient = True
-        floor = _floor(model, trajectories)
+            model.unconditional_gradient = True
+        floor = _floor(trained_model(workflow), trajectories)
         if number:
             seconds["floor"].append(floor)
     _print(trajectories, seconds, phases, memory)
@@ -107,6 +113,16 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
         modes["no unconditional gradient, kept graph"] = on, half
         modes[f"no unconditional gradient, sampled_steps {count}"] = off, {**half, "sampled_steps": count}
     return modes
+
+
+def _compiled(workflow: Workflow) -> Workflow:
+    """The same with a model of its own, compiled."""
+    graph = {node: {**entry, "inputs": dict(entry["inputs"])} for node, entry in workflow.graph.items()}
+    memory = {"quantize": "none", "attention": "auto", "compile": True}
+    memory |= dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing"), False)
+    graph["memory"] = {"class_type": "OTCA_ModelMemory", "inputs": memory}
+    graph[only(workflow, "OTCA_LoadFlowModel")]["inputs"]["memory"] = ["memory", 0]
+    return Workflow(graph, NODE_CLASS_MAPPINGS)
 
 
 def _floor(model, trajectories) -> float:
