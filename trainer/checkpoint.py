@@ -56,6 +56,7 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
         state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
+        state["uses_graphs"] = model.uses_graphs
         state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
             write_tensors(aside / "ema.safetensors", average)
@@ -122,7 +123,9 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     if "loss_scale" in state:  # absent in checkpoints of earlier versions
         model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    model.unconditional_gradient = state.get("unconditional_gradient", True)  # not in checkpoints of earlier versions
+    # Neither is in checkpoints of earlier versions.
+    model.unconditional_gradient = state.get("unconditional_gradient", True)
+    model.uses_graphs = state.get("uses_graphs", True)
     if state.get("processes", 1) != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "

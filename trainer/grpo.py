@@ -154,6 +154,7 @@ def update(
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
     model.unconditional_gradient = settings.unconditional_gradient
+    model.uses_graphs = settings.epochs == 1 and not sampling
     kept = _take_graphs(trajectories, settings, sampling, staleness)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:

@@ -226,6 +226,8 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
+    if not model.uses_graphs:
+        return False
     if model.is_sharded:
         # Each process would decide by its own free memory, and all have to call it equally often.
         return False

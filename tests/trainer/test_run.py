@@ -697,3 +697,13 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         assert train(small_workflow(), say=lambda line: None) == 0
         recorded = folder / "metrics.jsonl"
         assert len(recorded.read_text().splitlines()) == trained
+
+
+def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_path, otca, caplog):
+    """keep_graph "auto": the first rollout does not know of the epochs yet; later ones do, and so does a resumed run."""
+    changes = {"OTCA_GRPOStep": {"epochs": 2}, "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1}}
+    host.terminal.output = tmp_path / "run"
+    assert train(small_workflow(changes), say=lambda line: None) == 0
+    assert caplog.text.count("a graph was kept for nothing, since epochs = 2") == 1
+    assert otca("train", tmp_path / "run", "--resume", "--iterations", 4)[0] == 0
+    assert caplog.text.count("a graph was kept for nothing") == 1

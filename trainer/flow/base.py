@@ -111,6 +111,7 @@ class FlowModel(Resident, ABC):
         self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
+        self.uses_graphs = True  # whether the last update could use graphs that a rollout kept
         self.is_sharded = False  # its weights over several processes, which then have to call it equally often
         self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
         self._is_merged = False
