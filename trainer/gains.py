@@ -14,6 +14,7 @@ import torch
 
 from . import host
 from .rewards.base import score
+from .rollout import at_one_point, first_of_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,7 +127,7 @@ def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool
     return advantages.to(gains.dtype)
 
 
-def combined(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> Tensor:
+def total_reward(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> Tensor:
     """Several objectives as one number: Σ_k coefficient_k · r_k / std_k, [..., K] to [...].
 
     std_k is that of the final scores `finals` [N, K], so that none rules by its unit; an objective in which they do not differ
@@ -140,13 +141,11 @@ def combined(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> 
 
 def _distinct(model: FlowModel, trajectories: Trajectories, point: int) -> tuple[Tensor, Tensor]:
     """Rows that are at different places at this point, and for each trajectory which of them is at its own."""
-    groups = trajectories.groups
-    shared = trajectories.settings.shared_noise and point <= trajectories.trained[0]
-    if not shared or model.is_sharded:  # processes that share a model have to call it with equally many parts
-        every = torch.arange(len(groups))
-        return every, every
-    unique, inverse = groups.unique(return_inverse=True)
-    return torch.stack([(groups == group).nonzero()[0, 0] for group in unique]), inverse
+    # Processes that share a model have to call it with equally many parts.
+    if at_one_point(trajectories, point) and not model.is_sharded:
+        return first_of_each(trajectories.groups)
+    every = torch.arange(len(trajectories.groups))
+    return every, every
 
 
 @torch.no_grad()

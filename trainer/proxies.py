@@ -13,7 +13,7 @@ import torch
 
 from . import distributed
 from .credit import similarity_gain
-from .gains import combined, is_final, predictions, rewards_along
+from .gains import is_final, predictions, rewards_along, total_reward
 from .rewards.base import stills
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def similarity(
 
     "latents": cos(x_j, x̂0) (OTCA Eq. 6). "prediction": the same of x̂0 as predicted at x_j. "image_features": the same of the
     encoder's features of the pictures decoded from both. "measured_gain": the rewards of the predicted picture, put together
-    by `gains.combined`, so that ΔS is what the step gained; 0 all along for a sample that some reward could not score
+    by `gains.total_reward`, so that ΔS is what the step gained; 0 all along for a sample that some reward could not score
     somewhere, whose steps then all weigh the same.
 
     Args:
@@ -75,7 +75,7 @@ def similarity(
     if proxy == "measured_gain":
         rewards = rewards_along(model, trajectories, scores, points)
         known = rewards.isfinite().flatten(1).all(1)[:, None]
-        return torch.where(known, combined(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
+        return torch.where(known, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
     found = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself
     asked = [point for point in points if not is_final(trajectories, point)]
     final = trajectories.final if proxy == "prediction" else _features(encoder, trajectories.images)

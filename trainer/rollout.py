@@ -178,9 +178,16 @@ def step_kinds(settings: SamplerSettings) -> list[str]:
     ]
 
 
-def first_stochastic(kinds: list[str]) -> int:
-    """Up to and including this step, a group that shares its noise is at one and the same point."""
-    return next((j for j, kind in enumerate(kinds) if kind != "ode"), len(kinds) - 1)
+def first_of_each(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with different numbers, the first of each, by rising number; and for each of [B] which of those has its number."""
+    _, inverse = numbers.unique(return_inverse=True)
+    none = torch.full((int(inverse.max()) + 1,), len(numbers))
+    return none.scatter_reduce(0, inverse, torch.arange(len(numbers)), "amin"), inverse
+
+
+def at_one_point(trajectories: Trajectories, steps: Tensor | int) -> Tensor | bool:
+    """Whether a group's members have not parted yet at these steps: they share their noise, and none was added before."""
+    return trajectories.settings.shared_noise & (steps <= trajectories.trained[0])
 
 
 def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tensor, rows: Tensor) -> Tensor:
@@ -194,10 +201,10 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     steps = torch.as_tensor(steps).expand(len(rows))
     levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[steps]
     x = trajectories.latents[rows, steps].to(model.device)
-    # Members of a group that shares its noise are at one point until they part: who is where, as numbers.
-    apart = len(trajectories.prompts) + rows
-    together = settings.shared_noise & (steps <= first_stochastic(step_kinds(settings)))
-    points = torch.where(together, groups, apart) + steps * (len(trajectories.prompts) + len(trajectories.groups))
+    # Who is where, as numbers.
+    count = len(trajectories.prompts)
+    places = torch.where(at_one_point(trajectories, steps), groups, count + rows)
+    points = places + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
     return _velocity(model, condition, x, groups, levels, settings, points)
 
@@ -248,14 +255,13 @@ def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:
     """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
     shape, kinds = model.latent_shape(settings.height, settings.width, settings.frames), step_kinds(settings)
-    first = first_stochastic(kinds)
     x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
     x = x.to(model.device)
     visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
     before = None
     for j, kind in enumerate(kinds):
         on_step()
-        points = groups if settings.shared_noise and j <= first else None
+        points = groups if settings.shared_noise and not trained else None
         with torch.set_grad_enabled(keep_graph and kind != "ode"):
             velocity = _velocity(model, condition, x, groups, sigmas[j], settings, points)
             gaussian = transition(
@@ -299,8 +305,7 @@ def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, poin
     guidance = model.guidance_at(float(levels[0]), settings)
     if points is None:
         return model.velocity(x, levels, condition.rows(groups), guidance)
-    _, inverse = points.unique(return_inverse=True)
-    first = torch.full((int(inverse.max()) + 1,), len(x)).scatter_reduce(0, inverse, torch.arange(len(x)), "amin")
+    first, inverse = first_of_each(points)
     if len(first) == len(x):
         return model.velocity(x, levels, condition.rows(groups), guidance)
     velocity = model.velocity(x[first.to(x.device)], levels[first], condition.rows(groups[first]), guidance)

@@ -16,12 +16,12 @@ from comfyui_otca.trainer import distributed, host
 from comfyui_otca.trainer.flow.base import Condition
 from comfyui_otca.trainer.fusion import fuse_gains
 from comfyui_otca.trainer.gains import (
-    combined,
     gain_advantages,
     is_final,
     predictions,
     rewards_along,
     stepwise_gains,
+    total_reward,
 )
 from comfyui_otca.trainer.proxies import similarity
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
@@ -308,7 +308,7 @@ def test_unknown_fusion():
 def test_several_objectives_as_one_number():
     # Final scores 1, 3 (std √2) and 5, 5 (none): the second is left out.
     finals = torch.tensor([[1.0, 5.0], [3.0, 5.0], [NAN, 1.0]])
-    found = combined(torch.tensor([[2.0, 7.0], [4.0, 9.0]]), (3.0, 1.0), finals)
+    found = total_reward(torch.tensor([[2.0, 7.0], [4.0, 9.0]]), (3.0, 1.0), finals)
     torch.testing.assert_close(found, torch.tensor([6.0, 12.0]) / 2**0.5)
 
 

@@ -279,9 +279,12 @@ def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_sett
     try:
         sample(still_model, small_settings(window=(1, 2)))
         sample(still_model, small_settings(shared_noise=False))
+        # Deterministic at σ = 1, so that the group is together for one step more, also when it is trained.
+        taken = sample(still_model, small_settings(kind="ddim_sde"))
+        rollout.velocity_at(still_model, taken, torch.tensor([1, 1, 2]), torch.tensor([0, 1, 1]))
     finally:
         hook.remove()
-    assert sizes == [2, 2, 6, 6] + [6] * 4
+    assert sizes == [2, 2, 6, 6] + [6] * 4 + [2, 2, 6, 6] + [2]
 
 
 # --- keep_graph="auto" ----------------------------------------------------------------------------------------------

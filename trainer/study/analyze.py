@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import distributed, lora, plots, weights
-from ..gains import combined, rewards_along
+from ..gains import rewards_along, total_reward
 from ..graph import STACK_NODE
 from ..layout import ADAPTER, write_text
 from ..proxies import similarity
@@ -212,9 +212,9 @@ def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Traject
     names, count = [*scores.names, *scores.held_out_names], len(scores.names)
     gains = {}
     for k, name in enumerate(names):
-        gains[name] = combined(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
+        gains[name] = total_reward(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
     if count > 1:
-        gains[SUM] = combined(rewards[:, :, :count], scores.coefficients, rewards[:, -1, :count]).diff(dim=1)
+        gains[SUM] = total_reward(rewards[:, :, :count], scores.coefficients, rewards[:, -1, :count]).diff(dim=1)
     gains = {name: own[:, trained].numpy() for name, own in gains.items()}
     deltas = {name: np.concatenate([own.deltas[name] for own in rollouts])[:, trained] for name in rollouts[0].deltas}
     deltas[ALIKE] = np.broadcast_to(deltas["latents"].mean(0), deltas["latents"].shape)

@@ -40,15 +40,14 @@ def measure(
     """Samples every prompt with every seed by the deterministic sampler, and compares the pictures of each prompt.
 
     Args:
-        features: a folder with a CLIP in transformers layout, or the name of one; of videos the middle frames are seen.
+        features: an image encoder in transformers layout, as `features.load` finds it; of videos the middle frames are seen.
     """
-    from ..rewards.clip import MARKER, Clip
-    from ..rewards.network import shared
+    from ..features import load
 
-    network = shared(Clip, host.find_model(features, MARKER))
+    encoder = load(features)
     texts = [prompt for prompt in prompts for _ in seeds]
     numbers = [seed for _ in prompts for seed in seeds]
     images = rollout.generate(model, texts, replace(settings, batch_size=_BATCH), numbers, host.check_stop)
     with torch.no_grad():
-        points = torch.cat([network.pictures(part).cpu() for part in plots.stills(images).split(_BATCH)])
+        points = torch.cat([encoder.pictures(part).cpu() for part in plots.stills(images).split(_BATCH)])
     return pairwise_distance(points.reshape(len(prompts), len(seeds), -1))
