@@ -122,7 +122,10 @@ def add(commands) -> None:
         help="pictures to a prompt (default: the baseline's own)",
     )
     compare.add_argument(
-        "--features", default="shapes-clip", metavar="CLIP", help="to measure diversity by (default shapes-clip)"
+        "--features",
+        default="shapes-clip",
+        metavar="ENCODER",
+        help="of pictures, to measure diversity by (default shapes-clip)",
     )
     compare.add_argument(
         "--jobs", type=options.positive, default=1, metavar="N", help="trainings at a time (default 1)"
@@ -233,7 +236,7 @@ def _compare(given: argparse.Namespace) -> int:
     """
     from ..trainer import host
     from ..trainer.prompts import read_prompts
-    from ..trainer.study import compare
+    from ..trainer.study import compare, fairness
 
     if "RANK" in os.environ:
         raise ValueError(
@@ -250,7 +253,7 @@ def _compare(given: argparse.Namespace) -> int:
     baseline = given.baseline or next(iter(workflows))
     if baseline not in workflows:
         raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
-    own = compare.run_inputs(workflows[baseline])
+    own = fairness.run_inputs(workflows[baseline])
     if not (given.prompts or own["evaluation_prompts"].strip()):
         raise ValueError(f"{baseline} has no evaluation_prompts on its Training Run. Fix: --prompts FILE")
     iterations = given.iterations or own["iterations"]

@@ -16,50 +16,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from .. import host, plots, sample
-from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
+from ..graph import RUN_NODE, STEP_NODE
 from ..launch import FOLDER
 from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
 from ..record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
 from ..run import differences, only
-from ..sample import SAMPLER_NODE
 from ..workflow import Workflow
-from . import comparison, comparison_plot, comparison_report, diversity
+from . import comparison, comparison_plot, comparison_report, diversity, fairness
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
 
-MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
-TUNING_SEED = (
-    1000  # the first of those that learning rates are chosen by; noise depends on the seed, so far is far enough
-)
+# The first of those that learning rates are chosen by; noise depends on the seed, so far is far enough.
+TUNING_SEED = 1000
 JSON, TABLE, FIGURE = "comparison.json", "comparison.md", "comparison.png"
 DIVERSITY = "diversity.json"
 _LAST_LINES = 5  # of a failed training's log, to be told
 _GLANCE = 0.3  # seconds between two looks at the processes
-
-# What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
-_EQUAL = {
-    MODEL_NODE: (),
-    "OTCA_ModelFiles": (),
-    DATASET_NODE: (),
-    SAMPLER_NODE: (
-        "group_size",
-        "steps",
-        "width",
-        "height",
-        "frames",
-        "shift",
-        "guidance",
-        "guidance_2",
-        "negative_prompt",
-    ),
-    RUN_NODE: ("evaluation_steps",),
-}
-_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
 
 Say = Callable[[str], None]
 
@@ -73,7 +49,7 @@ class Settings:
         learning_rates: the best is chosen for each workflow by `tuning_seeds` seeds; none: each workflow's own.
         prompts: of evaluations, one a line.
         jobs: trainings at a time.
-        features: the CLIP that diversity is measured by.
+        features: the image encoder that diversity is measured by.
     """
 
     iterations: int
@@ -139,8 +115,8 @@ def compare(
         RunError: the folder holds other trainings, or too little is finished.
         host.Stopped: what is done is in the folder.
     """
-    check_equal(workflows, baseline)
-    rates = {name: settings.learning_rates or (_rate(own),) for name, own in workflows.items()}
+    fairness.check_equal(workflows, baseline)
+    rates = {name: settings.learning_rates or (fairness.rate(own),) for name, own in workflows.items()}
     failed: dict[str, str] = {}
     sweep = None
     if len(settings.learning_rates) > 1:
@@ -159,116 +135,6 @@ def compare(
     unfinished |= {name: "no learning rate whose trainings all ended" for name in workflows.keys() - chosen.keys()}
     table = _report([own for own in compared if own.finished], workflows, baseline, settings, sweep, unfinished, folder)
     return table, not unfinished
-
-
-# -- what is fair ------------------------------------------------------------------------------------------------------
-
-
-def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
-    """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
-    for name, own in workflows.items():
-        errors = [problem for problem in own.validate() if problem.severity == "error"]
-        if errors:
-            raise ValueError("\n".join(f"{name}: {problem}" for problem in errors))
-        for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
-            try:
-                only(own, class_type)
-            except RunError as error:
-                raise ValueError(f"{name}: {error}") from error
-    base = _conditions(workflows[baseline])
-    for name, own in workflows.items():
-        given = _conditions(own)
-        unequal = [
-            f"{what} is {given.get(what, 'not there')!r}, not {base.get(what, 'not there')!r}"
-            for what in {**base, **given}
-            if base.get(what) != given.get(what)
-        ]
-        mine, theirs = _rewards(own), _rewards(workflows[baseline])
-        unequal += [f"{_told(reward)} is in its stack alone" for reward in mine if reward not in theirs]
-        unequal += [f"{_told(reward)} is not in its stack" for reward in theirs if reward not in mine]
-        if unequal:
-            raise ValueError(
-                f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
-                "--set NODE.INPUT=VALUE, which is for all workflows"
-            )
-
-
-def _conditions(workflow: Workflow) -> dict[str, Any]:
-    """What has to be equal, by NODE.INPUT."""
-    found = {}
-    for class_type, names in _EQUAL.items():
-        for node in workflow.find(class_type):
-            for name, value in inputs(workflow, node).items():
-                if name not in _SET and (not names or name in names):
-                    found[f"{class_type}.{name}"] = value
-    return found
-
-
-def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
-    """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
-    stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
-    nodes = [link[0] for name, link in sorted(stack.items()) if name.startswith("reward_")]
-    return [
-        (
-            workflow.graph[node]["class_type"],
-            {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
-        )
-        for node in nodes
-    ]
-
-
-def _told(reward: tuple[str, dict]) -> str:
-    class_type, given = reward
-    return f"{class_type} ({_listed({name: value for name, value in given.items() if value not in ('', False)})})"
-
-
-def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
-    """A node's constants, those that are not given by their defaults."""
-    types = workflow.node_class(node).INPUT_TYPES()
-    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
-    defaults = {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
-    given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
-    return {**defaults, **given}
-
-
-def run_inputs(workflow: Workflow) -> dict[str, Any]:
-    """Of its Training Run."""
-    return inputs(workflow, only(workflow, RUN_NODE))
-
-
-def differing(own: Workflow, base: Workflow) -> list[str]:
-    """In words: nodes that only one of them has, and inputs that differ in those that both have."""
-    mine, theirs = (
-        {
-            entry["class_type"].removeprefix("OTCA_"): inputs(workflow, node)
-            for node, entry in workflow.graph.items()
-            if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE
-        }
-        for workflow in (own, base)
-    )
-    told = [f"{kind} ({_listed(given)})" for kind, given in mine.items() if kind not in theirs]
-    told += [f"no {kind}" for kind in theirs if kind not in mine]
-    for kind in [kind for kind in mine if kind in theirs]:
-        told += [
-            f"{kind}.{name} = {mine[kind].get(name)} instead of {theirs[kind].get(name)}"
-            for name in {**mine[kind], **theirs[kind]}
-            if name not in _SET and mine[kind].get(name) != theirs[kind].get(name)
-        ]
-    return told
-
-
-def _listed(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _SET)
-
-
-def _rate(workflow: Workflow) -> float:
-    return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
-
-
-def _samples(workflow: Workflow) -> int:
-    """To an iteration."""
-    prompts, sampler = (inputs(workflow, only(workflow, kind)) for kind in (DATASET_NODE, SAMPLER_NODE))
-    return prompts["prompts_per_iteration"] * sampler["group_size"]
 
 
 # -- the trainings -----------------------------------------------------------------------------------------------------
@@ -299,7 +165,7 @@ def trainings(
 def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, run_name: str) -> Workflow:
     own = Workflow(workflow.graph, workflow.node_classes, workflow.display_names)
     for node, entry in workflow.graph.items():
-        if entry["class_type"] in own.node_classes and "seed" in inputs(own, node):
+        if entry["class_type"] in own.node_classes and "seed" in fairness.inputs(own, node):
             own.set(f"{node}.seed", seed)
     own.set(f"{only(own, STEP_NODE)}.learning_rate", rate)
     run_settings = {
@@ -446,7 +312,7 @@ def _report(
         outcomes[training.name][training.seed] = comparison.read(training.folder, _diversity(training, settings))
     outcomes = {name: own for name, own in outcomes.items() if own}
     rates = {training.name: training.rate for training in finished}
-    samples = _samples(workflows[baseline])
+    samples = fairness.samples(workflows[baseline])
     rows = comparison.summarise(outcomes, rates, samples, baseline)
     first = next(training for training in finished if training.name == baseline)
     before = outcomes[baseline][first.seed]
@@ -459,7 +325,7 @@ def _report(
         untrained_diversity=_diversity(first, settings, untrained=True),
         untrained_held_out={name: float(means[0]) for name, means in before.held_out.items()},
         differing={
-            name: differing(own, workflows[baseline])
+            name: fairness.differing(own, workflows[baseline])
             for name, own in workflows.items()
             if name in outcomes and name != baseline
         },
@@ -483,7 +349,7 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         evaluation = read_lines(training.folder / EVALUATIONS)[0]
         seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
         model, how = sample.load_run(training.folder, training.workflow.node_classes)
-        steps = run_inputs(training.workflow)["evaluation_steps"]
+        steps = fairness.run_inputs(training.workflow)["evaluation_steps"]
         how = replace(how, steps=steps or how.steps)
         with model.reference() if untrained else contextlib.nullcontext():
             known[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)

@@ -15,7 +15,8 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.trainer import host, record
 from comfyui_otca.trainer.record import RunError
 from comfyui_otca.trainer.study import compare
-from comfyui_otca.trainer.study.compare import Settings, check_equal, choose, differing, named, trainings
+from comfyui_otca.trainer.study.compare import Settings, choose, named, trainings
+from comfyui_otca.trainer.study.fairness import check_equal, differing
 
 ALIKE = Settings(
     iterations=2,

@@ -1,0 +1,141 @@
+"""Which workflows may be compared: what has to be equal in them, and what is left to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
+from ..record import RunError
+from ..run import only
+from ..sample import SAMPLER_NODE
+from ..workflow import Workflow
+
+MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
+
+# What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
+_EQUAL = {
+    MODEL_NODE: (),
+    "OTCA_ModelFiles": (),
+    DATASET_NODE: (),
+    SAMPLER_NODE: (
+        "group_size",
+        "steps",
+        "width",
+        "height",
+        "frames",
+        "shift",
+        "guidance",
+        "guidance_2",
+        "negative_prompt",
+    ),
+    RUN_NODE: ("evaluation_steps",),
+}
+_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
+
+
+def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
+    """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
+    for name, own in workflows.items():
+        errors = [problem for problem in own.validate() if problem.severity == "error"]
+        if errors:
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in errors))
+        for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+            try:
+                only(own, class_type)
+            except RunError as error:
+                raise ValueError(f"{name}: {error}") from error
+    base = _conditions(workflows[baseline])
+    for name, own in workflows.items():
+        given = _conditions(own)
+        unequal = [
+            f"{what} is {given.get(what, 'not there')!r}, not {base.get(what, 'not there')!r}"
+            for what in {**base, **given}
+            if base.get(what) != given.get(what)
+        ]
+        mine, theirs = _rewards(own), _rewards(workflows[baseline])
+        unequal += [f"{_told(reward)} is in its stack alone" for reward in mine if reward not in theirs]
+        unequal += [f"{_told(reward)} is not in its stack" for reward in theirs if reward not in mine]
+        if unequal:
+            raise ValueError(
+                f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
+                "--set NODE.INPUT=VALUE, which is for all workflows"
+            )
+
+
+def _conditions(workflow: Workflow) -> dict[str, Any]:
+    """What has to be equal, by NODE.INPUT."""
+    found = {}
+    for class_type, names in _EQUAL.items():
+        for node in workflow.find(class_type):
+            for name, value in inputs(workflow, node).items():
+                if name not in _SET and (not names or name in names):
+                    found[f"{class_type}.{name}"] = value
+    return found
+
+
+def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
+    """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
+    stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
+    nodes = [link[0] for name, link in sorted(stack.items()) if name.startswith("reward_")]
+    return [
+        (
+            workflow.graph[node]["class_type"],
+            {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
+        )
+        for node in nodes
+    ]
+
+
+def _told(reward: tuple[str, dict]) -> str:
+    class_type, given = reward
+    return f"{class_type} ({_listed({name: value for name, value in given.items() if value not in ('', False)})})"
+
+
+def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
+    """A node's constants, those that are not given by their defaults."""
+    types = workflow.node_class(node).INPUT_TYPES()
+    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
+    defaults = {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
+    given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
+    return {**defaults, **given}
+
+
+def run_inputs(workflow: Workflow) -> dict[str, Any]:
+    """Of its Training Run."""
+    return inputs(workflow, only(workflow, RUN_NODE))
+
+
+def differing(own: Workflow, base: Workflow) -> list[str]:
+    """In words: nodes that only one of them has, and inputs that differ in those that both have."""
+    mine, theirs = (
+        {
+            entry["class_type"].removeprefix("OTCA_"): inputs(workflow, node)
+            for node, entry in workflow.graph.items()
+            if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE
+        }
+        for workflow in (own, base)
+    )
+    told = [f"{kind} ({_listed(given)})" for kind, given in mine.items() if kind not in theirs]
+    told += [f"no {kind}" for kind in theirs if kind not in mine]
+    for kind in [kind for kind in mine if kind in theirs]:
+        told += [
+            f"{kind}.{name} = {mine[kind].get(name)} instead of {theirs[kind].get(name)}"
+            for name in {**mine[kind], **theirs[kind]}
+            if name not in _SET and mine[kind].get(name) != theirs[kind].get(name)
+        ]
+    return told
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _SET)
+
+
+def rate(workflow: Workflow) -> float:
+    return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
+
+
+def samples(workflow: Workflow) -> int:
+    """To an iteration."""
+    prompts, sampler = (inputs(workflow, only(workflow, kind)) for kind in (DATASET_NODE, SAMPLER_NODE))
+    return prompts["prompts_per_iteration"] * sampler["group_size"]
