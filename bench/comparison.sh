@@ -10,8 +10,8 @@
 set -e
 output=$1
 shift
-set -- --output "$output" --baseline uniform --iterations 100 --seeds 4 --learning-rates 1.5e-4 3e-4 6e-4 \
-    --tuning-seeds 2 --tuning-iterations 60 --evaluate-every 20 --evaluation-seeds 4 --jobs 2 \
+set -- --output "$output" --baseline uniform --iterations 48 --seeds 5 --learning-rates 3e-4 6e-4 1.2e-3 2.4e-3 \
+    --tuning-seeds 1 --evaluate-every 12 --evaluation-seeds 2 --jobs 2 \
     --set SDESampler.keep_graph=on "$@"
 here=$(dirname "$0")
 for name in vipo pcpo stepwise_flow_grpo mix_grpo flow_grpo dance_grpo moca_only tcd_only otca; do
