@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from . import options
+
+_GOES_ON = "the same command goes on from there: {}"
 
 
 def add(commands) -> None:
@@ -144,6 +147,18 @@ def add(commands) -> None:
     vbench.set_defaults(command=_vbench)
 
 
+def _stoppable(work: Callable[[], int], left: str) -> int:
+    """Does the work; where a signal ends it, says what is left and returns the code of that signal."""
+    from ..trainer import host
+
+    with host.stop_signals():
+        try:
+            return work()
+        except host.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
+            return 128 + host.terminal.stop_signal
+
+
 def _score(given: argparse.Namespace) -> int:
     """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
     from ..trainer import host
@@ -181,28 +196,27 @@ def _eval(given: argparse.Namespace) -> int:
     host.terminal.device = given.device
     host.quiet_libraries()
     folder = given.output or (Path(given.source) if is_run(given.source) else Path(".")) / "evaluation"
-    with host.stop_signals():
-        try:
-            table = evaluate.evaluate(
-                given.source,
-                [*map(evaluate.parse_lora, given.lora), *evaluate.parse_guides(given.guide)],
-                read_prompts("", given.prompts),
-                range(given.seed, given.seed + given.seeds),
-                {text: scoring.parse_reward(text) for text in given.reward},
-                folder,
-                NODE_CLASS_MAPPINGS,
-                size=given.size,
-                batch_size=given.batch_size,
-                steps=given.steps,
-                frames=given.frames,
-                guidance=given.guidance,
-            )
-        except host.Stopped as stopped:
-            print(f"otca: stopped by {stopped}; the same command goes on from there: {folder}", file=sys.stderr)
-            return 128 + host.terminal.stop_signal
-    print(table)
-    print(folder)
-    return 0
+
+    def work() -> int:
+        table = evaluate.evaluate(
+            given.source,
+            [*map(evaluate.parse_lora, given.lora), *evaluate.parse_guides(given.guide)],
+            read_prompts("", given.prompts),
+            range(given.seed, given.seed + given.seeds),
+            {text: scoring.parse_reward(text) for text in given.reward},
+            folder,
+            NODE_CLASS_MAPPINGS,
+            size=given.size,
+            batch_size=given.batch_size,
+            steps=given.steps,
+            frames=given.frames,
+            guidance=given.guidance,
+        )
+        print(table)
+        print(folder)
+        return 0
+
+    return _stoppable(work, _GOES_ON.format(folder))
 
 
 def _analyze(given: argparse.Namespace) -> int:
@@ -217,15 +231,14 @@ def _analyze(given: argparse.Namespace) -> int:
     workflow = options.load(given)
     options.set_seeds(workflow, given.seed)
     folder = given.output or (given.workflow if given.workflow.is_dir() else Path(".")) / "analysis"
-    with host.stop_signals():
-        try:
-            table = analyze(workflow, folder, given.iterations, given.adapter, given.tweedie_steps)
-        except host.Stopped as stopped:
-            print(f"otca: stopped by {stopped}; nothing was written", file=sys.stderr)
-            return 128 + host.terminal.stop_signal
-    print(table)
-    print(folder)
-    return 0
+
+    def work() -> int:
+        table = analyze(workflow, folder, given.iterations, given.adapter, given.tweedie_steps)
+        print(table)
+        print(folder)
+        return 0
+
+    return _stoppable(work, "nothing was written")
 
 
 def _compare(given: argparse.Namespace) -> int:
@@ -270,22 +283,21 @@ def _compare(given: argparse.Namespace) -> int:
         device=given.device,
         features=given.features,
     )
-    with host.stop_signals():
-        try:
-            table, complete = compare.compare(
-                workflows,
-                baseline,
-                settings,
-                given.output,
-                lambda line: print(line, flush=True),
-                train=not given.report,
-            )
-        except host.Stopped as stopped:
-            print(f"otca: stopped by {stopped}; the same command goes on from there: {given.output}", file=sys.stderr)
-            return 128 + host.terminal.stop_signal
-    print(table)
-    print(given.output)
-    return 0 if complete else 1
+
+    def work() -> int:
+        table, complete = compare.compare(
+            workflows,
+            baseline,
+            settings,
+            given.output,
+            lambda line: print(line, flush=True),
+            train=not given.report,
+        )
+        print(table)
+        print(given.output)
+        return 0 if complete else 1
+
+    return _stoppable(work, _GOES_ON.format(given.output))
 
 
 def _vbench(given: argparse.Namespace) -> int:

@@ -174,7 +174,7 @@ def update(
         on_part = on_step if epoch == 0 else _go_on
         seen = backward(old, noise if epoch or staleness else None, kept, on_part)
         if epoch == 0 and not staleness:
-            tally.drift(seen, trajectories.log_probs)
+            tally.drift(seen, trajectories.log_probs, backward.scale)
             old = seen
         if not model.trains_shards:  # FSDP2 has put them together already
             distributed.sum_gradients(model.trainable_parameters())
@@ -433,10 +433,10 @@ class _Tally:
         for name, value in {"loss": loss, **statistics}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
 
-    def drift(self, recomputed: Tensor, stored: Tensor) -> None:
+    def drift(self, recomputed: Tensor, stored: Tensor, scale: Sequence[float]) -> None:
         if recomputed.ndim > stored.ndim:
             recomputed = recomputed.flatten(2).mean(2)
-        difference = (recomputed - stored).nan_to_num().exp() - 1
+        difference = (torch.tensor(scale) * (recomputed - stored)).nan_to_num().exp() - 1
         self.ratio_drift = distributed.each(difference.abs().max()).max().item()
 
     def finite(self) -> bool:

@@ -53,8 +53,8 @@ def sample(
         ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
-        ValueError: group_size < 2, an unknown ode_solver, settings under which no step is stochastic, or weights that no adapter
-            can be merged into.
+        ValueError: group_size < 2, an unknown ode_solver, fewer steps after a window where none ends, settings under which no
+            step is stochastic, or weights that no adapter can be merged into.
     """
     if group_size < 2:
         raise ValueError(
@@ -62,6 +62,11 @@ def sample(
         )
     if settings.ode_solver not in ODE_SOLVERS:
         raise ValueError(f"ode_solver must be one of {ODE_SOLVERS}, not {settings.ode_solver!r}")
+    if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
+        raise ValueError(
+            f"fraction_after_window is {settings.fraction_after_window:g}, but no window ends before the last step. Fix: set "
+            "window_length, connect a MixGRPO Window, or leave fraction_after_window at 1"
+        )
     started = time.perf_counter()
     model.come_back()
     sigmas = model.sigmas(settings)

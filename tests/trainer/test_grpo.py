@@ -489,6 +489,16 @@ def test_the_ratio_may_be_scaled_step_by_step(moved, sample, judged):
     assert_same_gradients(gradients(moved), expected)
 
 
+def test_drift_is_that_of_the_scaled_ratio(model, sample, judged):
+    taken = sample(model)
+    stored = torch.tensor([0.1, 0.01, -0.2])
+    off = replace(taken, log_probs=log_probs(model, taken) - stored)
+    advantages = credited(judged(taken), ratio_scale=(0.5, 20.0, 1.0))
+    metrics = update(model, off, advantages, STILL)
+    # |ρ - 1| of the steps: e^0.05 - 1, e^0.2 - 1, 1 - e^-0.2
+    assert metrics["ratio/drift"] == pytest.approx(math.exp(0.2) - 1, rel=1e-4)
+
+
 @pytest.mark.parametrize("regulated", [False, True])
 def test_a_scaled_ratio_is_that_of_the_densities(model, sample, small_settings, judged, regulated):
     """What PCPO and GRPO-Guard do is the same whether the sampler's log-probs carry 1/(2·std²) or not; here off-policy."""

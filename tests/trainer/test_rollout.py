@@ -131,6 +131,8 @@ def test_deterministic_first_step_of_ddim(still_model, sample, small_settings):
         ({"window": (4, 2)}, {}, r"window \(4, 2\).*nothing can be trained"),
         ({"window": (3, 1)}, {}, "nothing can be trained"),
         ({"kind": "ode"}, {}, "nothing can be trained"),
+        ({"fraction_after_window": 0.5}, {}, "fraction_after_window is 0.5, but no window ends before the last step"),
+        ({"fraction_after_window": 0.5, "window": (1, 4)}, {}, "fraction_after_window is 0.5"),
         ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
         ({"width": 44}, {}, "multiples of 8"),
     ],
