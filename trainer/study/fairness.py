@@ -17,6 +17,7 @@ MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
 _EQUAL = {
     MODEL_NODE: (),
     "OTCA_ModelFiles": (),
+    "OTCA_ModelMemory": ("quantize",),
     DATASET_NODE: (),
     SAMPLER_NODE: (
         "group_size",
@@ -49,7 +50,7 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
     for name, own in workflows.items():
         given = _conditions(own)
         unequal = [
-            f"{what} is {given.get(what, 'not there')!r}, not {base.get(what, 'not there')!r}"
+            f"{what} is {given.get(what, 'not given')!r}, not {base.get(what, 'not given')!r}"
             for what in {**base, **given}
             if base.get(what) != given.get(what)
         ]
@@ -64,11 +65,12 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
 
 
 def _conditions(workflow: Workflow) -> dict[str, Any]:
-    """What has to be equal, by NODE.INPUT."""
+    """What has to be equal, by NODE.INPUT; of a node that is not there its defaults."""
     found = {}
     for class_type, names in _EQUAL.items():
-        for node in workflow.find(class_type):
-            for name, value in inputs(workflow, node).items():
+        nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
+        for given in nodes or [_defaults(workflow.node_classes[class_type])]:
+            for name, value in given.items():
                 if name not in _SET and (not names or name in names):
                     found[f"{class_type}.{name}"] = value
     return found
@@ -94,11 +96,14 @@ def _told(reward: tuple[str, dict]) -> str:
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
     """A node's constants, those that are not given by their defaults."""
-    types = workflow.node_class(node).INPUT_TYPES()
-    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
-    defaults = {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
     given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
-    return {**defaults, **given}
+    return {**_defaults(workflow.node_class(node)), **given}
+
+
+def _defaults(node_class: type) -> dict[str, Any]:
+    types = node_class.INPUT_TYPES()
+    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
+    return {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
 
 
 def run_inputs(workflow: Workflow) -> dict[str, Any]:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from comfyui_otca.nodes.model import ModelMemory
 from comfyui_otca.trainer.study.fairness import check_equal, differing
+from comfyui_otca.trainer.workflow import Workflow
+
+MEMORY = {name: more[1]["default"] for name, more in ModelMemory.INPUT_TYPES()["required"].items()}
 
 
 def test_methods_may_differ(both):
@@ -43,6 +47,24 @@ def test_unequal_conditions_are_refused(both, node, name, value):
         ValueError, match=f"uniform cannot be compared with otca, since {node}.{name} is {value!r}, not .*Fix: "
     ):
         check_equal(both({node: {name: value}}), "otca")
+
+
+def test_the_weights_must_be_held_alike(both):
+    workflows = both()
+    plain = workflows["uniform"]
+    (load,) = plain.find("OTCA_LoadFlowModel")
+
+    def with_memory(**given):
+        graph = plain.graph
+        graph["memory"] = {"class_type": "OTCA_ModelMemory", "inputs": {**MEMORY, **given}}
+        graph[load]["inputs"]["memory"] = ["memory", 0]
+        return Workflow(graph, plain.node_classes)
+
+    workflows["uniform"] = with_memory(vae_tiling=True)
+    check_equal(workflows, "otca")
+    workflows["uniform"] = with_memory(quantize="8bit")
+    with pytest.raises(ValueError, match="otca cannot be .* OTCA_ModelMemory.quantize is 'none', not '8bit'"):
+        check_equal(workflows, "uniform")
 
 
 @pytest.mark.parametrize("change", [{"name": "other"}, {"held_out": True}, {"rescale": 2.0}])
