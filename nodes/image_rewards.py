@@ -94,10 +94,13 @@ class RewardPickScore(NetworkReward):
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, path="", clip=""):
-        from ..trainer.rewards.pickscore import FILES
+    def VALIDATE_INPUTS(cls, path="", processor="", clip=""):
+        from ..trainer.rewards.pickscore import FILES, find_processor
 
-        return complaint("path", FILES.find_folder, path, "config.json") or super().VALIDATE_INPUTS(clip)
+        wrong = complaint("path", FILES.find_folder, path, "config.json")
+        if path is not None and not wrong:
+            wrong = complaint("processor", find_processor, processor, FILES.find_folder(path, "config.json"))
+        return wrong or super().VALIDATE_INPUTS(clip)
 
 
 class RewardHPSv2(NetworkReward):

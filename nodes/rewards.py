@@ -123,7 +123,7 @@ def text_input(default: str, tooltip: str) -> tuple:
     return "STRING", {"default": default, "tooltip": tooltip}
 
 
-def complaint(name: str, check: Callable, value: str | None, *more: str) -> str | None:
+def complaint(name: str, check: Callable, value: str | None, *more: object) -> str | None:
     """What is wrong with an input; None where nothing is, or where it is linked and known only when the graph runs."""
     if value is None:
         return None

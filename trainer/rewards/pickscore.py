@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .clip import MARKER, Clip, ClipReward
@@ -19,6 +20,16 @@ PROCESSOR = Published(
     "only tokenizer and preprocessor_config.json: 4 MB",
     "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
 )
+
+
+def find_processor(processor: str, place: Path) -> Path:
+    """Where tokenizer and preprocessor_config.json are: with the checkpoint, or in the other folder.
+
+    Raises:
+        FileNotFoundError: in neither.
+    """
+    complete = all((place / name).is_file() for name in (MARKER, "tokenizer_config.json"))
+    return place if complete else PROCESSOR.find_folder(processor, MARKER)
 
 
 class PickScore(ClipReward):
@@ -42,8 +53,8 @@ class PickScore(ClipReward):
         **use,
     ):
         place = FILES.find_folder(path, "config.json")
-        complete = all((place / name).is_file() for name in (MARKER, "tokenizer_config.json"))
-        spoken = {} if complete else {"processor": PROCESSOR.find_folder(processor, MARKER)}
+        found = find_processor(processor, place)
+        spoken = {} if found == place else {"processor": found}
         super().__init__(name, coefficient, held_out, shared(Clip, place, device, dtype, **spoken), **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -81,7 +81,10 @@ def test_weights_that_were_cut_off(tiny, tmp_path):
 
 def test_its_node_says_what_is_missing(tiny):
     node = NODE_CLASS_MAPPINGS["OTCA_RewardPickScore"]
-    assert node.VALIDATE_INPUTS(path=str(tiny / "pickscore")) is True
+    assert node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor=str(tiny / "clip")) is True
+    wrong = node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor="/nowhere")
+    assert wrong.startswith("processor: model '/nowhere' was not found (no preprocessor_config.json")
+    assert node.VALIDATE_INPUTS(path=None, processor="/nowhere") is True, "linked: known when the graph runs"
     assert node.VALIDATE_INPUTS(path="/nowhere").startswith("path: model '/nowhere' was not found (no config.json")
     [judge] = node().build(path=str(tiny / "pickscore"), processor=str(tiny / "clip"), coefficient=1.0, rescale=1 / 26)
     assert judge.name == "pickscore" and judge.rescale == 1 / 26
