@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,19 @@ from .runs import Run, Runs
 NEEDED_ONCE = (RUN_NODE, STEP_NODE)
 LAST_LINES = 12
 ENDING_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """How many train, and how many beside them are for rewards."""
+
+    training: int = 1
+    rewards: int = 0
+
+    def arguments(self) -> list[str]:
+        """Of `otca train`."""
+        many = ["--gpus", str(self.training)] if self.training > 1 else []
+        return many + (["--reward-gpus", str(self.rewards)] if self.rewards else [])
 
 
 class Jobs:
@@ -65,7 +78,7 @@ class Jobs:
                 problems.append(Problem(None, None, None, None, message, fix))
         return workflow, problems
 
-    def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: int) -> Run:
+    def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: Gpus) -> Run:
         """A new run of that name. Raises Refused: 400 with the graph's problems, 409 where the name is taken."""
         workflow = self._ready(prompt, iterations)
         with self._starting:
@@ -80,7 +93,7 @@ class Jobs:
                 raise
         return run
 
-    def resume(self, run: Run, iterations: int | None, gpus: int) -> Run:
+    def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> Run:
         """Goes on from the last checkpoint, to `iterations` in all. Raises Refused: 400, 409 where there is nothing to do."""
         total = iterations or run.summary()["total"]
         if total is None:
@@ -115,10 +128,10 @@ class Jobs:
         workflow.set(f"{RUN_NODE}.iterations", iterations)
         return workflow
 
-    def _launch(self, run: Run, iterations: int, gpus: int, *, resume: bool) -> None:
+    def _launch(self, run: Run, iterations: int, gpus: Gpus, *, resume: bool) -> None:
         command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
         command += ["--iterations", str(iterations)]
-        command += ["--gpus", str(gpus)] if gpus > 1 else []
+        command += gpus.arguments()
         command += ["--resume"] if resume else []
         self.make_room()
         with open(run.folder / LOG, "ab") as log:

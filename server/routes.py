@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,19 +23,23 @@ from .checks import (
     whole_number,
 )
 from .export import commands
-from .jobs import Jobs, as_json
+from .jobs import Gpus, Jobs, as_json
 from .runs import Run, Runs
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
 
+GPUS = {
+    "gpus": Field(whole_number(1, MOST_GPUS), default=1),
+    "reward_gpus": Field(whole_number(0, MOST_GPUS), default=0),
+}
 TRAIN = {
     "name": Field(plain_name, required=True),
     "iterations": Field(whole_number(1, MOST_ITERATIONS), required=True),
-    "gpus": Field(whole_number(1, MOST_GPUS), default=1),
+    **GPUS,
     "prompt": Field(json_object, required=True),
     "workflow": Field(object_or_null),
 }
-RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), "gpus": Field(whole_number(1, MOST_GPUS), default=1)}
+RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 NOTHING: dict[str, Field] = {}
 
@@ -138,7 +142,7 @@ def add_routes(
     async def train(request: web.Request) -> dict:
         asked = await body(request, TRAIN)
         run = await in_thread(
-            jobs.start, asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], asked["gpus"]
+            jobs.start, asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
         )
         return {"id": run.id}
 
@@ -151,7 +155,7 @@ def add_routes(
     @post("/otca/runs/{id}/resume")
     async def resume(request: web.Request) -> dict:
         asked = await body(request, RESUME)
-        run = await in_thread(jobs.resume, await asked_run(request), asked["iterations"], asked["gpus"])
+        run = await in_thread(jobs.resume, await asked_run(request), asked["iterations"], _gpus(asked))
         return {"id": run.id}
 
     @post("/otca/export")
@@ -162,6 +166,10 @@ def add_routes(
         filename = f"{name}.json"
         lines = commands(filename, name)
         return {"problems": as_json(problems), "commands": lines, "filename": filename}
+
+
+def _gpus(asked: Mapping[str, Any]) -> Gpus:
+    return Gpus(asked["gpus"], asked["reward_gpus"])
 
 
 def _named_by(graph: Workflow) -> str | None:

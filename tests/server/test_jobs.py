@@ -195,8 +195,9 @@ def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch):
         raise OSError("no more processes")
 
     monkeypatch.setattr("subprocess.Popen", refuse)
-    answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "gpus": 8, "prompt": tiny()})
-    assert started[0][-2:] == ["--gpus", "8"] and site.rooms == ["made"]
+    asked = {"name": "mine", "iterations": 2, "gpus": 6, "reward_gpus": 2, "prompt": tiny()}
+    answer = site.post("/otca/train", asked)
+    assert started[0][-4:] == ["--gpus", "6", "--reward-gpus", "2"] and site.rooms == ["made"]
     assert answer.status == 500 and "no more processes" in answer.error
     assert not (site.folder / "mine").exists(), "the name is free again"
 

@@ -139,6 +139,8 @@ GOOD = {"name": "mine", "iterations": 2, "gpus": 1, "prompt": {}, "workflow": No
         ("gpus", 0),
         ("gpus", 1025),
         ("gpus", "all"),
+        ("reward_gpus", -1),
+        ("reward_gpus", None),
         ("prompt", []),
         ("prompt", "{}"),
         ("prompt", None),

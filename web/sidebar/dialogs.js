@@ -14,6 +14,8 @@ const TEXT = {
   iterationsInAll: "Iterations in all",
   gpus: "GPUs",
   gpusNote: "With 1, the CPU trains where there is no GPU.",
+  rewardGpus: "GPUs for rewards",
+  rewardGpusNote: "More GPUs, which do not train: rewards whose device is auto go there.",
   output: "Output folder",
   outputFolder: (name) => `output/otca/${name}`,
   start: "Start training",
@@ -64,7 +66,7 @@ export function pictureDialog(source, caption) {
 
 /**
  * Asks how to train the graph on the canvas.
- * @param start({name, iterations, gpus}) posts it; an Error may carry `problems`
+ * @param start({name, iterations, gpus, reward_gpus}) posts it; an Error may carry `problems`
  */
 export function trainDialog(comfy, { prompt, taken, start }) {
   const name = h("input.otca-input", {
@@ -124,6 +126,15 @@ function formDialog(
     value: 1,
     "aria-describedby": "otca-gpus-note",
   });
+  const rewardGpus = h("input.otca-input", {
+    id: "otca-train-reward-gpus",
+    type: "number",
+    min: 0,
+    max: 1024,
+    required: true,
+    value: 0,
+    "aria-describedby": "otca-reward-gpus-note",
+  });
   const message = h("div.otca-error", { role: "alert" }, error);
   const problems = h("div");
   const submit = h("button.otca-button.otca-primary", { type: "submit" }, startLabel);
@@ -135,6 +146,7 @@ function formDialog(
     before,
     field(iterationsLabel, count),
     field(TEXT.gpus, gpus, h("span.otca-note", { id: "otca-gpus-note" }, TEXT.gpusNote)),
+    field(TEXT.rewardGpus, rewardGpus, h("span.otca-note", { id: "otca-reward-gpus-note" }, TEXT.rewardGpusNote)),
     after,
     message,
     problems,
@@ -147,7 +159,7 @@ function formDialog(
     setText(message, "");
     problems.replaceChildren();
     try {
-      await start({ iterations: Number(count.value), gpus: Number(gpus.value) });
+      await start({ iterations: Number(count.value), gpus: Number(gpus.value), reward_gpus: Number(rewardGpus.value) });
       dialog.close();
     } catch (error) {
       // The message of a workflow with problems is the list of them.
