@@ -44,12 +44,15 @@ LEGEND = (
     "samples. Chance: a ΔS that has nothing to do with ΔR."
 )
 
-# What method.md §5 asks to be watched, by the names of the metrics.
+# What method.md §5 asks to be watched, by the names of the metrics; and whether z follows what all objectives together say of
+# a sample, or the one that likes it least.
 BEHAVIOUR = {
     "moca/tanh_e": "tanh(e)",
     "z/zero_fraction": "share of z = 0",
     "z/group_mean": "group mean of z",
     "credit/weight_variation": "std of w over samples",
+    "z/with_sum": "r of z with Σ A",
+    "z/with_least": "r of z with min A",
 }
 
 
@@ -193,12 +196,17 @@ def _rollout(
     for title, credit in credits.items():
         if not any(torch.equal(credit.delta, known) for known in deltas.values()):
             deltas[title] = credit.delta
-    behaviour = {
-        title: {name: own.metrics[name] for name in BEHAVIOUR if name in own.metrics}
-        for title, own in advantages.items()
-    }
+    behaviour = {title: _behaviour(own) for title, own in advantages.items()}
     known = {name: delta.numpy() for name, delta in deltas.items()}
     return Rollout(rewards.numpy(), known, behaviour, len(rewards) // len(trajectories.prompts))
+
+
+def _behaviour(own: Advantages) -> dict[str, float]:
+    z, objectives = own.fused.advantage[own.valid].numpy(), own.per_objective[own.valid].numpy()
+    figures = {name: own.metrics[name] for name in BEHAVIOUR if name in own.metrics}
+    for name, said in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
+        figures[name] = float(pearson(z[None], said[None])[0])
+    return figures
 
 
 def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:

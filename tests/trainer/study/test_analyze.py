@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from comfyui_otca.trainer import distributed, host, lora
 from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.study import analyze as module
 from comfyui_otca.trainer.study.analyze import ALIKE, analyze, markdown, pooled_pearson
+from comfyui_otca.trainer.types import Fused
 from comfyui_otca.trainer.workflow import Workflow, WorkflowError
 
 FILES = {"table.md", "analysis.json", "scatter.png", "curves.png", "profile.png"}
@@ -98,6 +100,21 @@ def test_gains_and_proxies_are_those_of_the_rollout(small_graph, tmp_path, monke
     assert row.pooled == pytest.approx(np.corrcoef(a.ravel(), b.ravel())[0, 1], abs=1e-5)
 
 
+def test_whom_the_fused_advantage_follows():
+    objectives = torch.tensor([[1.0, 1.0], [2.0, -1.0], [0.0, 3.0], [-1.0, 0.0], [9.0, 9.0]])
+    own = SimpleNamespace(
+        fused=Fused(torch.tensor([2.0, 1.0, 3.0, -1.0, -50.0]), objectives),  # the sum, where the sample counts
+        valid=torch.tensor([True, True, True, True, False]),
+        per_objective=objectives,
+        metrics={"z/group_mean": 0.25, "loss": 1.0},
+    )
+    figures = module._behaviour(own)
+    assert figures.keys() == {"z/group_mean", "z/with_sum", "z/with_least"} and figures["z/group_mean"] == 0.25
+    # z - 1.25 = 0.75, -0.25, 1.75, -2.25 and min A + 0.25 = 1.25, -0.75, 0.25, -0.75
+    assert figures["z/with_sum"] == pytest.approx(1.0)
+    assert figures["z/with_least"] == pytest.approx(3.25 / (8.75 * 2.75) ** 0.5)
+
+
 def test_trajectories_with_a_gap_are_left_out_of_the_cloud():
     delta, gain = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 2.0], [np.nan, -9.0]])
     assert pooled_pearson(delta, gain) == pytest.approx(1.0)
@@ -123,7 +140,7 @@ def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, loa
         "(of one rollout)" in (tmp_path / "a" / "table.md").read_text()
         and "nan" not in (tmp_path / "a" / "table.md").read_text()
     )
-    assert set(content["behaviour"]["Stepwise Gain"]) == {"z/zero_fraction", "z/group_mean", "credit/weight_variation"}
+    assert content["behaviour"]["Stepwise Gain"].keys() == module.BEHAVIOUR.keys() - {"moca/tanh_e"}
 
 
 def test_refusals(small_graph, tmp_path, monkeypatch, capsys):
