@@ -90,7 +90,7 @@ class LoadFlowModel:
                     ["lora", "full"],
                     {
                         "default": "lora",
-                        "tooltip": "lora: a small adapter. full: all weights, in float32, with eight times their memory.",
+                        "tooltip": "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter.",
                     },
                 ),
                 "transformer_file": (

@@ -1,11 +1,14 @@
 """Stage 6: the update, its record, and what comes out."""
 
+import logging
 import time
 import weakref
 
 from ..trainer import host
 from ..trainer.layout import plain_name
 from . import live
+
+logger = logging.getLogger(__name__)
 
 
 class GRPOStep:
@@ -288,6 +291,11 @@ class SaveLoRA:
         from ..trainer import distributed, lora
 
         if not distributed.is_main():
+            return ()
+        if not (model.is_adapted or host.in_comfyui()):  # which would be found out after a long training
+            logger.warning(
+                "%s: all weights were trained, so there is no adapter. otca export RUN writes the model", self.TITLE
+            )
             return ()
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow"))
         paths = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)

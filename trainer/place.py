@@ -25,7 +25,7 @@ def place_map(features: Tensor, shape: Sequence[int], components: int = 3, smoot
 
     Of each sample by itself: the patches' features are centred, z_k is their projection on the k-th principal component, of unit
     variance, λ_k that component's share of the variance, and S = Σ_k λ_k·z_k. Each z_k is turned so that its skewness is
-    positive: what stands out covers the smaller part of a picture. S is smoothed, moved to begin at 0, and resized to the latent.
+    positive: what stands out covers the smaller part of a picture. S is smoothed, resized to the latent, and moved to begin at 0.
 
     Args:
         features: [B, n, n, D], or [B, F, n, n, D] of F frames, which have their components in common.

@@ -286,11 +286,12 @@ def test_refusals(asked, tmp_path, capsys, sampled, arguments, told):
     assert told in capsys.readouterr().err and sampled == [] and not (tmp_path / "out").exists()
 
 
-def test_a_run_that_trained_all_weights(asked, small_graph, tmp_path, capsys, adapter):
+def test_a_run_that_trained_all_weights(asked, small_graph, tmp_path, capsys, caplog, adapter):
     graph = small_graph({"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"iterations": 2}})
-    graph = {node: entry for node, entry in graph.items() if entry["class_type"] != "OTCA_SaveLoRA"}
     (tmp_path / "workflow.json").write_text(json.dumps(graph))
     assert main(["train", str(tmp_path / "workflow.json"), "--output", str(tmp_path / "whole")]) == 0
+    assert "Save LoRA: all weights were trained, so there is no adapter. otca export" in caplog.text
+    assert not list(tmp_path.rglob("*lora*"))
     assert asked(tmp_path / "whole", *REWARDS) == 0
     rows = lines(tmp_path / "out")
     red = np.array([row["scores"]["red"] for row in rows]).reshape(2, 4)
