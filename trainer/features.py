@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 AT_ONCE = 32  # pictures to one forward pass, where each has many patches
 
 
+def find(name: str) -> Path:
+    """The folder of an encoder, by its path or name. Raises FileNotFoundError."""
+    return host.find_model(name, MARKER)
+
+
 def load(name: str) -> Encoder | Clip:
     """The encoder in a folder, found by its path or name, on the accelerator if there is one; shared with rewards that use it.
 
@@ -28,7 +33,7 @@ def load(name: str) -> Encoder | Clip:
         FileNotFoundError: it was not found.
         RewardError: its weights cannot be read.
     """
-    place = host.find_model(name, MARKER)
+    place = find(name)
     kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["model_type"]
     return shared(Clip if kind == "clip" else Encoder, place)
 

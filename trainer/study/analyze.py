@@ -8,6 +8,7 @@ profile.png.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,7 +206,7 @@ def _behaviour(own: Advantages) -> dict[str, float]:
     z, objectives = own.fused.advantage[own.valid].numpy(), own.per_objective[own.valid].numpy()
     figures = {name: own.metrics[name] for name in BEHAVIOUR if name in own.metrics}
     for name, said in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
-        figures[name] = float(pearson(z[None], said[None])[0])
+        figures[name] = float(pearson(z[None], said[None])[0]) if len(z) else math.nan
     return figures
 
 
@@ -278,10 +279,11 @@ def markdown(analysis: Analysis) -> str:
         lines[-1] += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
     lines += ["", LEGEND]
     for title, figures in analysis.behaviour.items():
-        several = not np.isnan([std for _, std in figures.values()]).any()
+        several = not np.isnan([std for _, std in figures.values()]).all()
         told = ", ".join(
-            f"{BEHAVIOUR[name]} {mean:.3g}" + (f" ± {std:.2g}" if several else "")
+            f"{BEHAVIOUR[name]} {mean:.3g}" + ("" if np.isnan(std) else f" ± {std:.2g}")
             for name, (mean, std) in figures.items()
+            if not np.isnan(mean)
         )
         lines += ["", f"{title}: {told} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
     return "\n".join(lines) + "\n"

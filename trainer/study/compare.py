@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import host, plots, sample
+from .. import features, host, plots, sample
 from ..graph import RUN_NODE, STEP_NODE
 from ..launch import FOLDER
 from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
@@ -92,7 +92,8 @@ def named(text: str) -> tuple[str, Path]:
     """`FILE` or `NAME=FILE`. Raises ValueError for a name that is no plain one."""
     name, equals, file = text.partition("=")
     place = Path(file if equals else text).expanduser()
-    name = name if equals else place.stem
+    whole = place.resolve()  # that of "." too
+    name = name if equals else whole.name if whole.is_dir() else whole.stem
     try:
         return plain_name(name), place
     except ValueError as error:
@@ -113,28 +114,49 @@ def compare(
     Raises:
         ValueError: workflows that cannot be compared.
         RunError: the folder holds other trainings, or too little is finished.
+        FileNotFoundError: the encoder of `features` was not found.
         host.Stopped: what is done is in the folder.
     """
     fairness.check_equal(workflows, baseline)
+    _check_settings(settings)
     rates = {name: settings.learning_rates or (fairness.rate(own),) for name, own in workflows.items()}
+    tuning_seeds = range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds) if len(settings.learning_rates) > 1 else ()
+    shorter = replace(settings, iterations=settings.tuning_iterations)
+    tuning = trainings(workflows, rates, tuning_seeds, shorter, folder)
+    for training in (*tuning, *trainings(workflows, rates, settings.seeds, settings, folder)):
+        _check_folder(training)
     failed: dict[str, str] = {}
     sweep = None
-    if len(settings.learning_rates) > 1:
-        seeds = range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds)
-        shorter = replace(settings, iterations=settings.tuning_iterations)
-        tuning = trainings(workflows, rates, seeds, shorter, folder)
+    if tuning:
         if train:
             failed |= run(tuning, settings, say)
-        sweep = choose(tuning, seeds, shorter.iterations)
+        sweep = choose(tuning, tuning_seeds, shorter.iterations)
         rates = {name: (rate,) for name, rate in sweep.chosen.items()}
     chosen = {name: own for name, own in workflows.items() if name in rates}
     compared = trainings(chosen, rates, settings.seeds, settings, folder)
     if train:
         failed |= run(compared, settings, say)
-    unfinished = {str(own): failed.get(str(own), "not trained yet") for own in compared if not own.finished}
+    unfinished = {str(own): failed.get(str(own)) or _state(own) for own in (*tuning, *compared) if not own.finished}
     unfinished |= {name: "no learning rate whose trainings all ended" for name in workflows.keys() - chosen.keys()}
     table = _report([own for own in compared if own.finished], workflows, baseline, settings, sweep, unfinished, folder)
     return table, not unfinished
+
+
+def _check_settings(settings: Settings) -> None:
+    """What would be found out only after everything was trained."""
+    if len(settings.prompts.splitlines()) * settings.evaluation_seeds < 2:
+        raise ValueError("one picture has no spread to measure rises in. Fix: more --prompts or --evaluation-seeds")
+    if any(not 0 < rate < math.inf for rate in settings.learning_rates):
+        told = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
+        raise ValueError(f"--learning-rates must be above 0, not {told}")
+    if len(settings.learning_rates) > 1 and (
+        shared := set(settings.seeds) & set(range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds))
+    ):
+        raise ValueError(
+            f"learning rates are chosen by the seeds from {TUNING_SEED} on, {min(shared)} among them, which must not be judged "
+            "by again. Fix: another --seed"
+        )
+    features.find(settings.features)
 
 
 # -- the trainings -----------------------------------------------------------------------------------------------------
@@ -206,6 +228,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
             for training in [training for training, process in running.items() if not _goes_on(training, process)]:
                 del running[training]
                 if training.finished:
+                    comparison.read(training.folder)  # tells now, and not at the end, what cannot be compared
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
                     failed[str(training)] = (
@@ -227,8 +250,11 @@ def _check_folder(training: Training) -> None:
     if before is None:
         return
     run_node = only(training.workflow, RUN_NODE)
+    harmless = (f"{run_node}.evaluate_every: ", f"{run_node}.checkpoint_every: ")  # the last iteration always has both
     changed = [
-        line for line in differences(before, training.workflow.graph) if line != _longer(before, training, run_node)
+        line
+        for line in differences(before, training.workflow.graph)
+        if line != _longer(before, training, run_node) and not line.startswith(harmless)
     ]
     if changed:
         raise RunError(f"{training.folder} was trained otherwise: {'; '.join(changed)}. Fix: choose another --output")
@@ -239,6 +265,18 @@ def _longer(before: dict, training: Training, run_node: str) -> str | None:
     then = before.get(run_node, {"inputs": {}})["inputs"].get("iterations", 0)
     now = training.iterations
     return f"{run_node}.iterations: {then!r} -> {now!r}" if then < now else None
+
+
+def _state(training: Training) -> str:
+    """Of one that is not finished, as its folder tells it."""
+    status = read_object(training.folder / STATUS, {})
+    if status.get("status") == "failed":
+        return f"failed: {status.get('error')}"
+    if not status:
+        return "not trained yet"
+    return (
+        "still trained by a process" if owner(training.folder) is not None else "begun, and not yet trained to its end"
+    )
 
 
 def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
@@ -275,17 +313,18 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
 
     A rate that failed with any of them, or ended without a score, is out; a workflow of which nothing is left is chosen none for.
     """
-    scores: dict[str, dict[float, float]] = {}
+    scores: dict[str, dict[float, float]] = {training.name: {} for training in tuning}
     chosen = {}
     for training in tuning:
         own = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
         if all(other.finished for other in own):
             finals = [comparison.read(other.folder).score[-1] for other in own]
             if np.isfinite(finals).all():
-                scores.setdefault(training.name, {})[training.rate] = sum(finals) / len(finals)
+                scores[training.name][training.rate] = sum(finals) / len(finals)
     for name, own in scores.items():
-        chosen[name] = max(sorted(own), key=own.get)
-    return Sweep(list(seeds), iterations, scores, chosen)
+        if own:
+            chosen[name] = max(sorted(own), key=own.get)
+    return Sweep(list(seeds), iterations, scores, chosen, sorted({training.rate for training in tuning}))
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -310,7 +349,15 @@ def _report(
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in workflows}
     for training in finished:
         outcomes[training.name][training.seed] = comparison.read(training.folder, _diversity(training, settings))
-    outcomes = {name: own for name, own in outcomes.items() if own}
+    unfinished = {
+        **unfinished,
+        **{
+            name: f"none of its finished seeds is one of {baseline}'s"
+            for name, own in outcomes.items()
+            if own and not own.keys() & outcomes[baseline].keys()
+        },
+    }
+    outcomes = {name: own for name, own in outcomes.items() if own and name not in unfinished}
     rates = {training.name: training.rate for training in finished}
     samples = fairness.samples(workflows[baseline])
     rows = comparison.summarise(outcomes, rates, samples, baseline)
@@ -340,7 +387,9 @@ def _report(
 
 
 def _diversity(training: Training, settings: Settings, untrained: bool = False) -> float:
-    """Measured once, and kept in the run's folder."""
+    """Measured once, and kept in the run's folder; NaN of a single picture to a prompt."""
+    if settings.evaluation_seeds < 2:
+        return math.nan
     place, key = training.folder / DIVERSITY, f"{settings.features}, {training.iterations} iterations"
     if untrained:
         key = f"{settings.features}, before training"

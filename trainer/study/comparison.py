@@ -35,6 +35,7 @@ class Outcome:
         diversity: of the trained model's pictures, NaN where it was not measured.
         seconds: of an iteration, the median.
         forwards, with_gradient: of an iteration, the mean.
+        unscored: scores that a reward could not give in the last evaluation; they are in no mean.
     """
 
     iterations: tuple[int, ...]
@@ -45,6 +46,7 @@ class Outcome:
     seconds: float
     forwards: float
     with_gradient: float
+    unscored: int = 0
 
     @cached_property
     def gains(self) -> dict[str, np.ndarray]:
@@ -72,9 +74,10 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
     trained = [name for name, figures in first.items() if not figures["held_out"]]
     for name in trained:
         if not first[name]["std"]:
+            why = "could score no picture" if first[name]["mean"] is None else "gave all pictures the same score"
             raise RunError(
-                f"{folder}: {name} gave all pictures the same score before training, so its rise has no unit. Fix: more "
-                "--evaluation-seeds or prompts, or another reward"
+                f"{folder}: {name} {why} before training, so its rise has no unit. Fix: more --evaluation-seeds or prompts, or "
+                "another reward; in a new --output"
             )
     means = {
         name: np.array([row["rewards"][name]["mean"] for row in evaluations], dtype=float)  # null becomes NaN
@@ -89,6 +92,7 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         seconds=statistics.median(row["seconds/iteration"] for row in history),
         forwards=statistics.fmean(row["forwards/all"] for row in history),
         with_gradient=statistics.fmean(row["forwards/with_gradient"] for row in history),
+        unscored=sum(figures["values"].count(None) for figures in evaluations[-1]["rewards"].values()),
     )
 
 
@@ -103,7 +107,8 @@ class Row:
         drop: mean over seeds of the largest fall from the best score so far.
         difference: of final scores to the baseline, seed by seed; None for itself.
         p, corrected: of the paired t test of that, and after Holm's correction over all workflows.
-        reached: samples at which the mean curve first gets to the baseline's final score; None: never.
+        reached: samples at which the mean curve first gets to the baseline's final score (the mean over the seeds that both
+            have); None: never.
         reached_by: how many seeds get there.
         gains: of every trained reward.
         spread: the gains' standard deviation over the trained rewards, of their means over seeds.
@@ -132,11 +137,12 @@ class Row:
     seconds: float
     forwards: float
     with_gradient: float
+    unscored: int  # of all seeds
 
     @property
     def least(self) -> str:
         """The trained reward that gained least."""
-        return min(self.gains, key=lambda name: self.gains[name].mean)
+        return min(self.gains, key=lambda name: np.nan_to_num(self.gains[name].mean, nan=math.inf))
 
 
 def summarise(
@@ -167,7 +173,7 @@ def _row(
     if not pairs and not is_baseline:
         raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
     differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
-    target = mean_interval([run.score[-1] for run in base.values()]).mean
+    target = statistics.fmean(run.score[-1] for seed, run in base.items() if seed in own)
     seen = [iteration * samples for iteration in runs[0].iterations]
     curve = _over_seeds([run.score for run in runs])
     gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
@@ -189,7 +195,7 @@ def _row(
         reached=first_crossing(seen, [point.mean for point in curve], target),
         reached_by=sum(first_crossing(seen, run.score, target) is not None for run in runs),
         gains=gains,
-        spread=statistics.pstdev(interval.mean for interval in gains.values()),
+        spread=float(np.std([interval.mean for interval in gains.values()])),
         held_out={reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out},
         held_out_difference={
             reward: mean_interval([mine.held_out[reward][-1] - theirs.held_out[reward][-1] for mine, theirs in pairs])
@@ -200,11 +206,19 @@ def _row(
         seconds=statistics.median(run.seconds for run in runs),
         forwards=statistics.fmean(run.forwards for run in runs),
         with_gradient=statistics.fmean(run.with_gradient for run in runs),
+        unscored=sum(run.unscored for run in runs),
     )
 
 
 def first_crossing(samples: Sequence[float], scores: Sequence[float], target: float) -> float | None:
-    """Samples at which the line through the evaluations first reaches the target; None where it never does."""
+    """Samples at which the line through the evaluations first reaches the target; None where it never does.
+
+    An evaluation without a score, NaN, is left out.
+    """
+    known = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
+    if not known:
+        return None
+    samples, scores = zip(*known, strict=True)
     if scores[0] >= target:
         return float(samples[0])
     for i in range(1, len(samples)):
@@ -237,6 +251,11 @@ def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
     first = next(iter(next(iter(outcomes.values())).values()))
     for name, runs in outcomes.items():
         for seed, own in runs.items():
+            if (own.trained.keys(), own.held_out.keys()) != (first.trained.keys(), first.held_out.keys()):
+                told = ", ".join([*own.trained, *(f"{reward} (held out)" for reward in own.held_out)])
+                raise RunError(
+                    f"{name}, seed {seed}, has other rewards: {told}. Fix: give all workflows the same stack"
+                )
             for reward, means in first.trained.items():
                 apart = abs(own.trained[reward][0] - means[0])
                 if apart > _ALIKE * first.spread[reward]:

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How the learning rates were chosen: each rate's mean final score over the tuning seeds; a rate that failed is left out."""
+    """How learning rates were chosen: each one's mean final score over the tuning seeds; one without a score is left out."""
 
     seeds: Sequence[int]
     iterations: int
     scores: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # {workflow: {rate: score}}
     chosen: Mapping[str, float] = field(default_factory=dict)
+    rates: Sequence[float] = ()  # that were asked for
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,9 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     if facts.differing:
         parts.append(_differing(facts))
     parts.append([_notes(facts)])
+    if any(row.unscored for row in rows):
+        told = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
+        parts.append([f"Scores that no reward could give in the last evaluations, and which are in no mean: {told}."])
     if facts.unfinished:
         lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
         parts.append(["**Not finished, and in no figure above:**", "", *lines])
@@ -74,7 +78,7 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
                 f"{row.learning_rate:g}",
                 str(len(row.seeds)),
                 _plus_minus(row.final, "+.2f"),
-                "" if row.difference is None else _bracketed(row.difference),
+                "" if row.difference is None else _bracketed(row.difference) + _pairs(row),
                 _p(row.corrected),
                 f"{row.reached:,.0f} ({row.reached_by} of {len(row.seeds)} seeds)"
                 if row.reached is not None
@@ -87,6 +91,11 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
     )
 
 
+def _pairs(row: Row) -> str:
+    """Said where the difference is not of all the row's seeds."""
+    return "" if row.difference.count == len(row.seeds) else f", of {row.difference.count} seeds"
+
+
 def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
     trained, held_out = list(rows[0].gains), list(rows[0].held_out)
     head = ["workflow", *trained, "least", "spread"]
@@ -95,14 +104,14 @@ def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
         [
             row.name,
             *(_plus_minus(row.gains[name], "+.2f") for name in trained),
-            f"{row.gains[row.least].mean:+.2f} ({row.least})",
-            f"{row.spread:.2f}",
+            f"{_number(row.gains[row.least].mean, '+.2f')} ({row.least})",
+            _number(row.spread, ".2f"),
             *(told for name in held_out for told in _held_out(row, name)),
             _plus_minus(row.diversity, ".3f"),
         ]
         for row in rows
     ]
-    before = [told for name in held_out for told in (f"{facts.untrained_held_out[name]:.3f}", "")]
+    before = [told for name in held_out for told in (_number(facts.untrained_held_out[name], ".3f"), "")]
     untrained = ["before training", *("0" for _ in trained), "", "", *before, _number(facts.untrained_diversity, ".3f")]
     return _table(head, [untrained, *body])
 
@@ -133,14 +142,14 @@ def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
 
 
 def _sweep(sweep: Sweep) -> list[str]:
-    rates = sorted({rate for own in sweep.scores.values() for rate in own})
+    rates = sorted(sweep.rates)
     body = []
     for name, own in sweep.scores.items():
         cells = [_number(own.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
         chosen = [
-            f"**{cell}**" if rate == sweep.chosen[name] else cell for rate, cell in zip(rates, cells, strict=True)
+            f"**{cell}**" if rate == sweep.chosen.get(name) else cell for rate, cell in zip(rates, cells, strict=True)
         ]
-        edge = sweep.chosen[name] in (rates[0], rates[-1])
+        edge = sweep.chosen.get(name) in (rates[0], rates[-1])
         body.append([name, *chosen, "at an edge of the sweep" if edge else ""])
     seeds = ", ".join(map(str, sweep.seeds))
     return [
@@ -164,8 +173,9 @@ def _notes(facts: Facts) -> str:
     return (
         f"Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the "
         f"score fell below its best so far, mean over seeds. Samples to {facts.baseline}'s score: where the mean curve first "
-        f"gets to its final score. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
-        "pictures at different seeds. p: paired t test of final scores, corrected after Holm over the workflows."
+        f"gets to its final score (of the seeds that both have). Diversity: mean over prompts of 1 - cos of the features "
+        f"({facts.features}) of a prompt's pictures at different seeds, of which it takes two. p: paired t test of final scores, "
+        "corrected after Holm over the workflows."
     )
 
 
@@ -181,7 +191,7 @@ def _plus_minus(own: Interval, form: str) -> str:
 
 def _bracketed(own: Interval, form: str = "+.2f") -> str:
     if math.isnan(own.low):
-        return f"{own.mean:{form}}"
+        return _number(own.mean, form)
     text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
     return text if own.low <= 0 <= own.high else f"**{text}**"
 

@@ -355,7 +355,8 @@ class _Record:
                     place.write_bytes(mp4(image, plots.FRAMES_PER_SECOND))
                 else:
                     plots.save(image, place)
-                own = {reward.name: value for reward, value in zip(rewards, values, strict=True)}
+                known = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
+                own = known | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
                 row = {"method": method, "prompt": prompt, "seed": seed, "scores": own, "file": place.name}
                 file.write(json_line(row))
                 self.rows[method, prompt, seed] = row

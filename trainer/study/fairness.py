@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
 from ..record import RunError
@@ -12,6 +12,8 @@ from ..sample import SAMPLER_NODE
 from ..workflow import Workflow
 
 MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
+
+T = TypeVar("T")
 
 # What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
 _EQUAL = {
@@ -55,8 +57,8 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
             if base.get(what) != given.get(what)
         ]
         mine, theirs = _rewards(own), _rewards(workflows[baseline])
-        unequal += [f"{_told(reward)} is in its stack alone" for reward in mine if reward not in theirs]
-        unequal += [f"{_told(reward)} is not in its stack" for reward in theirs if reward not in mine]
+        unequal += [f"{_told(reward)} is in its stack alone" for reward in _without(mine, theirs)]
+        unequal += [f"{_told(reward)} is not in its stack" for reward in _without(theirs, mine)]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -76,22 +78,33 @@ def _conditions(workflow: Workflow) -> dict[str, Any]:
     return found
 
 
-def _rewards(workflow: Workflow) -> list[tuple[str, dict]]:
+def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
     """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
     stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
-    nodes = [link[0] for name, link in sorted(stack.items()) if name.startswith("reward_")]
+    links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
     return [
         (
             workflow.graph[node]["class_type"],
+            output,  # a node may give several
             {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
         )
-        for node in nodes
+        for node, output in links
     ]
 
 
-def _told(reward: tuple[str, dict]) -> str:
-    class_type, given = reward
-    return f"{class_type} ({_listed({name: value for name, value in given.items() if value not in ('', False)})})"
+def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
+    """Those of `some` that are left when each of the others has taken away one."""
+    left = list(some)
+    for other in others:
+        if other in left:
+            left.remove(other)
+    return left
+
+
+def _told(reward: tuple[str, int, dict]) -> str:
+    class_type, output, given = reward
+    told = _listed({name: value for name, value in given.items() if value not in ("", False)})
+    return f"{class_type} ({told})" if output == 0 else f"{class_type}, output {output} ({told})"
 
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
@@ -112,24 +125,42 @@ def run_inputs(workflow: Workflow) -> dict[str, Any]:
 
 
 def differing(own: Workflow, base: Workflow) -> list[str]:
-    """In words: nodes that only one of them has, and inputs that differ in those that both have."""
-    mine, theirs = (
-        {
-            entry["class_type"].removeprefix("OTCA_"): inputs(workflow, node)
-            for node, entry in workflow.graph.items()
-            if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE
-        }
-        for workflow in (own, base)
-    )
-    told = [f"{kind} ({_listed(given)})" for kind, given in mine.items() if kind not in theirs]
-    told += [f"no {kind}" for kind in theirs if kind not in mine]
-    for kind in [kind for kind in mine if kind in theirs]:
-        told += [
-            f"{kind}.{name} = {mine[kind].get(name)} instead of {theirs[kind].get(name)}"
-            for name in {**mine[kind], **theirs[kind]}
-            if name not in _SET and mine[kind].get(name) != theirs[kind].get(name)
-        ]
+    """In words: nodes that only one of them has, and inputs and links that differ in those that both have.
+
+    Nodes of one class are taken in their order. A link to a node that only one of them has is not told again.
+    """
+    mine, theirs = _by_class(own), _by_class(base)
+    told = []
+    for kind in {**mine, **theirs}:
+        some, others = mine.get(kind, []), theirs.get(kind, [])
+        told += [f"{kind} ({_listed(given)})" for given, _ in some[len(others) :]]
+        told += [f"no {kind}"] * (len(others) - len(some))
+        for (given, links), (its_given, its_links) in zip(some, others, strict=False):
+            told += [
+                f"{kind}.{name} = {given.get(name)} instead of {its_given.get(name)}"
+                for name in {**given, **its_given}
+                if name not in _SET and given.get(name) != its_given.get(name)
+            ]
+            told += [
+                f"{kind}.{name} from {links[name]} instead of {its_links[name]}"
+                for name in links.keys() & its_links.keys()
+                if links[name] != its_links[name] and links[name] in theirs and its_links[name] in mine
+            ]
     return told
+
+
+def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]]:
+    """Of every node but Training Run its constants, and the classes that its links come from."""
+    found = {}
+    for node, entry in workflow.graph.items():
+        if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE:
+            links = {
+                name: workflow.graph[value[0]]["class_type"].removeprefix("OTCA_")
+                for name, value in entry["inputs"].items()
+                if is_link(value)
+            }
+            found.setdefault(entry["class_type"].removeprefix("OTCA_"), []).append((inputs(workflow, node), links))
+    return found
 
 
 def _listed(given: Mapping[str, Any]) -> str:

@@ -148,8 +148,10 @@ def _by_name(path: Path) -> dict[str, str]:
     """{file_name: prompt} of a .jsonl file; empty where it is not there, or has lines without a `file_name`."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [json.loads(line) for line in lines if line.strip()]
-    named = all("file_name" in row for row in rows)
-    return {Path(row["file_name"]).name: row.get("prompt", row.get("text", "")) for row in rows} if named else {}
+    if not all("file_name" in row for row in rows):
+        return {}
+    texts = {Path(row["file_name"]).name: row.get("prompt", row.get("text")) for row in rows}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def check_names(names: Sequence[str]) -> None:

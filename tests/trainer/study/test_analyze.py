@@ -110,6 +110,8 @@ def test_whom_the_fused_advantage_follows():
     )
     figures = module._behaviour(own)
     assert figures.keys() == {"z/group_mean", "z/with_sum", "z/with_least"} and figures["z/group_mean"] == 0.25
+    nobody = SimpleNamespace(**{**vars(own), "valid": torch.zeros(5, dtype=torch.bool)})
+    assert np.isnan(module._behaviour(nobody)["z/with_sum"])
     # z - 1.25 = 0.75, -0.25, 1.75, -2.25 and min A + 0.25 = 1.25, -0.75, 0.25, -0.75
     assert figures["z/with_sum"] == pytest.approx(1.0)
     assert figures["z/with_least"] == pytest.approx(3.25 / (8.75 * 2.75) ** 0.5)
@@ -182,6 +184,9 @@ def test_table_and_pictures_without_figures(tmp_path):
     analysis = Analysis([row], gains, deltas, {}, 1, (0, 1, 2), (1.0, 0.7, 0.4, 0.0))
     text = markdown(analysis)
     assert "| a | latents | – | – | – | – | – | – | – |" in text and "sum:" not in text
+    figures = {"z/group_mean": (0.25, 0.5), "z/with_sum": (0.75, np.nan), "z/with_least": (np.nan, np.nan)}
+    text = markdown(replace(analysis, behaviour={"Fuse": figures}))
+    assert "\nFuse: group mean of z 0.25 ± 0.5, r of z with Σ A 0.75 (mean ± std over rollouts).\n" in text
     module._draw(analysis, tmp_path)
     assert not list(tmp_path.iterdir()), "nothing to draw"
     one = {"b": np.array([[1.0, 0.0, 2.0], [np.nan, 1.0, 1.0]])}

@@ -39,7 +39,9 @@ def finish(training, rise):
     evaluations = [
         {
             "iteration": i,
-            "rewards": {"a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False}},
+            "rewards": {
+                "a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False, "values": [0, None]}
+            },
         }
         for i in (0, training.iterations)
     ]
@@ -53,6 +55,9 @@ def test_names(tmp_path):
     assert named("OTCA=a/b.json") == ("OTCA", Path("a/b.json"))
     with pytest.raises(ValueError, match="NAME=FILE"):
         named("a:b=c.json")
+    run = tmp_path / "v1.5"
+    run.mkdir()
+    assert named(str(run)) == ("v1.5", run), "a run's folder, not a file of type .5"
 
 
 # --- which trainings -------------------------------------------------------------------------------------------------
@@ -119,8 +124,11 @@ def test_what_is_finished_is_left_alone_and_what_is_longer_goes_on(both, child, 
     longer, _ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=3), tmp_path)
     compare.run([longer], ALIKE, print)
     assert child.begun[1:] == [first.folder]
+    rarer = replace(ALIKE, iterations=4, evaluate_every=4)
+    compare.run(trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), rarer, tmp_path), rarer, print)
+    assert child.begun[2:] == [first.folder], "evaluated less often, which changes nothing of the training"
     shorter = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=1), tmp_path)
-    with pytest.raises(RunError, match="iterations: 3 -> 1. Fix: choose another --output"):
+    with pytest.raises(RunError, match="iterations: 4 -> 1. Fix: choose another --output"):
         compare.run(shorter, ALIKE, print)
 
 
@@ -185,7 +193,7 @@ def test_whom_a_killed_comparison_left_behind_is_waited_for(both, child, monkeyp
 
 
 def test_a_real_process(both, tmp_path):
-    settings = replace(ALIKE, iterations=1, evaluation_seeds=1, prompts="a red circle")
+    settings = replace(ALIKE, iterations=1, evaluation_seeds=1)
     [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (3,), settings, tmp_path)
     assert compare.run([own], settings, print) == {} and own.finished
     assert "done after 1 iterations" in (own.folder / "train.log").read_text()
@@ -212,6 +220,9 @@ def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
     sweep = choose(tuning, (1000, 1001), 2)
     assert sweep.chosen == {"otca": 2e-4, "uniform": 1e-4}
     assert sweep.scores["otca"] == pytest.approx({1e-4: 1.0, 2e-4: 1.5})
+    assert sweep.rates == [5e-5, *rates], "also those that nobody could score"
+    none = choose([own for own in tuning if (own.name, own.rate) == ("uniform", 4e-4)], (1000, 1001), 2)
+    assert none.scores == {"uniform": {}} and none.chosen == {}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -317,9 +328,42 @@ def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_work
     assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in capsys.readouterr().out
 
 
+def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
+    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
+    settings = replace(ALIKE, prompts=prompts, evaluate_every=2)
+    [own] = trainings({"otca": small_workflow()}, {"otca": (1e-3,)}, (0,), settings, tmp_path / "out")
+    finish(own, 1.0)
+    assert asked("--report", "--evaluation-seeds", 3) == 2
+    assert "evaluation_seeds: 2 -> 3. Fix: choose another --output" in capsys.readouterr().err
+
+
+def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_workflow, tmp_path, capsys):
+    otca, uniform = small_workflow(), small_workflow(source="quickstart_uniform.json")
+    settings = replace(ALIKE, prompts=otca.graph["12"]["inputs"]["evaluation_prompts"])
+    for name, workflow, seed in (("otca", otca, 0), ("uniform", uniform, 1)):
+        [own] = trainings({name: workflow}, {name: (1e-3,)}, (seed,), settings, tmp_path / "out")
+        finish(own, 1.0)
+    (tmp_path / "out" / "otca" / "lr0.001" / "seed1").mkdir()
+    (tmp_path / "out" / "otca" / "lr0.001" / "seed1" / "status.json").write_text(
+        '{"status": "failed", "error": "fire"}'
+    )
+    assert asked("--report") == 1
+    printed = capsys.readouterr().out
+    assert "- uniform: none of its finished seeds is one of otca's" in printed
+    assert "- otca, learning rate 0.001, seed 1: failed: fire" in printed
+    assert "- uniform, learning rate 0.001, seed 0: not trained yet" in printed
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (["--seed", "999", "--learning-rates", "1e-4", "2e-4"], "from 1000 on, 1000 among them.* Fix: another --seed"),
+        (["--learning-rates", "0", "1e-4"], "--learning-rates must be above 0, not 0, 0.0001"),
+        (["--features", "gone"], "model 'gone' was not found"),
+        (
+            ["--set", "TrainingRun.evaluation_prompts=one", "--evaluation-seeds", "1"],
+            "one picture has no spread.*Fix: ",
+        ),
         (["--baseline", "gone"], "--baseline 'gone' is no workflow. Fix: one of otca, uniform"),
         (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
         (["--set", "TCDWeights.w_min=0.2"], "there is no node 'TCDWeights'"),
@@ -327,7 +371,7 @@ def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_work
 )
 def test_bad_options_are_named(asked, capsys, options, words):
     assert asked(*options) == 2
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_not_by_torchrun(asked, capsys, monkeypatch):

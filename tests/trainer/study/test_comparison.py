@@ -38,6 +38,8 @@ def test_where_a_curve_first_gets_to_a_score():
     assert first_crossing([0, 10], [0.0, 1.0], 1.0) == 10
     assert first_crossing([0, 10], [0.0, 1.0], 1.1) is None
     assert first_crossing([0, 10], [0.0, 1.0], -1.0) == 0
+    assert first_crossing([0, 10, 20], [0.0, math.nan, 2.0], 1.0) == 10, "the line goes on over a gap"
+    assert first_crossing([0, 10], [math.nan, math.nan], 1.0) is None
 
 
 @pytest.fixture
@@ -88,6 +90,40 @@ def test_only_evaluations_that_all_have():
     assert base.final.mean == pytest.approx(2) and math.isnan(base.final.low)
 
 
+def test_seeds_that_only_one_has():
+    """What a row is measured against is of the seeds that both have: here seed 1 alone, where the baseline ended at 0.25."""
+    outcomes = {
+        "base": {0: outcome((1, 1, 9)), 1: outcome((1, 1, 2))},
+        "other": {1: outcome((1, 3, 3)), 2: outcome((1, 1, 1))},
+    }
+    base, other = summarise(outcomes, {"base": 1.0, "other": 1.0}, 12, "base")
+    assert base.reached == pytest.approx(120) and base.final.mean == pytest.approx(1.125)
+    assert other.difference.mean == pytest.approx(0.25) and other.difference.count == 1
+    assert other.reached == pytest.approx(60) and other.reached_by == 1, "the mean curve: 0, 0.25, 0.25"
+    facts = Facts("base", 12, 32, 4, "clip", 0.3, {"held": 0.5}, {}, {})
+    assert "| other | 1 | 2 | +0.25 ± 3.18 | +0.25, of 1 seeds |" in comparison_report.markdown(
+        [base, other], None, facts
+    )
+
+
+def test_a_training_without_a_score_spoils_its_own_row_only():
+    outcomes = {
+        "base": {s: outcome((1, 1, 3)) for s in range(2)},
+        "gap": {0: outcome((1, 1, math.nan), unscored=4), 1: outcome((1, 1, 3))},
+    }
+    base, gap = summarise(outcomes, {"base": 1.0, "gap": 1.0}, 12, "base")
+    assert base.final.mean == 0.5 and base.reached == 120
+    assert math.isnan(gap.final.mean) and math.isnan(gap.spread) and gap.least == "b" and gap.unscored == 4
+    text = comparison_report.markdown([base, gap], None, Facts("base", 12, 32, 4, "clip", 0.3, {"held": 0.5}, {}, {}))
+    assert "nan" not in text and "which are in no mean: gap 4." in text
+
+
+def test_other_rewards_are_refused():
+    other = replace(outcome((1, 2, 3)), trained={"a": np.array([1.0, 2.0, 3.0])}, spread={"a": 2.0})
+    with pytest.raises(RunError, match=r"other, seed 0, has other rewards: a, held \(held out\). Fix: "):
+        summarise({"base": {0: outcome((1, 2, 3))}, "other": {0: other}}, {"base": 1.0, "other": 1.0}, 1, "base")
+
+
 def test_what_did_not_start_alike_is_refused():
     outcomes = {"base": {0: outcome((1, 2, 3))}, "other": {0: outcome((1.1, 2, 3))}}
     with pytest.raises(RunError, match="other, seed 0, began at a 1.1 where others began at 1,.*Fix: "):
@@ -107,12 +143,13 @@ def facts():
 
 
 def test_the_tables(rows, facts):
-    sweep = Sweep([1000], 10, {"better": {1e-4: 0.5, 2e-4: 0.75}}, {"better": 2e-4})
+    sweep = Sweep([1000], 10, {"better": {1e-4: 0.5, 2e-4: 0.75}, "worse": {}}, {"better": 2e-4}, [1e-4, 2e-4])
     text = comparison_report.markdown(rows, sweep, facts)
     assert "120 samples each: 10 iterations of 12." in text
     assert "| better | 0.0002 | 3 | +1.50 ± 0.62 | **+1.00 (+1.00 … +1.00)** | < 0.001 | 80 (3 of 3 seeds) |" in text
     assert "| worse | 0.0003 | 3 |" in text and "not reached (0 of 3 seeds)" in text
     assert "| better | +0.50 | **+0.75** | at an edge of the sweep |" in text
+    assert "| worse | no score | no score |  |" in text and "no reward could give" not in text
     assert "| before training | 0 | 0 |  |  | 0.500 |  | 0.300 |" in text
     assert "| 0.700 ± 0.000 | **+0.200 (+0.200 … +0.200)** | 0.200 ± 0.000 |" in text
     # 80 samples are 80 / 12 iterations of 100 forwards.

@@ -213,6 +213,8 @@ def test_what_is_scored_is_not_sampled_again(asked, adapter, tmp_path, sampled):
     sampled.clear()
     assert asked("shapes-flux", *REWARDS, "--reward", "sharpness") == 0
     assert len(sampled) == 1 and "sharpness" in lines(tmp_path / "out")[-1]["scores"], "a new reward needs the pictures"
+    assert asked("shapes-flux", "--reward", "colorfulness") == 0 and len(sampled) == 2
+    assert asked("shapes-flux", *REWARDS, "--reward", "sharpness") == 0 and len(sampled) == 2, "no score was forgotten"
 
 
 def test_a_stop_leaves_what_is_done(asked, adapter, tmp_path, monkeypatch, capsys, sampled):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import comfyui_otca
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.model import ModelMemory
-from comfyui_otca.trainer.study.fairness import check_equal, differing
+from comfyui_otca.trainer.study.fairness import _rewards, _without, check_equal, differing
 from comfyui_otca.trainer.workflow import Workflow
 
+PACK = Path(comfyui_otca.__file__).parent
 MEMORY = {name: more[1]["default"] for name, more in ModelMemory.INPUT_TYPES()["required"].items()}
 
 
@@ -73,6 +79,35 @@ def test_unequal_rewards_are_refused(both, change):
         ValueError, match=r"OTCA_RewardSharpness \(.*\) is in its stack alone; OTCA_RewardSharpness \(.*\) is not in"
     ):
         check_equal(both({"OTCA_RewardSharpness": change}), "otca")
+
+
+def test_every_output_of_a_reward_node_is_a_reward():
+    graph = json.loads((PACK / "workflows" / "api" / "otca_wan22_video.json").read_text())
+    (stack,) = [node for node, entry in graph.items() if entry["class_type"] == "OTCA_RewardStack"]
+    fewer = json.loads(json.dumps(graph))
+    gone = fewer[stack]["inputs"].pop("reward_2")
+    assert gone[1] > 0, "not the first output of its node"
+    whole, part = (_rewards(Workflow(own, NODE_CLASS_MAPPINGS)) for own in (graph, fewer))
+    assert len(whole) == len(part) + 1 and _without(part, whole) == []
+    [lacking] = _without(whole, part)
+    assert lacking[:2] == ("OTCA_RewardVideoAlign", gone[1])
+
+
+def test_links_and_second_nodes_of_a_class_are_told(small_workflow):
+    base = small_workflow(source="quickstart_six_rewards.json")
+    graph = base.graph
+    first, second = base.find("OTCA_RewardClipT")[:2]
+    graph[first]["inputs"]["coefficient"] = 5.0
+    (stack,) = base.find("OTCA_RewardStack")
+    rewards = {name: link for name, link in graph[stack]["inputs"].items() if name.startswith("reward_")}
+    names = sorted(rewards)
+    graph[stack]["inputs"] |= dict(
+        zip(names, [rewards[name] for name in (names[1], names[0], *names[2:])], strict=True)
+    )
+    told = differing(Workflow(graph, base.node_classes), base)
+    assert "RewardClipT.coefficient = 5.0 instead of 1.0" in told
+    kinds = [graph[rewards[name][0]]["class_type"].removeprefix("OTCA_") for name in names[:2]]
+    assert f"RewardStack.{names[0]} from {kinds[1]} instead of {kinds[0]}" in told and len(told) == 3
 
 
 def test_a_workflow_that_cannot_run_is_named(both):

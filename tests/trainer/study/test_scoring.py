@@ -74,6 +74,11 @@ def test_prompts_by_the_files_names(folder):
     other.rename(folder / "metadata.jsonl")
     (folder / "1.txt").write_text("b\n")
     assert prompts_of(files, None) == ["a", "b", "c"], "beside it, then the metadata"
+    rows = (folder / "metadata.jsonl").read_text().splitlines()
+    bare = [json.dumps({"file_name": json.loads(rows[-1])["file_name"]})]
+    (folder / "metadata.jsonl").write_text("\n".join(rows[:-1] + bare))
+    with pytest.raises(ValueError, match="has no prompt, neither in"):
+        prompts_of(files, None)
 
 
 # --- rewards by name --------------------------------------------------------------------------------------------------
