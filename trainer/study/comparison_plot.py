@@ -81,13 +81,14 @@ def _names_at_ends(axis, rows: Sequence[Row], styles: Mapping[str, dict]) -> Non
         axis.annotate(
             row.name,
             (end, row.curve[-1].mean),
-            (end * 1.03, place),
+            (end * 1.05, place),
             fontsize=9,
             va="center",
             color=styles[row.name]["color"],
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
+                "relpos": (0, 0.5),  # to the name's beginning, not through it
                 "color": styles[row.name]["color"],
                 "linewidth": 0.6,
                 "shrinkA": 0,
