@@ -248,6 +248,7 @@ def _compare(given: argparse.Namespace) -> int:
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
     from ..trainer import host
+    from ..trainer.layout import named_place
     from ..trainer.prompts import read_prompts
     from ..trainer.study import compare, fairness
 
@@ -259,7 +260,7 @@ def _compare(given: argparse.Namespace) -> int:
     host.quiet_libraries()
     workflows = {}
     for text in given.workflows:
-        name, given.workflow = compare.named(text)
+        name, given.workflow = named_place(text, "workflow")
         if name in workflows:
             raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
         workflows[name] = options.load(given)
@@ -307,7 +308,8 @@ def _vbench(given: argparse.Namespace) -> int:
     evaluations = []
     for text in given.results:
         name, equals, place = text.partition("=")
-        evaluations.append(vbench.read(Path(place), name) if equals else vbench.read(Path(text)))
+        own = (Path(place).expanduser(), name) if equals else (Path(text).expanduser(),)
+        evaluations.append(vbench.read(*own))
     print(vbench.markdown(evaluations), end="")
     if given.csv is not None:
         given.csv.write_text(vbench.as_csv(evaluations), encoding="utf-8")

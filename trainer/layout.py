@@ -51,6 +51,22 @@ def plain_name(value: object) -> str:
     return value
 
 
+def named_place(text: str, what: str) -> tuple[str, Path]:
+    """`PLACE` or `NAME=PLACE`, as it is given on the command line; else a folder's own name, or a file's without its suffix.
+
+    Raises:
+        ValueError: the name is no plain one; says what it is of.
+    """
+    name, equals, place = text.partition("=")
+    place = Path(place if equals else text).expanduser()
+    whole = place.resolve()  # that of "." too
+    name = name if equals else whole.name if whole.is_dir() else whole.stem
+    try:
+        return plain_name(name), place
+    except ValueError as error:
+        raise ValueError(f"{what} {text!r}: the name {name!r} {error}; NAME=FILE gives another") from error
+
+
 def owner(folder: Path) -> int | None:
     """The id of another living process that is training in that folder, if there is one; the launcher of this one is not."""
     try:

@@ -22,7 +22,7 @@ import numpy as np
 from .. import features, host, plots, sample
 from ..graph import RUN_NODE, STEP_NODE
 from ..launch import FOLDER
-from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, plain_name, write_text
+from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, write_text
 from ..record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
 from ..run import differences, only
 from ..workflow import Workflow
@@ -86,18 +86,6 @@ class Training:
     def finished(self) -> bool:
         status = read_object(self.folder / STATUS, {})
         return status.get("status") == "finished" and status.get("total") == self.iterations
-
-
-def named(text: str) -> tuple[str, Path]:
-    """`FILE` or `NAME=FILE`. Raises ValueError for a name that is no plain one."""
-    name, equals, file = text.partition("=")
-    place = Path(file if equals else text).expanduser()
-    whole = place.resolve()  # that of "." too
-    name = name if equals else whole.name if whole.is_dir() else whole.stem
-    try:
-        return plain_name(name), place
-    except ValueError as error:
-        raise ValueError(f"workflow {text!r}: the name {name!r} {error}; NAME=FILE gives another") from error
 
 
 def compare(

@@ -21,7 +21,7 @@ import numpy as np
 
 from .. import guidance, host, lora, plots, rollout, sample, weights
 from ..guidance import Guide
-from ..layout import ADAPTER, plain_name, write_text
+from ..layout import ADAPTER, named_place, plain_name, write_text
 from ..media import eight_bits, mp4
 from ..record import RunError, json_line, read_lines, read_object
 from ..rewards.base import score
@@ -72,13 +72,7 @@ def parse_lora(text: str) -> Method:
     Raises:
         ValueError: a name that is no plain one.
     """
-    name, equals, file = text.partition("=")
-    place = Path(file if equals else text).expanduser()
-    name = name if equals else place.resolve().stem
-    try:
-        plain_name(name)
-    except ValueError as error:
-        raise ValueError(f"--lora {text!r}: the name {name!r} {error}; --lora NAME=FILE gives another") from error
+    name, place = named_place(text, "--lora")
     return Method(name, place / ADAPTER if place.is_dir() else place)
 
 

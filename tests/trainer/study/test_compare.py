@@ -15,7 +15,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.trainer import host, record
 from comfyui_otca.trainer.record import RunError
 from comfyui_otca.trainer.study import compare
-from comfyui_otca.trainer.study.compare import Settings, choose, named, trainings
+from comfyui_otca.trainer.study.compare import Settings, choose, trainings
 
 ALIKE = Settings(
     iterations=2,
@@ -48,16 +48,6 @@ def finish(training, rise):
     lines = {"seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
     (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
-
-
-def test_names(tmp_path):
-    assert named("runs/quickstart.json") == ("quickstart", Path("runs/quickstart.json"))
-    assert named("OTCA=a/b.json") == ("OTCA", Path("a/b.json"))
-    with pytest.raises(ValueError, match="NAME=FILE"):
-        named("a:b=c.json")
-    run = tmp_path / "v1.5"
-    run.mkdir()
-    assert named(str(run)) == ("v1.5", run), "a run's folder, not a file of type .5"
 
 
 # --- which trainings -------------------------------------------------------------------------------------------------
