@@ -75,8 +75,15 @@ def _declined(earlier: Sequence[Mapping], row: Mapping, name: str) -> Mapping | 
     if not alike:
         return None
     top = max(alike, key=lambda other: other["rewards"][name]["mean"])
-    differences = gains(top, row, name)
+    return top if fell(top, row, name) else None
+
+
+def fell(earlier: Mapping, later: Mapping, name: str) -> bool:
+    """Whether a reward is lower in the later evaluation by more than one standard error, over the same pairs of prompt and seed.
+
+    False of fewer than two pairs.
+    """
+    differences = gains(earlier, later, name)
     if len(differences) < 2:
-        return None
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return top if statistics.fmean(differences) < -error else None
+        return False
+    return statistics.fmean(differences) < -statistics.stdev(differences) / math.sqrt(len(differences))

@@ -300,19 +300,25 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
     """For every workflow the rate with the best mean final score over all these seeds; the lower of equals.
 
     A rate that failed with any of them, or ended without a score, is out; a workflow of which nothing is left is chosen none for.
+    Where a held-out reward declined with any of them the score was got by hacking, so such a rate is the last choice.
     """
     scores: dict[str, dict[float, float]] = {training.name: {} for training in tuning}
+    declined: dict[str, set[float]] = {name: set() for name in scores}
     chosen = {}
     for training in tuning:
         own = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
         if all(other.finished for other in own):
-            finals = [comparison.read(other.folder).score[-1] for other in own]
+            outcomes = [comparison.read(other.folder) for other in own]
+            finals = [outcome.score[-1] for outcome in outcomes]
+            if any(outcome.declined for outcome in outcomes):
+                declined[training.name].add(training.rate)
             if np.isfinite(finals).all():
                 scores[training.name][training.rate] = sum(finals) / len(finals)
     for name, own in scores.items():
         if own:
-            chosen[name] = max(sorted(own), key=own.get)
-    return Sweep(list(seeds), iterations, scores, chosen, sorted({training.rate for training in tuning}))
+            chosen[name] = max(sorted(own), key=lambda rate: (rate not in declined[name], own[rate]))
+    rates = sorted({training.rate for training in tuning})
+    return Sweep(list(seeds), iterations, scores, chosen, rates, {name: sorted(own) for name, own in declined.items()})
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

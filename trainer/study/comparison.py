@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..best import fell
 from ..layout import EVALUATIONS, METRICS
 from ..record import RunError, read_lines
 from .statistics import Interval, holm, mean_interval, paired_p
@@ -35,6 +36,7 @@ class Outcome:
         diversity: of the trained model's pictures, NaN where it was not measured.
         seconds: of an iteration, the median.
         forwards, with_gradient: of an iteration, the mean.
+        declined: held-out rewards that ended below where they began, see `best.fell`.
         unscored: scores that a reward could not give in the last evaluation; they are in no mean.
     """
 
@@ -46,6 +48,7 @@ class Outcome:
     seconds: float
     forwards: float
     with_gradient: float
+    declined: tuple[str, ...] = ()
     unscored: int = 0
 
     @cached_property
@@ -92,6 +95,7 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         seconds=statistics.median(row["seconds/iteration"] for row in history),
         forwards=statistics.fmean(row["forwards/all"] for row in history),
         with_gradient=statistics.fmean(row["forwards/with_gradient"] for row in history),
+        declined=tuple(name for name in first if name not in trained and fell(evaluations[0], evaluations[-1], name)),
         unscored=sum(figures["values"].count(None) for figures in evaluations[-1]["rewards"].values()),
     )
 
@@ -137,6 +141,7 @@ class Row:
     seconds: float
     forwards: float
     with_gradient: float
+    declined: dict[str, int]  # {held-out reward: the number of seeds with which it ended below where it began}
     unscored: int  # of all seeds
 
     @property
@@ -206,6 +211,9 @@ def _row(
         seconds=statistics.median(run.seconds for run in runs),
         forwards=statistics.fmean(run.forwards for run in runs),
         with_gradient=statistics.fmean(run.with_gradient for run in runs),
+        declined={
+            reward: count for reward in runs[0].held_out if (count := sum(reward in run.declined for run in runs))
+        },
         unscored=sum(run.unscored for run in runs),
     )
 

@@ -21,6 +21,9 @@ class Sweep:
     scores: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # {workflow: {rate: score}}
     chosen: Mapping[str, float] = field(default_factory=dict)
     rates: Sequence[float] = ()  # that were asked for
+    declined: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # {workflow: rates at which a held-out reward fell}
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,15 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     if facts.differing:
         parts.append(_differing(facts))
     parts.append([_notes(facts)])
+    if any(row.declined for row in rows):
+        told = [
+            f"{reward} of {row.name} with {count} of {len(row.seeds)} seeds"
+            for row in rows
+            for reward, count in row.declined.items()
+        ]
+        parts.append(
+            [f"Held-out rewards that ended below where they began, by more than one standard error: {'; '.join(told)}."]
+        )
     if any(row.unscored for row in rows):
         told = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
         parts.append([f"Scores that no reward could give in the last evaluations, and which are in no mean: {told}."])
@@ -146,6 +158,8 @@ def _sweep(sweep: Sweep) -> list[str]:
     body = []
     for name, own in sweep.scores.items():
         cells = [_number(own.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
+        fallen = sweep.declined.get(name, ())
+        cells = [f"{cell} ↓" if rate in fallen else cell for rate, cell in zip(rates, cells, strict=True)]
         chosen = [
             f"**{cell}**" if rate == sweep.chosen.get(name) else cell for rate, cell in zip(rates, cells, strict=True)
         ]
@@ -154,7 +168,9 @@ def _sweep(sweep: Sweep) -> list[str]:
     seeds = ", ".join(map(str, sweep.seeds))
     return [
         f"Learning rates, tuned equally: final score after {sweep.iterations} iterations, mean over seeds {seeds}, which are "
-        "used for nothing else. The best is bold, and the one above.",
+        "used for nothing else. The best is bold, and the one above. ↓: a held-out reward ended below where it began, by more "
+        "than one standard error over the pairs of prompt and seed. What rises there was hacked, so such a rate is chosen only "
+        "where there is no other.",
         "",
         *_table(["workflow", *(f"{rate:g}" for rate in rates), ""], body),
     ]

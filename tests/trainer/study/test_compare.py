@@ -27,8 +27,11 @@ ALIKE = Settings(
 )
 
 
-def finish(training, rise):
-    """Writes what a training leaves behind whose one trained reward rises by so many standard deviations."""
+def finish(training, rise, held_out=(0.5, 0.75)):
+    """Writes what a training leaves behind whose one trained reward rises by so many standard deviations.
+
+    `held_out`: what a second reward gave the two pictures at the end, of which it gave 0.5 and 0.75 before training.
+    """
     folder = training.folder
     folder.mkdir(parents=True)
     (folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
@@ -40,10 +43,11 @@ def finish(training, rise):
         {
             "iteration": i,
             "rewards": {
-                "a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False, "values": [0, None]}
+                "a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False, "values": [0, None]},
+                "judge": {"mean": sum(judged) / 2, "std": 1, "held_out": True, "values": judged},
             },
         }
-        for i in (0, training.iterations)
+        for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
     ]
     lines = {"seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
     (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
@@ -213,6 +217,18 @@ def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
     assert sweep.rates == [5e-5, *rates], "also those that nobody could score"
     none = choose([own for own in tuning if (own.name, own.rate) == ("uniform", 4e-4)], (1000, 1001), 2)
     assert none.scores == {"uniform": {}} and none.chosen == {}
+
+
+def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_path):
+    rates = (1e-4, 2e-4, 4e-4)
+    tuning = trainings(both(), {"otca": rates, "uniform": rates}, (1000,), ALIKE, tmp_path)
+    # Differences 0.25 and -0.25: mean 0; -0.25 and 0: mean -0.125, standard error 0.125; -0.25 and -0.125: -0.1875, 0.0625.
+    judged = {1e-4: (0.75, 0.5), 2e-4: (0.25, 0.75), 4e-4: (0.25, 0.625)}
+    for own in tuning:
+        finish(own, own.rate * 1e4, judged[own.rate] if own.name == "otca" else judged[4e-4])
+    sweep = choose(tuning, (1000,), 2)
+    assert sweep.declined == {"otca": [4e-4], "uniform": list(rates)}
+    assert sweep.chosen == {"otca": 2e-4, "uniform": 4e-4}
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

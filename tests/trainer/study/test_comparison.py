@@ -109,13 +109,15 @@ def test_seeds_that_only_one_has():
 def test_a_training_without_a_score_spoils_its_own_row_only():
     outcomes = {
         "base": {s: outcome((1, 1, 3)) for s in range(2)},
-        "gap": {0: outcome((1, 1, math.nan), unscored=4), 1: outcome((1, 1, 3))},
+        "gap": {0: outcome((1, 1, math.nan), unscored=4, declined=("held",)), 1: outcome((1, 1, 3))},
     }
     base, gap = summarise(outcomes, {"base": 1.0, "gap": 1.0}, 12, "base")
     assert base.final.mean == 0.5 and base.reached == 120
     assert math.isnan(gap.final.mean) and math.isnan(gap.spread) and gap.least == "b" and gap.unscored == 4
     text = comparison_report.markdown([base, gap], None, Facts("base", 12, 32, 4, "clip", 0.3, {"held": 0.5}, {}, {}))
     assert "nan" not in text and "which are in no mean: gap 4." in text
+    assert gap.declined == {"held": 1} and base.declined == {}
+    assert "by more than one standard error: held of gap with 1 of 2 seeds." in text
 
 
 def test_other_rewards_are_refused():
@@ -143,12 +145,14 @@ def facts():
 
 
 def test_the_tables(rows, facts):
-    sweep = Sweep([1000], 10, {"better": {1e-4: 0.5, 2e-4: 0.75}, "worse": {}}, {"better": 2e-4}, [1e-4, 2e-4])
+    scores = {"better": {1e-4: 0.5, 2e-4: 0.75}, "worse": {}, "base": {1e-4: 0.25, 2e-4: 9.0}}
+    sweep = Sweep([1000], 10, scores, {"better": 2e-4, "base": 1e-4}, [1e-4, 2e-4], {"base": [2e-4]})
     text = comparison_report.markdown(rows, sweep, facts)
     assert "120 samples each: 10 iterations of 12." in text
     assert "| better | 0.0002 | 3 | +1.50 ± 0.62 | **+1.00 (+1.00 … +1.00)** | < 0.001 | 80 (3 of 3 seeds) |" in text
     assert "| worse | 0.0003 | 3 |" in text and "not reached (0 of 3 seeds)" in text
     assert "| better | +0.50 | **+0.75** | at an edge of the sweep |" in text
+    assert "| base | **+0.25** | +9.00 ↓ | at an edge of the sweep |" in text
     assert "| worse | no score | no score |  |" in text and "no reward could give" not in text
     assert "| before training | 0 | 0 |  |  | 0.500 |  | 0.300 |" in text
     assert "| 0.700 ± 0.000 | **+0.200 (+0.200 … +0.200)** | 0.200 ± 0.000 |" in text
