@@ -146,6 +146,10 @@ class GRPOStep:
         from ..trainer import grpo
         from ..trainer.record import report
 
+        if not trajectories.made_by(model):  # whose old policy this one never was
+            raise ValueError(
+                "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
+            )
         host.make_room()
         settings = grpo.UpdateSettings(
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional

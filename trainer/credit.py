@@ -124,10 +124,11 @@ def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Se
 def pcpo(
     latents: Tensor, final: Tensor, trained: Sequence[int], sensitivities: Sequence[float], sigmas: Sequence[float]
 ) -> StepCredit:
-    """Proportionate credit (PCPO, 2509.25774): log ρ̃_j = ζ·Δ_j/c_j·log ρ_j with ζ = Σ c_j / Σ Δ_j over the trained steps.
+    """Proportionate credit (PCPO, 2509.25774): log ρ̃_j = ζ·Δ_j/c_j·log ρ_j with ζ = Σ c_j / Σ Δ_j.
 
-    Left alone, a step pulls as hard as its log-ratio is sensitive to the velocity, c_j; so scaled, as it is long. The paper's
-    other half is the objective `log_hinge`.
+    The sums are over all steps that could be trained, so that a window that moves over them leaves ζ as it is. Left alone, a step
+    pulls as hard as its log-ratio is sensitive to the velocity, c_j; so scaled, as it is long. The paper's other half is the
+    objective `log_hinge`.
 
     Args:
         latents, final, trained: as for `tcd`; similarities are reported though not used.
@@ -135,11 +136,12 @@ def pcpo(
         sigmas: T+1 noise levels.
     """
     trained = _checked(trained, latents.shape[1] - 1)
-    steps = [sigmas[j] - sigmas[j + 1] for j in trained]
-    own = [sensitivities[j] for j in trained]
-    zeta = sum(own) / sum(steps)
-    credit = _given(latents, final, trained, [1.0] * (latents.shape[1] - 1), "pcpo")
-    return replace(credit, ratio_scale=tuple(zeta * step / c for step, c in zip(steps, own, strict=True)))
+    steps = [sigma - following for sigma, following in zip(sigmas, sigmas[1:], strict=False)]
+    last = len(steps) - 1  # deterministic, unless it is trained
+    possible = [j for j, c in enumerate(sensitivities) if math.isfinite(c) and (j != last or j in trained)]
+    zeta = sum(sensitivities[j] for j in possible) / sum(steps[j] for j in possible)
+    credit = _given(latents, final, trained, [1.0] * len(steps), "pcpo")
+    return replace(credit, ratio_scale=tuple(zeta * steps[j] / sensitivities[j] for j in trained))
 
 
 def grpo_guard(
@@ -161,25 +163,28 @@ def grpo_guard(
 
 
 def combined(first: StepCredit, second: StepCredit) -> StepCredit:
-    """Both credits at once: weights are multiplied and scaled to mean 1 again, so are places; ratio scales are multiplied.
+    """Both credits at once: weights are multiplied and scaled to mean 1 again, and so are places.
 
     ΔS, and with it MOCA's exploration, is the first one's.
 
     Raises:
-        ValueError: credits of different trained steps.
+        ValueError: credits of different trained steps, or two that rescale the ratio: the product would do what neither means.
     """
     if first.trained != second.trained or len(first.weights) != len(second.weights):
         raise ValueError(
             f"credits of {len(first.weights)} samples and steps {first.trained} and of {len(second.weights)} samples and steps "
             f"{second.trained} do not go together. Fix: connect both to the same trajectories"
         )
+    if first.ratio_scale and second.ratio_scale:
+        raise ValueError(
+            f"credit_1 ({first.method}) and credit_2 ({second.method}) both rescale the ratio. Fix: keep one of the two"
+        )
     weights = _mean_one(first.weights * second.weights)
-    scales = [credit.ratio_scale for credit in (first, second) if credit.ratio_scale]
     return replace(
         first,
         weights=weights,
         place=_both(first.place, second.place),
-        ratio_scale=tuple(math.prod(own) for own in zip(*scales, strict=True)),
+        ratio_scale=first.ratio_scale or second.ratio_scale,
         regulated=first.regulated or second.regulated,
         method=f"{first.method} · {second.method}",
         seconds=first.seconds + second.seconds,
@@ -187,7 +192,16 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
 
 
 def placed(credit: StepCredit, place: Tensor) -> StepCredit:
-    """The same credit, where in the latent `place` [B, h, w] or [B, F, h, w] says, and where it went already."""
+    """The same credit, where in the latent `place` [B, h, w] or [B, F, h, w] says, and where it went already.
+
+    Raises:
+        ValueError: a credit of other samples.
+    """
+    if len(credit.weights) != len(place):
+        raise ValueError(
+            f"credit: it is of {len(credit.weights)} samples, the trajectories are {len(place)}. Fix: connect both to the same "
+            "SDE Sampler"
+        )
     return replace(credit, place=_both(credit.place, place), method=f"{credit.method} · place")
 
 

@@ -5,6 +5,7 @@ A new fusion method is one function that returns a `Fused`, and its node.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from .types import Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 EXPLORATIONS = ("literal", "centered")
 RECENTERINGS = ("none", "group")
@@ -191,7 +194,7 @@ def fuse(
             "same SDE Sampler"
         )
     started = time.perf_counter()
-    valid = scores.values.isfinite().all(1)
+    valid = _counted(scores.values.isfinite().all(1), credit.similarity, scores.groups)
     rewards = torch.where(valid[:, None], scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
     normalised = group_advantages(rewards, scores.groups, valid, std_scope)
@@ -200,7 +203,7 @@ def fuse(
     strength = exploration_strength(contribution, per_objective, scores.groups, exploration, valid)
     objectives = Objectives(rewards, per_objective, coefficients, scores.groups, valid, strength, std_scope)
     fused = METHODS[method](objectives)
-    fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients)
+    fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients.nan_to_num())
     if recentering == "group":
         fused = recenter(fused, scores.groups, valid)
     z, tanh_e = fused.advantage, contribution_tanh(contribution, scores.groups, exploration, valid)
@@ -209,16 +212,16 @@ def fuse(
         "z/group_mean": _mean(_group_means(z, scores.groups, valid)),
         "moca/tanh_e": _mean(tanh_e[valid]),
         "moca/lambda": _mean(strength[valid]),
-        "credit/weight_variation": (credit.weights.std(0) if len(z) > 1 else credit.weights[0] * 0).mean().item(),
+        "credit/weight_variation": _variation(credit.weights[valid]),
         "groups/zero_std": float(_silent_groups(normalised, scores.groups, valid)),
         "groups/masked_samples": float((~valid).sum()),
     }
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[valid, k])
     for position, step in enumerate(credit.trained):
-        metrics[f"credit/step/{step}"] = credit.weights[:, position].mean().item()
+        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
     return Advantages(
-        step_advantage=credit.weights * z[:, None],
+        step_advantage=torch.where(valid[:, None], credit.weights * z[:, None], 0.0),
         per_objective=per_objective,
         fused=fused,
         valid=valid,
@@ -261,6 +264,7 @@ def fuse_gains(
     started = time.perf_counter()
     groups = scores.groups
     valid = gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1)
+    valid = _counted(valid, similarity, groups)
     gains = torch.where(valid[:, None, None], gains, 0.0)
     coefficients = torch.tensor(scores.coefficients)
 
@@ -279,12 +283,12 @@ def fuse_gains(
     metrics = {
         "z/zero_fraction": _mean((z[valid] == 0).float()),
         "z/group_mean": _mean(_group_means(z, groups, valid)),
-        "credit/weight_variation": credit.weights.std(0).mean().item(),
+        "credit/weight_variation": _variation(credit.weights[valid]),
         "groups/zero_std": float(_silent_groups(per_objective.abs().amax(1), groups, valid)),
         "groups/masked_samples": float((~valid).sum()),
     }
     for position, step in enumerate(trained):
-        metrics[f"credit/step/{step}"] = credit.weights[:, position].mean().item()
+        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
         for k, name in enumerate(scores.names):
             metrics[f"gain/{name}/{step}"] = _mean(gains[valid, position, k])
     shown = torch.ones_like(per_objective) if fusion == "weighted_advantages" else coefficients.expand_as(per_objective)
@@ -299,6 +303,28 @@ def fuse_gains(
         method="stepwise_gain",
         seconds=time.perf_counter() - started,
     )
+
+
+def _counted(scored: Tensor, similarity: Tensor, groups: Tensor) -> Tensor:
+    """Which samples take part, [B] bool: scored, with finite latents, and not the only one of their group (method.md §3).
+
+    Latents that overflowed make a black picture, which some rewards score as any other.
+    """
+    finite = similarity.isfinite().all(1)
+    if not finite.all():
+        lost = ", ".join(map(str, (~finite).nonzero()[:, 0].tolist()))
+        logger.warning(
+            "latents of the samples %s are not finite: they are left out. Fix if it goes on: dtype bfloat16 or float32",
+            lost,
+        )
+    valid = scored & finite
+    members = torch.zeros(int(groups.max()) + 1, dtype=torch.int64).index_add(0, groups, valid.long())
+    return valid & (members[groups] > 1)
+
+
+def _variation(weights: Tensor) -> float:
+    """Mean over the steps of the standard deviation over the samples [B, T']."""
+    return weights.std(0).mean().item() if len(weights) > 1 else 0.0
 
 
 def _mean(values: Tensor) -> float:

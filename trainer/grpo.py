@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -150,6 +151,9 @@ def update(
         )
     started = time.perf_counter()
     model.come_back()
+    if model.is_sharded and not trajectories.latents.isfinite().all():
+        # Masked samples keep pace with the other processes, and 0 times NaN is no 0.
+        trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())
     staleness = model.version - trajectories.policy_version
     optimizer = model.optimizer_for(settings)
     tally = _Tally()
@@ -192,24 +196,31 @@ def update(
         logger.warning(
             "log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, settings.clip_range
         )
-    metrics["kl/reference"] = reference_divergence(model, trajectories)
+    metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
     metrics["seconds/update"] = time.perf_counter() - started
     return metrics
 
 
 @torch.no_grad()
-def reference_divergence(model: FlowModel, trajectories: Trajectories) -> float:
-    """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample."""
+def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_size: int = 0) -> float:
+    """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample.
+
+    `batch_size` samples at a time, 0: as many as were sampled at a time.
+    """
     step = trajectories.trained[model.version % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([own for own, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
-    divergence = torch.zeros(0)
-    if len(first) or model.is_sharded:
-        asked = first if len(first) else torch.zeros(1, dtype=torch.int64)  # to keep pace with the others
-        velocity = velocity_at(model, trajectories, step, asked)
-        with model.reference():
-            divergence = (velocity - velocity_at(model, trajectories, step, asked)).square().flatten(1).mean(1)
-    return distributed.whole(divergence[: len(first)].cpu()).mean().item()
+    size = batch_size or trajectories.settings.batch_size or max(1, len(first))
+    asked = list(first.split(size)) if len(first) else []
+    if model.is_sharded:  # to keep pace with the others
+        most = int(distributed.each(torch.tensor([len(asked)])).max())
+        asked += [torch.zeros(1, dtype=torch.int64)] * (most - len(asked))
+    policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
+    with model.reference() if asked else contextlib.nullcontext():
+        untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
+    apart = [(own - other).square().flatten(1).mean(1).cpu() for own, other in zip(policy, untrained, strict=True)]
+    divergence = torch.cat(apart) if apart else torch.zeros(0)
+    return distributed.whole(divergence[: len(first)]).mean().item()
 
 
 def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, staleness: int) -> list[Tensor]:
@@ -403,7 +414,7 @@ def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -
     norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
     tally.gradient_norms.append(norm)
     if not (math.isfinite(norm) and tally.finite()):
-        model.nonfinite_in_a_row += 1
+        model.nonfinite_in_a_row += model.loss_scale.value == 1  # else it is the scale that was too large
         model.loss_scale.overflowed()
         logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
         if model.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:

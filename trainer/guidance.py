@@ -209,6 +209,8 @@ def _check_base(model: FlowModel, adapter: Path) -> None:
     graph = json.loads(workflow.read_text(encoding="utf-8"))
     loaders = [node["inputs"] for node in graph.values() if node["class_type"] == _LOADER]
     for name in [inputs.get("path") or inputs["model"] for inputs in loaders]:
+        if not isinstance(name, str):  # linked
+            continue
         try:
             base = host.find_model(name, "model_index.json").resolve()
         except FileNotFoundError:  # trained elsewhere

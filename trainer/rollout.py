@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -69,7 +69,13 @@ def sample(
         )
     started = time.perf_counter()
     model.come_back()
+    model.forget_gradients()
     sigmas = model.sigmas(settings)
+    if not _trainable(settings, sigmas):
+        raise ValueError(
+            f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
+            f"{settings.window} is stochastic, so nothing can be trained. Fix: raise eta, or move the window to earlier steps"
+        )
     condition = model.condition(prompts.texts, settings)
     share = distributed.share(len(prompts.texts) * group_size)
     if model.is_sharded and share.total % distributed.world():
@@ -97,11 +103,6 @@ def sample(
         torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
     )
     stds, trained = parts[0]["stds"], parts[0]["trained"]
-    if not trained:
-        raise ValueError(
-            f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
-            f"{settings.window} is stochastic, so nothing can be trained. Fix: raise eta, or move the window to earlier steps"
-        )
     kept = None
     if keep_graph:
         kept = [torch.cat(velocities) for velocities in zip(*(part["kept"] for part in parts), strict=True)]
@@ -181,6 +182,15 @@ def step_kinds(settings: SamplerSettings) -> list[str]:
         settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
         for j in range(settings.transitions)
     ]
+
+
+def _trainable(settings: SamplerSettings, sigmas: Sequence[float]) -> bool:
+    """Whether any transition is stochastic, which its noise levels alone decide."""
+    point = torch.zeros(1, 1)
+    return any(
+        transition(kind, point, point, sigma, following, eta=settings.eta, sigma_after_first=sigmas[1]).std >= MIN_STD
+        for kind, sigma, following in zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)
+    )
 
 
 def first_of_each(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .ahead import Ahead
+    from .flow.base import FlowModel
     from .rewards import Reward
 
 Metrics = Mapping[str, float]
@@ -96,7 +97,7 @@ class Trajectories:
             pass.
         unconditional_gradient: whether those graphs reach through the negative half of guidance.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
-        decode: latents [N, C, h, w] to pictures [N, H, W, 3], by the model that sampled.
+        decode: latents [N, C, h, w] to pictures [N, H, W, 3], a method of the model that sampled.
         ahead: where the Reward Stack finds what was scored while these were sampled, and asks for the next ones.
     """
 
@@ -125,6 +126,9 @@ class Trajectories:
     def texts(self) -> list[str]:
         """The prompt of each of the B samples."""
         return [self.prompts[group] for group in self.groups.tolist()]
+
+    def made_by(self, model: FlowModel) -> bool:
+        return self.decode is None or self.decode.__self__ is model
 
 
 @dataclass(frozen=True)

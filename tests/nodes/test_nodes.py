@@ -243,6 +243,16 @@ def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
         assert trained(workflow)[1].metrics["policy/staleness"] == 1
 
 
+def test_the_model_that_is_trained_is_the_one_that_sampled(small_workflow):
+    graph = small_workflow().graph
+    (loader,) = [node for node, entry in graph.items() if entry["class_type"] == "OTCA_LoadFlowModel"]
+    (step,) = [node for node, entry in graph.items() if entry["class_type"] == "OTCA_GRPOStep"]
+    graph["other"] = graph[loader]
+    graph[step]["inputs"]["model"] = ["other", 0]
+    with pytest.raises(NodeError, match="GRPO Step.*model: it is not the one that sampled these trajectories. Fix: "):
+        Workflow(graph, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS).run(targets=[step])
+
+
 @pytest.mark.painted
 def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     # Of four steps one is left out, and the bars should know.

@@ -329,7 +329,10 @@ def test_pcpo_pulls_by_the_length_of_the_step():
     pull = [scale * own[j] for scale, j in zip(credit.ratio_scale, [1, 4, 8], strict=True)]
     lengths = [sigmas[j] - sigmas[j + 1] for j in (1, 4, 8)]
     assert [p / pull[0] for p in pull] == pytest.approx([d / lengths[0] for d in lengths])
-    assert sum(pull) == pytest.approx(sum(own[j] for j in (1, 4, 8))), "ζ keeps their sum"
+    # ζ is that of the steps that could be trained: all but the last, wherever a window stands.
+    assert pull[0] / lengths[0] == pytest.approx(sum(own[:9]) / (1 - sigmas[9]))
+    elsewhere = pcpo(latents, latents[:, -1], [2, 3, 4], own, sigmas)
+    assert elsewhere.ratio_scale[2] == credit.ratio_scale[1], "step 4, in either window"
 
 
 def test_grpo_guard_by_hand():
@@ -354,12 +357,24 @@ def test_combined_keeps_places_scales_and_the_guard():
     place = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])
     there = replace(plain, place=place, ratio_scale=(1.0, 2.0, 3.0, 4.0))
     guard = replace(plain, ratio_scale=(2.0, 2.0, 0.5, 1.0), regulated=True)
-    both = combined(there, guard)
-    assert torch.equal(both.place, place) and both.ratio_scale == (2.0, 4.0, 1.5, 4.0) and both.regulated
+    both = combined(replace(there, ratio_scale=()), guard)
+    assert torch.equal(both.place, place) and both.ratio_scale == (2.0, 2.0, 0.5, 1.0) and both.regulated
     twice = combined(there, replace(plain, place=place))
     # 4, 0, 1, 1 of mean 1.5
     torch.testing.assert_close(twice.place, torch.tensor([[[4.0, 0.0], [1.0, 1.0]]]) / 1.5)
     assert twice.ratio_scale == (1.0, 2.0, 3.0, 4.0) and not twice.regulated
+
+
+def test_two_that_rescale_the_ratio_do_not_combine():
+    plain = uniform(BENT, FINAL, range(4))
+    first, second = (replace(plain, method=name, ratio_scale=(1.0, 2.0, 3.0, 4.0)) for name in ("pcpo", "grpo_guard"))
+    with pytest.raises(ValueError, match=r"credit_1 \(pcpo\) and credit_2 \(grpo_guard\) both rescale.*Fix: keep one"):
+        combined(first, second)
+
+
+def test_a_place_of_other_samples_is_refused():
+    with pytest.raises(ValueError, match="credit: it is of 1 samples, the trajectories are 2. Fix: connect both"):
+        placed(uniform(BENT, FINAL, range(4)), torch.ones(2, 3, 3))
 
 
 def test_credits_of_different_steps_do_not_combine():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -379,6 +380,26 @@ def test_a_masked_sample_gets_nothing_and_sways_nobody(method, options):
     assert masked.metrics["groups/masked_samples"] == 2.0
 
 
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_sample_whose_latents_overflowed_is_masked(method, caplog):
+    """Its picture is black, and was scored as any other."""
+    scores, credit = example(7)
+    broken = replace(
+        credit,
+        **{
+            name: getattr(credit, name).index_fill(0, torch.tensor([2]), NAN)
+            for name in ("weights", "raw", "delta", "similarity")
+        },
+    )
+    rest = [b for b in range(len(GROUPS)) if b != 2]
+    masked, without = fuse(scores, broken, method), fuse(*pick(scores, credit, rest), method)
+    assert "latents of the samples 2 are not finite" in caplog.text
+    assert masked.valid.tolist() == [b != 2 for b in range(len(GROUPS))] and (masked.step_advantage[2] == 0).all()
+    torch.testing.assert_close(masked.step_advantage[rest], without.step_advantage, rtol=1e-4, atol=1e-5)
+    assert masked.fused.coefficients.isfinite().all()
+    assert masked.metrics == pytest.approx(without.metrics | {"groups/masked_samples": 1.0}, rel=1e-4, abs=1e-6)
+
+
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
 def test_an_infinite_reward_masks_like_a_missing_one(bad):
     scores, credit = example(7)
@@ -398,6 +419,7 @@ def test_a_group_with_one_valid_sample_gives_no_gradient_and_is_counted(method):
     values[[8, 10], 2] = NAN
     result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
     assert (result.step_advantage[8:] == 0).all()
+    assert not result.valid[8:].any(), "a KL term must not pull at the one that is left"
     assert (result.step_advantage[:8] != 0).any()
     assert result.metrics["groups/zero_std"] == 1.0
 

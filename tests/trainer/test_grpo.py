@@ -11,8 +11,9 @@ import torch
 
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.flow.base import LossScale
 from comfyui_otca.trainer.fusion import fuse
-from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
+from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, reference_divergence, update
 from comfyui_otca.trainer.types import Scores
 
 STILL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
@@ -289,6 +290,10 @@ def test_divergence_from_the_reference(model, sample, judged):
         with model.reference():
             frozen = model.velocity(x, taken.sigmas[step], condition, 3.5)
     assert metrics["kl/reference"] == pytest.approx((velocity - frozen).square().mean().item(), rel=1e-3)
+    sizes = []
+    model.velocity = lambda x, *rest, call=model.velocity: sizes.append(len(x)) or call(x, *rest)
+    assert reference_divergence(model, taken, 1) == pytest.approx(metrics["kl/reference"], rel=1e-3)
+    assert sizes == [1] * 4, "two prompts, each by the policy and by the reference"
 
 
 def test_two_epochs_are_two_steps_of_one_policy(model, load_model, sample, judged):
@@ -353,6 +358,14 @@ def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, judged, caplog)
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-4))
     assert moved.nonfinite_in_a_row == 0 and not unchanged(moved, before)
     assert all(parameter.isfinite().all() for parameter in moved.trainable_parameters())
+
+
+def test_a_loss_scale_that_is_too_large_is_not_counted(moved, sample, judged):
+    moved.loss_scale = LossScale(2.0)
+    advantages = judged(sample(moved))
+    for counted in (0, 1):
+        update(moved, sample(moved), poisoned(advantages), UpdateSettings(learning_rate=1e-4))
+        assert (moved.nonfinite_in_a_row, moved.loss_scale.value) == (counted, 1.0)
 
 
 def test_an_infinite_gradient_under_a_finite_loss_is_dropped(moved, sample, judged):

@@ -206,6 +206,21 @@ def test_flash_is_nearer_to_many_steps_than_as_few_euler_steps(still_model, samp
     assert errors["adams_bashforth"] < 0.8 * errors["euler"]
 
 
+def test_gradients_are_gone_while_it_samples(model, sample, small_settings):
+    parameters = model.trainable_parameters()
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    seen = []
+    sample(model, small_settings(), on_step=lambda: seen.append([parameter.grad for parameter in parameters]))
+    assert seen and all(grad is None for grads in seen for grad in grads)
+
+
+def test_what_trains_nothing_is_said_before_anything_is_sampled(still_model, sample, small_settings, monkeypatch):
+    monkeypatch.setattr(still_model, "velocity", None)
+    with pytest.raises(ValueError, match=r"window \(3, 1\) is stochastic, so nothing can be trained"):
+        sample(still_model, small_settings(window=(3, 1)))
+
+
 def test_an_unknown_solver(still_model, sample, small_settings):
     with pytest.raises(ValueError, match="ode_solver must be one of .*, not 'heun'"):
         sample(still_model, small_settings(ode_solver="heun"))

@@ -372,6 +372,11 @@ class FlowModel(Resident, ABC):
             named |= {f"{expert}.{name}": parameter for name, parameter in network.named_parameters()}
         return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
 
+    def forget_gradients(self) -> None:
+        """Those of the last update, which nobody needs while the next samples are made."""
+        for parameter in self.trainable_parameters():
+            parameter.grad = None
+
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return list(self.trainable_named().values())
 
