@@ -197,6 +197,11 @@ export function openSidebar(id) {
   if (sidebar.activeSidebarTabId !== id) sidebar.toggleSidebarTab(id);
 }
 
+/** Calls back when the server is heard again: what it sent meanwhile is lost. */
+export function onReconnected(callback) {
+  api.addEventListener("reconnected", () => callback());
+}
+
 /** Calls back when a prompt starts: started(); and when one of its nodes fails: failed(message, id). */
 export function onExecution({ started, failed }) {
   api.addEventListener("execution_start", started);

@@ -64,6 +64,14 @@ test("rows that are read again replace those known", () => {
   assert.equal(runs.mergeRows(known, []), known);
 });
 
+test("the newest run is shown until one that is there is chosen", () => {
+  const [newest, older] = [{ id: "b" }, { id: "a" }];
+  assert.equal(runs.shownRun([newest, older], null), newest);
+  assert.equal(runs.shownRun([newest, older], "a"), older);
+  assert.equal(runs.shownRun([newest, older], "deleted"), newest);
+  assert.equal(runs.shownRun([], "a"), undefined);
+});
+
 test("a run that was resumed, or is shorter than what is known, is read anew", () => {
   const now = { started: 10, iteration: 5 };
   assert.equal(runs.wentBack([row(5)], { started: 10 }, now), false);
