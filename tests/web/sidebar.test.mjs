@@ -43,7 +43,7 @@ function fakeComfy() {
 }
 
 function run(id, more = {}) {
-  const figures = { iteration: 1, total: 9, started: 1, updated: 1, has_lora: false, has_checkpoint: false };
+  const figures = { iteration: 1, total: 9, started: 1, updated: 1, rewrites: 0, has_lora: false, has_checkpoint: false };
   return { id, status: "running", place: "headless", error: null, ...figures, ...more };
 }
 
@@ -194,4 +194,15 @@ test("what an action refused stays until the next action, whatever is read meanw
   entries()[0].click();
   await settled();
   assert.deepEqual(alerts(), []);
+});
+
+test("of a run whose metrics were written anew, all rows are read again", async () => {
+  await open(run("l4-a", { iteration: 60 }));
+  comfy.asked = [];
+  comfy.runs = [run("l4-a", { iteration: 62, updated: 2 })];
+  await poll();
+  assert.equal(timesAsked("metrics of l4-a after 60"), 1);
+  comfy.runs = [run("l4-a", { iteration: 64, updated: 3, rewrites: 1 })];
+  await poll();
+  assert.equal(timesAsked("metrics of l4-a after 0"), 1);
 });
