@@ -142,6 +142,7 @@ class Element extends Node {
 
 class Document extends EventTarget {
   visibilityState = "visible";
+  documentElement = new Element("html");
   body = new Element("body");
   activeElement = this.body;
 

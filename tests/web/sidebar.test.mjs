@@ -80,6 +80,7 @@ const current = () => entries().flatMap((e) => (e.getAttribute("aria-current") =
 const head = () => panel.all("otca-run-name")[0].textContent;
 const alerts = () => panel.all("otca-error").map(({ textContent }) => textContent).filter(Boolean);
 const timesAsked = (route) => comfy.asked.filter((asked) => asked === route).length;
+const pressRefresh = () => panel.all("otca-icon-button")[0].click();
 const pressStop = () => panel.all("otca-button").find(({ textContent }) => textContent === "Stop").click();
 
 test("a poll updates the entries that are there, and leaves focus and scrolling alone", async () => {
@@ -193,6 +194,11 @@ test("what an action refused stays until the next action, whatever is read meanw
   assert.deepEqual(alerts(), ["the run cannot be stopped"]);
   entries()[0].click();
   await settled();
+  assert.deepEqual(alerts(), []);
+  pressStop();
+  await settled();
+  assert.deepEqual(alerts(), ["the run cannot be stopped"]);
+  pressRefresh();
   assert.deepEqual(alerts(), []);
 });
 
