@@ -115,6 +115,7 @@ class Run:
             "status": status,
             "place": written.get("place", "headless"),
             "iteration": iteration,
+            "rewrites": self.metrics_index.rewrites,
             "total": total,
             "started": written.get("started") or min(times, default=0.0),
             "updated": max(times, default=0.0),
@@ -279,6 +280,7 @@ class LineIndex:
     starts: array = field(default_factory=lambda: array("Q"))
     end: int = 0  # of the last complete line
     last_line: bytes = b""
+    rewrites: int = 0  # how often the file turned out to be another one than before
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def rows(self, path: Path | None, after: int) -> tuple[list[dict], bool]:
@@ -302,6 +304,7 @@ class LineIndex:
             file.seek(self.end - len(self.last_line))
             if file.read(len(self.last_line)) != self.last_line:
                 self.starts, self.end, self.last_line = array("Q"), 0, b""
+                self.rewrites += 1
                 file.seek(0)
             for line in file:
                 if not line.endswith(b"\n"):  # still being written

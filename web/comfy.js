@@ -197,10 +197,34 @@ export function openSidebar(id) {
   if (sidebar.activeSidebarTabId !== id) sidebar.toggleSidebarTab(id);
 }
 
-/** Calls back when a prompt starts: started(); and when one of its nodes fails: failed(message, id). */
+/** Calls back when the server is heard again: what it sent meanwhile is lost. */
+export function onReconnected(callback) {
+  api.addEventListener("reconnected", () => callback());
+}
+
+/**
+ * Calls back when a prompt starts: started(); and when one of its nodes fails, unless the next prompt has started by then:
+ * failed(message, id, workflow), workflow being the id of the one that was queued, as far as it has one.
+ */
 export function onExecution({ started, failed }) {
-  api.addEventListener("execution_start", started);
-  api.addEventListener("execution_error", ({ detail }) => failed(detail.exception_message, String(detail.node_id)));
+  let starts = 0;
+  api.addEventListener("execution_start", () => {
+    starts += 1;
+    started();
+  });
+  api.addEventListener("execution_error", async ({ detail }) => {
+    const before = starts;
+    const workflow = await workflowOf(detail.prompt_id);
+    if (starts === before) failed(detail.exception_message, String(detail.node_id), workflow);
+  });
+}
+
+/** The id of the workflow that a prompt was made from: another may have been opened since, before it even started. */
+async function workflowOf(prompt) {
+  const { queue_running: running } = await getJson("/queue");
+  const queued = running.find(([, id]) => id === prompt) ?? (await getJson(`/history/${prompt}`))[prompt].prompt;
+  const [, , , extra] = queued;
+  return extra.extra_pnginfo?.workflow?.id;
 }
 
 /** ComfyUI's own Stop: ends the prompt that runs. */

@@ -2,6 +2,7 @@
  * Registers the extension: puts widgets on our nodes, hands them what the server computed, opens the sidebar.
  */
 import * as comfy from "./comfy.js";
+import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
 import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { curvesWidget } from "./widgets/curves.js";
@@ -11,7 +12,7 @@ import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 
 /**
- * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose()}}. `show` is told of the
+ * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose?()}}. `show` is told of the
  * results of its own node and of those that name the node as their `credit_node`.
  */
 const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, curvesWidget, releaseWidget];
@@ -19,13 +20,13 @@ const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, curvesWidget, relea
 /** What replays a result that a widget may want, beyond the nodes that carry one. */
 const REPLAYED = "OTCA_ADVANTAGES";
 
-const widgetsOf = new WeakMap();
+const live = new LiveWidgets();
 
 function deliver(kind, data, id) {
   if (!comfy.isOfOpenWorkflow(data)) return;
   for (const target of new Set([id, data.credit_node])) {
     const node = target && comfy.findNode(target);
-    for (const widget of (node && widgetsOf.get(node)) ?? []) widget.show(kind, data);
+    for (const widget of live.of(node)) widget.show(kind, data);
   }
 }
 
@@ -33,10 +34,10 @@ function deliverToAll(kind) {
   for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
 }
 
-/** A reload of the page forgets what it was sent; the server does not. */
+/** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
 async function replay() {
   const nodes = [...comfy.allNodes()].filter(
-    ({ node }) => widgetsOf.has(node) || comfy.nodeDefinition(node)?.output?.includes(REPLAYED),
+    ({ node }) => live.of(node).length || comfy.nodeDefinition(node)?.output?.includes(REPLAYED),
   );
   const results = await Promise.all(
     nodes.map(async ({ id }) => [id, await comfy.lastResults(id).catch(() => ({}))]),
@@ -60,8 +61,9 @@ comfy.app.registerExtension({
     comfy.onNodeResult(deliver);
     comfy.onExecution({
       started: () => deliverToAll("started"),
-      failed: (message, id) => deliver("error", { message }, id),
+      failed: (message, id, workflow) => deliver("error", { message, workflow_id: workflow }, id),
     });
+    comfy.onReconnected(replay);
     setupSidebar(comfy);
   },
 
@@ -72,10 +74,11 @@ comfy.app.registerExtension({
     node.color ??= stageColor(definition.category);
     comfy.advanceByOne(node);
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
-    if (widgets.length) widgetsOf.set(node, widgets);
+    if (widgets.length) live.add(node, widgets);
   },
 
   afterConfigureGraph() {
+    live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
     deliverToAll("opened");
     replay(); // not awaited: the workflow opens meanwhile
   },

@@ -76,6 +76,7 @@ def test_summary(site, made):
         "status": "stopped",
         "place": "headless",
         "iteration": 3,
+        "rewrites": 0,
         "total": 5,
         "started": 100.0,
         "error": None,
@@ -178,6 +179,7 @@ def test_metrics_that_a_resumed_run_rewrote(site, made):
     (folder / "metrics.jsonl").write_text(again)
     rows = site.get("/otca/runs/first/metrics?after=1").json["rows"]
     assert [row["loss"] for row in rows] == [2, 3, 4, 5, 6]
+    assert site.get("/otca/runs/first").json["rewrites"] == 2
 
 
 def test_a_poll_parses_only_new_lines(site, made, monkeypatch):

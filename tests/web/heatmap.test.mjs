@@ -47,6 +47,8 @@ const alone = () => ({ credit: credit(), advantages: null });
 test("advantages join the credit they were made of", () => {
   const first = heatmap.received(heatmap.EMPTY, "credit", credit());
   assert.deepEqual(heatmap.received(first, "advantages", advantages()), both());
+  const state = both();
+  assert.equal(heatmap.received(state, "advantages", advantages()), state, "sent again");
 });
 
 test("advantages without a credit, or of another shape, are dropped", () => {

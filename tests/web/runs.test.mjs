@@ -64,11 +64,20 @@ test("rows that are read again replace those known", () => {
   assert.equal(runs.mergeRows(known, []), known);
 });
 
+test("the newest run is shown until one that is there is chosen", () => {
+  const [newest, older] = [{ id: "b" }, { id: "a" }];
+  assert.equal(runs.shownRun([newest, older], null), newest);
+  assert.equal(runs.shownRun([newest, older], "a"), older);
+  assert.equal(runs.shownRun([newest, older], "deleted"), newest);
+  assert.equal(runs.shownRun([], "a"), undefined);
+});
+
 test("a run that was resumed, or is shorter than what is known, is read anew", () => {
-  const now = { started: 10, iteration: 5 };
-  assert.equal(runs.wentBack([row(5)], { started: 10 }, now), false);
-  assert.equal(runs.wentBack([row(7)], { started: 10 }, now), true);
-  assert.equal(runs.wentBack([row(3)], { started: 9 }, now), true);
+  const now = { started: 10, rewrites: 1, iteration: 5 };
+  assert.equal(runs.wentBack([row(5)], { started: 10, rewrites: 1 }, now), false);
+  assert.equal(runs.wentBack([row(7)], { started: 10, rewrites: 1 }, now), true);
+  assert.equal(runs.wentBack([row(3)], { started: 9, rewrites: 1 }, now), true);
+  assert.equal(runs.wentBack([row(3)], { started: 10, rewrites: 0 }, now), true, "back, and on beyond where it was");
 });
 
 test("rewards come trained first, then held out, also before the first iteration", () => {

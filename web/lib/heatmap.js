@@ -10,13 +10,14 @@ import { count, fixed, percent, signed, significant } from "./format.js";
 export const EMPTY = { credit: null, advantages: null };
 
 /**
- * The state after a payload. Another credit outdates the advantages that were made of the former one; the same credit
+ * The state after a payload. Another credit outdates the advantages that were made of the former one; the same one
  * sent again, as when it is replayed, changes nothing.
  */
 export function received(state, kind, data) {
   if (kind === "credit") {
     return JSON.stringify(data) === JSON.stringify(state.credit) ? state : { credit: data, advantages: null };
   }
+  if (JSON.stringify(data) === JSON.stringify(state.advantages)) return state;
   const belongs = state.credit && data.step_advantage.length === state.credit.weights.length;
   return belongs && data.step_advantage[0].length === state.credit.trained.length ? { ...state, advantages: data } : state;
 }

@@ -64,9 +64,15 @@ export function mergeRows(known, read) {
   return [...rows.values()].sort((a, b) => a.iteration - b.iteration);
 }
 
+/** The run that is shown: the chosen one, or the newest until the user has chosen one that is there. */
+export function shownRun(runs, chosen) {
+  return runs.find((run) => run.id === chosen) ?? runs[0];
+}
+
 /** A resumed run may have gone back to its last checkpoint: rows beyond what it has now are of a past that is gone. */
 export function wentBack(known, before, now) {
-  return before.started !== now.started || (known.length > 0 && known.at(-1).iteration > now.iteration);
+  const anew = before.started !== now.started || before.rewrites !== now.rewrites;
+  return anew || (known.length > 0 && known.at(-1).iteration > now.iteration);
 }
 
 /** The values of one metric, one a row, null where a row lacks it. */

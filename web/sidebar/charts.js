@@ -24,6 +24,7 @@ const TEXT = {
   iterations: (from, to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
   evaluation: ({ mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
   step: (step) => `step ${step}`,
+  notRecorded: "not recorded",
   keys: "arrow keys move along the iterations",
 };
 
@@ -35,7 +36,7 @@ const MARGIN = { top: 6, right: 10, bottom: 28, left: 50 };
  * @param draw (svg, model, width, height) → probe(x) → {x, text} | null: what stands at a pixel, and where to mark it
  */
 function chart(draw, { title, badge, legend = [], height = 132 }) {
-  const readout = h("span.otca-chart-readout", { "aria-live": "polite" });
+  const readout = h("span.otca-chart-readout", { "aria-live": "off" });
   const svg = s("svg.otca-chart-plot", { role: "img", tabindex: "0", "aria-label": `${title}; ${TEXT.keys}` });
   const element = h(
     "figure.otca-chart",
@@ -99,6 +100,9 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
       show();
     });
   }
+  // Read aloud to who moves along the chart; every chart's last value, at each iteration, would be noise.
+  svg.addEventListener("focus", () => readout.setAttribute("aria-live", "polite"));
+  svg.addEventListener("blur", () => readout.setAttribute("aria-live", "off"));
   svg.addEventListener("keydown", (event) => {
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!move || !probe) return;
@@ -273,6 +277,7 @@ export function stepHeatmap({ steps, ...options }) {
           const values = rows
             .map(({ step }, row) => [step, bins[row].means[bin]])
             .filter(([, value]) => value !== null);
+          if (!values.length) return `${stretch(edges, bin)}: ${TEXT.notRecorded}`;
           const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
           const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
           return `${stretch(edges, bin)}: most ${significant(most)} (${TEXT.step(best)}), least ${significant(least)} (${TEXT.step(worst)})`;

@@ -37,6 +37,38 @@ export function button(icon, label, onclick, attributes = {}) {
   );
 }
 
+/**
+ * Keeps children in step with a list. Each lives as long as its item does, is updated and at most moved, never made anew:
+ * so a click that is under way, the focus and a screen reader's place outlast an update.
+ *
+ * @param keyOf (item) → what an item is known by
+ * @param create () → {element, update(item)}
+ * @returns (items) → void
+ */
+export function keyedChildren(parent, keyOf, create) {
+  const entries = new Map();
+  return (items) => {
+    const wanted = new Set(items.map(keyOf));
+    for (const [key, { element }] of entries) {
+      if (wanted.has(key)) continue;
+      element.remove();
+      entries.delete(key);
+    }
+    const focused = document.activeElement;
+    let next = parent.firstElementChild;
+    for (const item of items) {
+      const key = keyOf(item);
+      if (!entries.has(key)) entries.set(key, create());
+      const { element, update } = entries.get(key);
+      update(item);
+      if (element === next) next = next.nextElementSibling;
+      else parent.insertBefore(element, next);
+    }
+    // What is moved loses the focus.
+    if (focused !== document.activeElement && parent.contains(focused)) focused.focus({ preventScroll: true });
+  };
+}
+
 /** Writes text only where it changed, so that screen readers and selections are left alone. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -97,29 +97,43 @@ export function runView(comfy, actions) {
   };
 }
 
-/** A run's state as icon, word and colour. */
-export function statusBadge(status) {
-  const { word, icon, tone } = STATUS[status];
-  const element = h("span.otca-status", { "data-tone": tone }, h("i.pi", { "aria-hidden": "true" }), word);
-  element.firstChild.classList.add(...icon.split(" "));
-  return element;
+/** A run's state as icon, word and colour: {element, update(run)}. */
+export function statusBadge() {
+  const icon = h("i", { "aria-hidden": "true" });
+  const text = h("span");
+  const element = h("span.otca-status", {}, icon, text);
+  return {
+    element,
+    update({ status }) {
+      const state = STATUS[status];
+      element.setAttribute("data-tone", state.tone);
+      icon.setAttribute("class", `pi ${state.icon}`);
+      setText(text, state.word);
+    },
+  };
 }
 
-export function progressBar(run) {
-  const bar = h("div.otca-progress", {
-    role: "progressbar",
-    "aria-valuemin": 0,
-    "aria-valuemax": run.total ?? run.iteration,
-    "aria-valuenow": run.iteration,
-    "aria-label": TEXT.progress(run),
-  });
-  bar.append(h("div.otca-progress-done", { style: `width: ${100 * progress(run)}%` }));
-  return bar;
+/** {element, update(run)} */
+export function progressBar() {
+  const done = h("div.otca-progress-done");
+  const element = h("div.otca-progress", { role: "progressbar", "aria-valuemin": 0 }, done);
+  return {
+    element,
+    update(run) {
+      element.setAttribute("aria-valuemax", run.total ?? run.iteration);
+      element.setAttribute("aria-valuenow", run.iteration);
+      element.setAttribute("aria-label", TEXT.progress(run));
+      done.style.width = `${100 * progress(run)}%`;
+    },
+  };
 }
 
 function runHead(actions) {
   const name = h("h2.otca-run-name");
-  const state = h("div.otca-run-state");
+  const badge = statusBadge();
+  const runPlace = h("span");
+  const bar = progressBar();
+  const state = h("div.otca-run-state", {}, badge.element, runPlace, bar.element);
   const pace = h("div.otca-quiet");
   const error = h("div.otca-error", { role: "alert" });
   const warning = h("div.otca-warning", { role: "status" });
@@ -129,7 +143,7 @@ function runHead(actions) {
     lora: button("pi-bolt", TEXT.lora, () => actions.lora()),
     workflow: button("pi-folder-open", TEXT.workflow, () => actions.workflow()),
   };
-  for (const element of Object.values(buttons)) element.hidden = true; // until the run is known
+  for (const element of [state, ...Object.values(buttons)]) element.hidden = true; // until the run is known
   return {
     element: h(
       "header.otca-run-head",
@@ -139,7 +153,10 @@ function runHead(actions) {
     ),
     update({ run, rows }) {
       setText(name, run.id);
-      state.replaceChildren(statusBadge(run.status), h("span", {}, PLACE[run.place]), progressBar(run));
+      badge.update(run);
+      setText(runPlace, PLACE[run.place]);
+      bar.update(run);
+      state.hidden = false;
       // On the canvas, how long it takes is up to whoever queues.
       const left = run.status === "running" && run.place === "headless" ? secondsLeft(run, rows) : null;
       const each = rows.at(-1)?.["seconds/iteration"];

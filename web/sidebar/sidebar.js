@@ -2,10 +2,11 @@
  * The OTCA tab of ComfyUI's sidebar: a list of runs and, below it, the chosen one. All it shows comes from the routes, so
  * closing the tab or reloading the page loses nothing.
  */
-import { PLACE, mergeRows, wentBack } from "../lib/runs.js";
+import { poll } from "../lib/poll.js";
+import { PLACE, mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import { readWorkflow } from "../lib/safetensors.js";
 import { exportDialog, resumeDialog, trainDialog } from "./dialogs.js";
-import { button, h } from "./dom.js";
+import { button, h, keyedChildren, setText } from "./dom.js";
 import { progressBar, runView, statusBadge } from "./runview.js";
 
 const TAB = "otca";
@@ -69,7 +70,7 @@ export function sidebarCommands(comfy) {
   };
 }
 
-let chosen = null; // the run that is shown; the newest one until the user chooses
+let chosen = null; // the run that the user chose
 let panel = null; // the open tab
 
 export function setupSidebar(comfy) {
@@ -92,10 +93,12 @@ export function setupSidebar(comfy) {
     },
   });
   comfy.onNodeResult((kind) => kind === "run" && panel?.refresh());
+  comfy.onReconnected(() => panel?.refresh());
 }
 
 /** Runs an action; what goes wrong is shown with the server's message. */
 async function guard(comfy, action) {
+  panel?.showError("");
   try {
     await action();
   } catch (error) {
@@ -117,7 +120,9 @@ function sidebarPanel(comfy) {
       TEXT.emptySteps.map((step) => h("li", {}, step)),
     ),
   );
-  const error = h("div.otca-error", { role: "alert" });
+  // Apart, since the next read that succeeds ends only the latter.
+  const actionError = h("div.otca-error", { role: "alert" });
+  const readError = h("div.otca-error", { role: "alert" });
   const place = h("div");
   const element = h(
     "div.otca-sidebar",
@@ -129,91 +134,67 @@ function sidebarPanel(comfy) {
       button("pi-upload", TEXT.export, () => guard(comfy, () => exportHeadless(comfy))),
       h(
         "button.otca-icon-button",
-        { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => refresh() },
+        { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => guard(comfy, refresh) },
         h("i.pi.pi-refresh"),
       ),
     ),
-    error,
+    actionError,
+    readError,
     empty,
     list,
     place,
   );
   empty.hidden = true;
 
-  let shown = null; // {id, view, run, rows, evaluations, logSize}
+  let shown = null; // {id, view, summary, run, rows, evaluations, logSize}
+  let known = []; // the runs as they were last read
   let disposed = false;
-  let timer = null;
-  let reading = null;
+  const isSeen = () => document.visibilityState === "visible";
+  const failed = (error) => setText(readError, error.message);
+  const { refresh, end } = poll(read, { every: POLL_MS, isSeen, failed });
+  const updateEntries = keyedChildren(
+    list,
+    ({ run }) => run.id,
+    () => runEntry(choose),
+  );
 
   function choose(id) {
     chosen = id;
+    showError("");
+    showList();
     refresh();
   }
 
-  /** Reads what changed; calls while one is under way wait for one more. */
-  function refresh() {
-    reading = (reading ?? Promise.resolve()).then(read);
-    return reading;
+  function showError(message) {
+    setText(actionError, message);
+  }
+
+  function showList() {
+    const current = shownRun(known, chosen);
+    updateEntries(known.map((run) => ({ run, current: run === current })));
   }
 
   async function read() {
-    if (disposed) return;
-    clearTimeout(timer);
-    let runs = [];
-    try {
-      ({ runs } = await comfy.getJson("/otca/runs"));
-      if (!runs.some((run) => run.id === chosen)) chosen = runs[0]?.id ?? null;
-      showList(runs);
-      await readRun(runs.find((run) => run.id === chosen));
-      showError("");
-    } catch (failure) {
-      showError(failure.message);
-    }
-    const running = runs.some((run) => run.status === "running");
-    if (running && !disposed && document.visibilityState === "visible") timer = setTimeout(refresh, POLL_MS);
-  }
-
-  function showError(message) {
-    error.textContent = message;
-  }
-
-  function showList(runs) {
+    const { runs } = await comfy.getJson("/otca/runs");
+    if (disposed) return false;
+    known = runs;
     empty.hidden = runs.length > 0;
     list.hidden = runs.length === 0;
-    const focused = list.contains(document.activeElement) ? document.activeElement.dataset.run : null;
-    list.replaceChildren(
-      ...runs.map((run) =>
-        h(
-          "li",
-          {},
-          h(
-            "button.otca-run-entry",
-            {
-              type: "button",
-              "data-run": run.id,
-              "aria-current": run.id === chosen && "true",
-              onclick: () => choose(run.id),
-            },
-            h("span.otca-run-title", { title: run.id }, run.id),
-            statusBadge(run.status),
-            h("span.otca-quiet", {}, `${PLACE[run.place]} · ${TEXT.iterations(run)}`),
-            progressBar(run),
-          ),
-        ),
-      ),
-    );
-    if (focused) list.querySelector(`[data-run="${CSS.escape(focused)}"]`)?.focus();
+    showList();
+    await readRun(shownRun(runs, chosen));
+    setText(readError, "");
+    return runs.some((run) => run.status === "running");
   }
 
   async function readRun(summary) {
     if (shown && shown.id !== summary?.id) closeRun();
     if (!summary) return;
     if (!shown) openRun(summary.id);
-    if (shown.run && wentBack(shown.rows, shown.run, summary)) {
+    if (shown.summary && wentBack(shown.rows, shown.summary, summary)) {
       Object.assign(shown, { rows: [], logSize: 0 });
       shown.view.clearLog();
     }
-    if (shown.run?.updated !== summary.updated || shown.run?.status !== summary.status) {
+    if (shown.summary?.updated !== summary.updated || shown.summary?.status !== summary.status) {
       const route = `/otca/runs/${encodeURIComponent(summary.id)}`;
       const after = shown.rows.at(-1)?.iteration ?? 0;
       const [run, metrics] = await Promise.all([
@@ -221,7 +202,8 @@ function sidebarPanel(comfy) {
         comfy.getMetrics(summary.id, after),
       ]);
       if (shown?.id !== run.id || disposed) return;
-      shown.run = run;
+      // The summary: what was read after it may be newer than the rows, and the next one shall show that.
+      Object.assign(shown, { summary, run });
       shown.rows = mergeRows(shown.rows, metrics.rows);
       shown.evaluations = metrics.evaluations;
       shown.view.update(shown);
@@ -250,8 +232,8 @@ function sidebarPanel(comfy) {
       lora: act((run) => loadLora(comfy, run)),
       workflow: act((run) => openWorkflow(comfy, run)),
     });
-    view.onLogOpen(() => guard(comfy, refresh));
-    shown = { id, view, run: null, rows: [], evaluations: [], logSize: 0 };
+    view.onLogOpen(refresh);
+    shown = { id, view, summary: null, run: null, rows: [], evaluations: [], logSize: 0 };
     place.replaceChildren(view.element);
   }
 
@@ -261,8 +243,7 @@ function sidebarPanel(comfy) {
     place.replaceChildren();
   }
 
-  const onVisible = () => document.visibilityState === "visible" && refresh();
-  document.addEventListener("visibilitychange", onVisible);
+  document.addEventListener("visibilitychange", refresh);
   refresh();
   return {
     element,
@@ -271,9 +252,30 @@ function sidebarPanel(comfy) {
     choose,
     dispose() {
       disposed = true;
-      clearTimeout(timer);
-      document.removeEventListener("visibilitychange", onVisible);
+      end();
+      document.removeEventListener("visibilitychange", refresh);
       closeRun();
+    },
+  };
+}
+
+/** An entry of the list: {element, update({run, current})}. */
+function runEntry(choose) {
+  const title = h("span.otca-run-title");
+  const badge = statusBadge();
+  const place = h("span.otca-quiet");
+  const bar = progressBar();
+  const entry = h("button.otca-run-entry", { type: "button" }, title, badge.element, place, bar.element);
+  entry.addEventListener("click", () => choose(entry.dataset.run));
+  return {
+    element: h("li", {}, entry),
+    update({ run, current }) {
+      entry.setAttribute("aria-current", current);
+      entry.dataset.run = title.title = run.id;
+      setText(title, run.id);
+      badge.update(run);
+      setText(place, `${PLACE[run.place]} · ${TEXT.iterations(run)}`);
+      bar.update(run);
     },
   };
 }

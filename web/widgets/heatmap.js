@@ -46,11 +46,6 @@ class Heatmap {
     const widget = node.addDOMWidget("otca_heatmap", "OTCA_HEATMAP", this.root, options);
     widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
     comfy.noticeQueuedValues(widget);
-    const leave = node.onRemoved;
-    node.onRemoved = (...args) => {
-      leave?.apply(node, args);
-      this.dispose();
-    };
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.stage);
     this.stops = [comfy.onZoom(() => this.draw()), comfy.onTheme(() => this.draw())];

@@ -59,12 +59,7 @@ class Scores {
       setValue: () => {},
     });
     widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
-    const stop = comfy.onTheme(() => this.draw());
-    const leave = node.onRemoved;
-    node.onRemoved = (...given) => {
-      leave?.apply(node, given);
-      stop();
-    };
+    this.dispose = comfy.onTheme(() => this.draw());
     if (node.size[0] < NARROWEST) node.setSize([NARROWEST, node.size[1]]);
     this.draw();
   }

@@ -1,0 +1,23 @@
+/** Stands in for ComfyUI's scripts/app.js and scripts/api.js. */
+
+export const app = {
+  rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
+  extensionManager: { registerSidebarTab() {} },
+  registerExtension(extension) {
+    this.extension = extension;
+  },
+};
+
+export const api = new EventTarget();
+
+/** route → what the server answers */
+api.answers = new Map();
+
+api.fetchApi = async (route) => {
+  if (!api.answers.has(route)) throw new Error(`nothing answers ${route}`);
+  return { ok: true, json: async () => structuredClone(api.answers.get(route)) };
+};
+
+export function send(type, detail) {
+  api.dispatchEvent(new CustomEvent(type, { detail }));
+}

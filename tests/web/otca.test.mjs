@@ -1,0 +1,162 @@
+import assert from "node:assert/strict";
+import { register } from "node:module";
+import test, { beforeEach } from "node:test";
+
+import { api, app, send } from "./comfyui.mjs";
+import { openPage, settled } from "./page.mjs";
+
+// ComfyUI serves its scripts beside the extension; here is one file in their place.
+const redirect = `export const resolve = (name, context, next) =>
+  next(/\\/scripts\\/(app|api)\\.js$/.test(name) ? ${JSON.stringify(import.meta.resolve("./comfyui.mjs"))} : name, context);`;
+register(`data:text/javascript,${encodeURIComponent(redirect)}`);
+openPage();
+await import("../../web/otca.js");
+app.extension.setup();
+
+const intervals = new Set();
+const observers = new Set();
+
+/** Counts what goes on until it is ended. */
+class Observer {
+  observe() {
+    observers.add(this);
+  }
+  disconnect() {
+    observers.delete(this);
+  }
+}
+globalThis.setInterval = () => {
+  const timer = Symbol();
+  intervals.add(timer);
+  return timer;
+};
+globalThis.clearInterval = (timer) => intervals.delete(timer);
+globalThis.ResizeObserver = globalThis.MutationObserver = Observer;
+
+const CREDIT = { name: "OTCA_TCDWeights", output: ["OTCA_CREDIT"] };
+const STACK = { name: "OTCA_RewardStack", output: ["OTCA_REWARDS"] };
+const RUN = { name: "OTCA_TrainingRun", output: [] };
+
+/** A node as ComfyUI makes it, with the extension's widgets on it: `roots` are their elements. */
+function made(id, definition) {
+  class Node {
+    static nodeData = definition;
+    id = id;
+    size = [400, 400];
+    properties = {};
+    inputs = [];
+    roots = [];
+    addDOMWidget(name, type, root) {
+      this.roots.push(root);
+      return {};
+    }
+    computeSize() {
+      return this.size;
+    }
+    setSize() {}
+    setDirtyCanvas() {}
+  }
+  const node = new Node();
+  app.extension.nodeCreated(node);
+  return node;
+}
+
+function subgraph(id, ...nodes) {
+  return { id, isSubgraphNode: () => true, subgraph: { nodes } };
+}
+
+/** Opens a workflow as ComfyUI does: of the one before, only the root graph's nodes are told. */
+async function load(workflow, ...nodes) {
+  for (const node of app.rootGraph.nodes) node.onRemoved?.();
+  app.rootGraph = { ...app.rootGraph, id: workflow, nodes };
+  app.extension.afterConfigureGraph();
+  await settled();
+}
+
+const textOf = (node, name) => node.roots[0].all(name)[0].textContent;
+
+beforeEach(async () => {
+  api.answers.clear();
+  await load("none");
+});
+
+test("the widgets of a workflow end when another is loaded, inside subgraphs too", async () => {
+  assert.deepEqual([intervals.size, observers.size], [0, 0]);
+  await load("a", subgraph(3, made(9, CREDIT), subgraph(4, made(9, CREDIT))), made(9, CREDIT));
+  const each = [intervals.size / 3, observers.size / 3];
+  assert.deepEqual(each, [1, 2], "of a heatmap: the zoom; its size and the theme");
+  await load("b", subgraph(3, made(9, CREDIT)));
+  assert.deepEqual([intervals.size, observers.size], [1, 2]);
+  await load("c");
+  assert.deepEqual([intervals.size, observers.size], [0, 0]);
+});
+
+test("the widgets of a node that is removed end with it", async () => {
+  const node = made(8, STACK);
+  let told = false;
+  const leave = node.onRemoved;
+  node.onRemoved = () => (told = true) && leave();
+  await load("a", node);
+  assert.equal(observers.size, 1);
+  app.rootGraph.nodes = [];
+  node.onRemoved();
+  assert.ok(told);
+  assert.equal(observers.size, 0);
+});
+
+test("what was missed while the connection was lost is fetched when it is back", async () => {
+  const node = made(12, RUN);
+  await load("a", node);
+  assert.match(textOf(node, "otca-curves-heading"), /^No iteration yet/);
+  api.answers.set("/otca/nodes/12?workflow=a", { run: { run: "mine", iteration: 2, workflow_id: "a" } });
+  const rows = [{ iteration: 1 }, { iteration: 2 }];
+  api.answers.set("/otca/runs/mine/metrics?after=0", { rows, evaluations: [], more: false });
+  send("reconnected");
+  await settled();
+  assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations");
+});
+
+/** The server's queue item of a prompt. */
+const queued = (prompt, workflow) => [1, prompt, {}, { extra_pnginfo: { workflow: { id: workflow } } }, []];
+const failure = (prompt) => ({ prompt_id: prompt, node_id: 7, exception_message: `${prompt} failed` });
+
+test("an error is shown in the workflow that was queued, not in the one that is open", async () => {
+  const node = made(7, STACK);
+  await load("b", node);
+  api.answers.set("/queue", { queue_running: [queued("of-a", "a")], queue_pending: [] });
+  send("execution_start", { prompt_id: "of-a" });
+  send("execution_error", failure("of-a"));
+  await settled();
+  assert.equal(textOf(node, "otca-error"), "");
+
+  api.answers.set("/queue", { queue_running: [queued("of-b", "b")], queue_pending: [] });
+  send("execution_start", { prompt_id: "of-b" });
+  send("execution_error", failure("of-b"));
+  await settled();
+  assert.equal(textOf(node, "otca-error"), "of-b failed");
+});
+
+test("an error whose prompt has left the queue is looked up in the history", async () => {
+  const node = made(7, STACK);
+  await load("b", node);
+  api.answers.set("/queue", { queue_running: [], queue_pending: [] });
+  api.answers.set("/history/of-a", { "of-a": { prompt: queued("of-a", "a") } });
+  api.answers.set("/history/script", { script: { prompt: [1, "script", {}, {}, []] } });
+  send("execution_error", failure("of-a"));
+  await settled();
+  assert.equal(textOf(node, "otca-error"), "");
+  send("execution_error", failure("script"));
+  await settled();
+  assert.equal(textOf(node, "otca-error"), "script failed", "a script's graph belongs to no workflow");
+});
+
+test("an error is over when the next prompt has started", async () => {
+  const node = made(7, STACK);
+  await load("b", node);
+  api.answers.set("/queue", { queue_running: [queued("one", "b")], queue_pending: [] });
+  send("execution_start", { prompt_id: "one" });
+  send("execution_error", failure("one"));
+  send("execution_start", { prompt_id: "two" });
+  await settled();
+  assert.equal(textOf(node, "otca-error"), "");
+});

@@ -1,0 +1,59 @@
+/** Reading again and again, for as long as there is something to follow. */
+
+const LONGEST_MS = 30_000; // between two tries while the server does not answer
+
+/**
+ * Reads when asked to and, while something goes on, every `every` ms. What is asked for during a read is one more read,
+ * however often it is asked for. A read that fails is tried again, each time after twice as long. Nobody looks at a hidden
+ * page, so nothing is read then: ask again once it is seen.
+ *
+ * @param read () → promise of whether something still goes on
+ * @param isSeen () → bool
+ * @param failed (error): the read's error, at each failure
+ * @returns {refresh() → promise of a read that began after the call, end()}
+ */
+export function poll(read, { every, isSeen, failed }) {
+  let running = null;
+  let pending = null;
+  let timer = null;
+  let failures = 0;
+  let ended = false;
+
+  /** The wait until the next read, in ms; null where nothing goes on. */
+  async function waitAfterRead() {
+    try {
+      const goesOn = await read();
+      failures = 0;
+      return goesOn ? every : null;
+    } catch (error) {
+      if (!ended) failed(error);
+      failures += 1;
+      return Math.min(LONGEST_MS, every * 2 ** (failures - 1));
+    }
+  }
+
+  async function readOnce() {
+    clearTimeout(timer);
+    const wait = await waitAfterRead();
+    running = null;
+    if (wait !== null && !ended) timer = setTimeout(refresh, wait);
+  }
+
+  async function refresh() {
+    if (ended || !isSeen()) return;
+    if (!running) return (running = readOnce());
+    pending ??= running.then(() => {
+      pending = null;
+      return refresh();
+    });
+    return pending;
+  }
+
+  return {
+    refresh,
+    end() {
+      ended = true;
+      clearTimeout(timer);
+    },
+  };
+}
