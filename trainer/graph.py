@@ -13,7 +13,7 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
-STACK_NODE = "OTCA_RewardStack"
+STACK_NODE, LOAD_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel"
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
@@ -230,6 +230,15 @@ def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
 
 def title(entry: Mapping) -> str:
     return (entry.get("_meta") or {}).get("title") or entry["class_type"]
+
+
+def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
+    """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume says which run is gone on with."""
+    plain = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in graph.items()}
+    for entry in plain.values():
+        if entry["class_type"] == LOAD_NODE and "resume_run" in entry["inputs"]:
+            entry["inputs"]["resume_run"] = ""
+    return plain
 
 
 # --- graphs: loops, not recursion, since a graph may be deeper than Python's stack ------------------------------

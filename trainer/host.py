@@ -373,13 +373,19 @@ def list_weights(kind: str) -> list[str]:
 
 
 def weight_folders(kind: str) -> list[Path]:
-    """ComfyUI's folders of that kind, and those of that name in a folder of $OTCA_MODELS."""
-    folders = [Path(folder) / kind for folder in _folders_of("OTCA_MODELS")]
+    """ComfyUI's folders of that kind, those of `weights_variable`, and those of that name in a folder of $OTCA_MODELS."""
+    folders = [*_folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in _folders_of("OTCA_MODELS"))]
     if in_comfyui():
         import folder_paths
 
         folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
     return folders
+
+
+def weights_variable(kind: str) -> str:
+    """The variable of the environment that names folders of that kind alone, as a trainer hears of ComfyUI's: apart from those
+    of other kinds, which may hold files of the same name."""
+    return f"OTCA_MODELS_{kind.upper()}"
 
 
 def find_reward_file(name: str, size: str, source: str) -> Path:

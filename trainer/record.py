@@ -146,7 +146,7 @@ class Run:
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         self._trained, self._saved = None, iteration
         if self.writes:
-            write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
+            write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(self.workflow), indent=1))
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 write_text(self.folder / name, "".join(map(json_line, rows)))
             self._shown = len(self.history)
