@@ -7,7 +7,7 @@ import difflib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -244,14 +244,14 @@ def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
 # --- graphs: loops, not recursion, since a graph may be deeper than Python's stack ------------------------------
 
 
-def ancestors(nodes: Mapping[str, Node], targets: Iterable[str]) -> set[str]:
-    """The targets and everything upstream of them that exists."""
+def ancestors(nodes: Mapping[str, Node], targets: Iterable[str], given: Collection[str] = ()) -> set[str]:
+    """The targets and everything upstream of them that exists; of what is `given`, nothing upstream."""
     found, pending = set(), list(targets)
     while pending:
         node_id = pending.pop()
         if node_id in nodes and node_id not in found:
             found.add(node_id)
-            pending += [source for source, _ in nodes[node_id].links.values()]
+            pending += [source for source, _ in nodes[node_id].links.values() if node_id not in given]
     return found
 
 
