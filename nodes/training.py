@@ -255,6 +255,7 @@ class TrainingRun:
             return (None,)  # nobody looks at pictures here: the folder has them
         run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
         run.mark("running", iterations)
+        live.makes_run(node_id, run.folder.name)
         run.record(model, report, last=iterations, on_step=host.check_stop)
         told = run.early_stop()
         if run.iteration >= iterations or told:

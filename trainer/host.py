@@ -202,8 +202,22 @@ def has_our_nodes(prompt: Mapping) -> bool:
 def running_workflow_id() -> str | None:
     """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
     for _, _, _, extra, *_ in list(_server().prompt_queue.currently_running.values()):
-        return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+        return _workflow_id(extra)
     return None
+
+
+def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
+    """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
+    return [
+        (_workflow_id(extra), node_id)
+        for _, _, prompt, extra, *_ in list(_server().prompt_queue.currently_running.values())
+        for node_id, node in prompt.items()
+        if isinstance(node, dict) and node.get("class_type") == class_type
+    ]
+
+
+def _workflow_id(extra: Mapping) -> str | None:
+    return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
 
 
 def tell(event: str, data: dict) -> None:
