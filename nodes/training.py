@@ -1,7 +1,6 @@
 """Stage 6: the update, its record, and what comes out."""
 
 import logging
-import time
 import weakref
 
 from ..trainer import host
@@ -260,7 +259,7 @@ class TrainingRun:
         told = run.early_stop()
         if run.iteration >= iterations or told:
             run.mark("finished" if run.iteration >= iterations else "running", iterations, reason=told)
-        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "at": time.time()}
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 
 

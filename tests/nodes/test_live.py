@@ -43,8 +43,8 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
         (data,) = workflow.ui[node][f"otca_{kind}"]
         assert data["node"] == node and live.last_results(node) == {kind: data}
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
-    run = dict(workflow.ui["12"]["otca_run"][0])
-    assert run.pop("at") > 0 and run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
+    (run,) = workflow.ui["12"]["otca_run"]
+    assert run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted(("otca.result", node, kind) for node, kind in kinds.items())
     assert live.last_results("99") == {}

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.tests.trainer.processes import apart
+from comfyui_otca.tests.trainer.processes import apart, together
 from comfyui_otca.trainer import checkpoint, grpo, host, lora, record, rollout
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import _forget_old_stop, train
@@ -334,6 +334,25 @@ def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_pa
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
     assert lora.read_metadata(folder / missing) == lora.read_metadata(finished_run / missing)
     assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+def _train_together(workflow, folder, resume):
+    host.terminal.output = folder
+    record._open.clear()
+    return train(workflow, resume=resume, say=lambda line: None)
+
+
+def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
+    folder, workflow = tmp_path / "run", small_workflow({"OTCA_TrainingRun": {"iterations": 1, "evaluation_seeds": 1}})
+    assert together(2, _train_together, workflow, folder, False) == [0, 0]
+    written = {name: load_file(folder / name) for name in ("lora.safetensors", "quickstart_lora.safetensors")}
+    for name in written:
+        (folder / name).unlink()
+    assert together(2, _train_together, workflow, folder, True) == [0, 0]
+    assert len(rows(folder)) == 1
+    for name, before in written.items():
+        again = load_file(folder / name)
+        assert again.keys() == before.keys() and all(torch.equal(again[key], before[key]) for key in before)
 
 
 def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca):
