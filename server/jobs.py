@@ -96,7 +96,7 @@ class Jobs:
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
         """Goes on from the last checkpoint, to `iterations` in all; returns what a human should know of how.
 
-        A run that ended early, since a held-out reward declined, would at once end again: it goes on without that rule.
+        A run that stop_after_decline has ended, or would end, goes on without that rule.
 
         Raises:
             Refused: 400, or 409 where there is nothing to do.
@@ -121,7 +121,7 @@ class Jobs:
             (run.folder / STOP).unlink(missing_ok=True)
             changes, told = [], None
             if ended := status.get("reason"):
-                told = f"goes on without stop_after_decline, by which it had ended early: {ended}"
+                told = f"goes on without stop_after_decline, which would end it at once: {ended}"
                 changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
             if graph != begun:
                 run.write(WORKFLOW, graph)

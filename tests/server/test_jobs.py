@@ -279,7 +279,7 @@ def test_the_page_hears_that_the_rule_is_left_out(site, made, monkeypatch):
     made(rows=3, status={"total": 6, "reason": "accuracy has declined"})
     monkeypatch.setattr(site.jobs, "_launch", lambda *arguments: None)
     told = site.post("/otca/runs/first/resume").json["told"]
-    assert told == "goes on without stop_after_decline, by which it had ended early: accuracy has declined"
+    assert told == "goes on without stop_after_decline, which would end it at once: accuracy has declined"
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
