@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..trainer import host, resident
+from ..trainer.graph import RUN_NODE
 from . import payloads
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ EVENT = "otca.result"
 Place = tuple[str | None, str]
 _results: dict[Place, dict[str, dict]] = {}
 _trajectories: dict[Place, weakref.ref[Trajectories]] = {}
+_runs: dict[Place, str] = {}  # by the Training Run node that makes it
+_recent: dict[str | None, None] = {}  # workflows, the last one that ran at the end
+MOST_WORKFLOWS = 16
 
 
 class Busy(RuntimeError):
@@ -50,6 +54,7 @@ def shown_all(
     if not host.in_comfyui():
         return result
     workflow = host.running_workflow_id()
+    _keep_recent(workflow)
     ui = {}
     for kind, payload in payloads.items():
         data = payload() | {"workflow_id": workflow}
@@ -71,10 +76,26 @@ def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
     return _results.get((workflow, node)) or _results.get((None, node), {})
 
 
-def current_run() -> str | None:
-    """The run that a canvas went on with last."""
-    runs = [results["run"] for results in _results.values() if "run" in results]
-    return max(runs, key=lambda data: data["at"])["run"] if runs else None
+def _keep_recent(workflow: str | None) -> None:
+    """Forgets the workflow that ran longest ago, where there are too many: a result holds pictures."""
+    _recent.pop(workflow, None)
+    _recent[workflow] = None
+    if len(_recent) > MOST_WORKFLOWS:
+        oldest = next(iter(_recent))
+        del _recent[oldest]
+        for held in (_results, _trajectories, _runs):
+            for place in [place for place in held if place[0] == oldest]:
+                del held[place]
+
+
+def makes_run(node: str, run: str) -> None:
+    """A Training Run node says which run it goes on with, before its evaluation, which takes long."""
+    _runs[host.running_workflow_id(), node] = run
+
+
+def run_at_work(run: str) -> bool:
+    """Whether ComfyUI is executing a prompt of that run."""
+    return any(_runs.get(place) == run for place in host.running_nodes(RUN_NODE))
 
 
 def preview_png(node: str, sample: int, step: int, workflow: str | None = None) -> bytes:

@@ -1,7 +1,6 @@
 """Stage 6: the update, its record, and what comes out."""
 
 import logging
-import time
 import weakref
 
 from ..trainer import host
@@ -259,11 +258,12 @@ class TrainingRun:
             return (None,)  # nobody looks at pictures here: the folder has them
         run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
         run.mark("running", iterations)
+        live.makes_run(node_id, run.folder.name)
         run.record(model, report, last=iterations, on_step=host.check_stop)
         told = run.early_stop()
         if run.iteration >= iterations or told:
             run.mark("finished" if run.iteration >= iterations else "running", iterations, reason=told)
-        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "at": time.time()}
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 
 

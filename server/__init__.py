@@ -29,15 +29,11 @@ def settle_in() -> None:
 def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, live
-    from ..trainer import host
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
 
-    def at_work(run: str) -> bool:
-        return run == live.current_run() and host.our_prompt_running()
-
-    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", at_work)
+    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", live.run_at_work)
     add_routes(
         prompt_server.routes,
         runs=runs,

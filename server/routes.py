@@ -101,7 +101,7 @@ def add_routes(
 
     @get("/otca/runs")
     async def all_runs(request: web.Request) -> dict:
-        return {"runs": await in_thread(lambda: [run.summary() for run in runs.all()])}
+        return {"runs": await in_thread(runs.summaries)}
 
     @get("/otca/runs/{id}")
     async def one_run(request: web.Request) -> dict:
@@ -155,8 +155,8 @@ def add_routes(
     @post("/otca/runs/{id}/resume")
     async def resume(request: web.Request) -> dict:
         asked = await body(request, RESUME)
-        run = await in_thread(jobs.resume, await asked_run(request), asked["iterations"], _gpus(asked))
-        return {"id": run.id}
+        run = await asked_run(request)
+        return {"id": run.id, "told": await in_thread(jobs.resume, run, asked["iterations"], _gpus(asked))}
 
     @post("/otca/export")
     async def export(request: web.Request) -> dict[str, Any]:

@@ -29,6 +29,8 @@ from ..trainer.layout import (
     STATUS,
     WORKFLOW,
     alive,
+    beside,
+    put_in_place,
     write_text,
 )
 from .checks import Refused
@@ -46,15 +48,23 @@ class Runs:
         self.folder, self.canvas_at_work = folder, canvas_at_work
         self._metrics: dict[Path, LineIndex] = {}
 
-    def all(self) -> list[Run]:
-        """Every run, newest first."""
+    def summaries(self) -> list[dict[str, Any]]:
+        """Of every run, newest first. One that cannot be read is listed with the reason."""
         try:
             names = sorted(entry.name for entry in os.scandir(self.folder()) if entry.is_dir())
         except FileNotFoundError:  # nothing was trained yet
             return []
-        found = [self._run(name) for name in names if self._holds(name)]
-        runs = [run for run in found if any(run.file(name) for name in (WORKFLOW, METRICS, STATUS))]
-        return sorted(runs, key=lambda run: run.summary()["started"], reverse=True)
+        found = [self._summary(self._run(name)) for name in names if self._holds(name)]
+        return sorted(filter(None, found), key=lambda summary: summary["started"], reverse=True)
+
+    def _summary(self, run: Run) -> dict[str, Any] | None:
+        """None of a folder that holds no run, or is gone by now."""
+        try:
+            holds = any(run.file(name) for name in (WORKFLOW, METRICS, STATUS))
+            summary = run.summary() if holds else None
+        except OSError as error:
+            return run.unreadable(error) if run.folder.is_dir() else None
+        return summary if run.folder.is_dir() else None
 
     def run(self, name: str) -> Run:
         """The run of that id. Raises Refused: 400 for what is no plain name, 404 where there is none."""
@@ -109,7 +119,9 @@ class Run:
             status, error = "interrupted", INTERRUPTED
         if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work(self.id):
             status = "idle"
-        times = [path.stat().st_mtime for path in map(self.file, (METRICS, STATUS, *ADAPTERS, WORKFLOW)) if path]
+        times = [
+            path.stat().st_mtime for path in map(self.file, (METRICS, EVALUATIONS, STATUS, *ADAPTERS, WORKFLOW)) if path
+        ]
         return {
             "id": self.id,
             "status": status,
@@ -123,6 +135,15 @@ class Run:
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
         }
+
+    def unreadable(self, error: OSError) -> dict[str, Any]:
+        """In place of `summary`, with why there is none."""
+        told = (
+            f"{error.filename or self.folder} cannot be read ({error.strerror or error}). Fix: allow ComfyUI to read it"
+        )
+        when = self.folder.stat().st_mtime
+        known = {"id": self.id, "status": "failed", "place": "headless", "iteration": 0, "total": None, "error": told}
+        return {**known, "started": when, "updated": when, "has_lora": False, "has_checkpoint": False}
 
     def details(self) -> dict[str, Any]:
         last = self.metrics_index.last(self.file(METRICS)) or {}
@@ -181,7 +202,7 @@ class Run:
 
     def has_checkpoint(self) -> bool:
         states = (self.folder / CHECKPOINTS).glob("[0-9]*/state.json")
-        return any(self.file(str(state.relative_to(self.folder))) for state in states)
+        return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
 
     def metrics(self, after: int) -> tuple[list[dict], bool]:
         """Rows of the iterations after that one, and whether there are more than fit into one answer."""
@@ -247,9 +268,15 @@ class Run:
         for source in sources:
             target = loras / "otca" / source.name.replace("lora", self.id, 1)
             target.parent.mkdir(parents=True, exist_ok=True)
-            aside = target.with_name(f".{target.name}.{os.getpid()}")
-            shutil.copyfile(source, aside)
-            os.replace(aside, target)  # never half a file, and never through a link that lay at the target
+            aside = beside(target)
+            try:
+                shutil.copyfile(source, aside)
+                put_in_place(aside, target)  # never half a file, and never through a link that lay at the target
+            except PermissionError as error:
+                message = f"{target} could not be written ({error.strerror}); on Windows nobody may have it open"
+                raise Refused(409, f"{message}. Fix: have ComfyUI unload its models, or make it writable") from error
+            finally:
+                aside.unlink(missing_ok=True)
             names.append(str(target.relative_to(loras)))
         return names
 

@@ -43,11 +43,31 @@ def value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | 
     return sum((mean - before["mean"]) / before["std"] for mean, before in means)
 
 
-def best(evaluations: Sequence[Mapping], metric: str) -> Mapping | None:
-    """The first of the best evaluations since training began, of those on the prompts and by the rewards of the last one."""
-    alike = [row for row in evaluations if row["iteration"] and comparable(row, evaluations[-1])]
-    values = [(value(evaluations, row, metric), row) for row in alike]
-    return max((pair for pair in values if pair[0] is not None), key=lambda pair: pair[0], default=(None, None))[1]
+def figures(evaluations: Sequence[Mapping], metric: str) -> dict | None:
+    """What the last evaluation came to, as best.json has it; None where that was not measured."""
+    own = value(evaluations, evaluations[-1], metric)
+    if own is None:
+        return None
+    before = next((value(evaluations, row, metric) for row in evaluations if row["iteration"] == 0), None)
+    return {"metric": metric, "value": own, "iteration": evaluations[-1]["iteration"], "before_training": before}
+
+
+def on_record(evaluations: Sequence[Mapping], kept: Mapping) -> bool:
+    """Whether the adapter in best/ is of an evaluation that is on record, and came to what best.json says."""
+    row = next((row for row in evaluations if row["iteration"] == kept["iteration"]), None)
+    return row is not None and value(evaluations, row, kept["metric"]) == kept["value"]
+
+
+def better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None) -> bool:
+    """Whether the last evaluation's adapter is to take the place of the one that is kept, whose figures are on record.
+
+    It is where they are by another metric, or of other prompts or rewards, which are another scale. No evaluation counts whose
+    adapter was not kept.
+    """
+    if kept is None or kept["metric"] != new["metric"] or new["value"] > kept["value"]:
+        return True
+    row = next(row for row in evaluations if row["iteration"] == kept["iteration"])
+    return not comparable(row, evaluations[-1])
 
 
 def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:

@@ -151,4 +151,5 @@ def complete(folder: Path) -> list[Path]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[0-9]*"), key=lambda place: int(place.name))
+    places = [place for place in folder.glob("[0-9]*") if place.name.isdecimal()]  # and no copy of one
+    return sorted(places, key=lambda place: int(place.name))

@@ -7,13 +7,13 @@ import difflib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
 
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
-STACK_NODE = "OTCA_RewardStack"
+STACK_NODE, LOAD_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel"
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
@@ -232,17 +232,26 @@ def title(entry: Mapping) -> str:
     return (entry.get("_meta") or {}).get("title") or entry["class_type"]
 
 
+def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
+    """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume says which run is gone on with."""
+    plain = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in graph.items()}
+    for entry in plain.values():
+        if entry["class_type"] == LOAD_NODE and "resume_run" in entry["inputs"]:
+            entry["inputs"]["resume_run"] = ""
+    return plain
+
+
 # --- graphs: loops, not recursion, since a graph may be deeper than Python's stack ------------------------------
 
 
-def ancestors(nodes: Mapping[str, Node], targets: Iterable[str]) -> set[str]:
-    """The targets and everything upstream of them that exists."""
+def ancestors(nodes: Mapping[str, Node], targets: Iterable[str], given: Collection[str] = ()) -> set[str]:
+    """The targets and everything upstream of them that exists; of what is `given`, nothing upstream."""
     found, pending = set(), list(targets)
     while pending:
         node_id = pending.pop()
         if node_id in nodes and node_id not in found:
             found.add(node_id)
-            pending += [source for source, _ in nodes[node_id].links.values()]
+            pending += [source for source, _ in nodes[node_id].links.values() if node_id not in given]
     return found
 
 

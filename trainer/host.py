@@ -202,8 +202,22 @@ def has_our_nodes(prompt: Mapping) -> bool:
 def running_workflow_id() -> str | None:
     """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
     for _, _, _, extra, *_ in list(_server().prompt_queue.currently_running.values()):
-        return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+        return _workflow_id(extra)
     return None
+
+
+def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
+    """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
+    return [
+        (_workflow_id(extra), node_id)
+        for _, _, prompt, extra, *_ in list(_server().prompt_queue.currently_running.values())
+        for node_id, node in prompt.items()
+        if isinstance(node, dict) and node.get("class_type") == class_type
+    ]
+
+
+def _workflow_id(extra: Mapping) -> str | None:
+    return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
 
 
 def tell(event: str, data: dict) -> None:
@@ -373,13 +387,19 @@ def list_weights(kind: str) -> list[str]:
 
 
 def weight_folders(kind: str) -> list[Path]:
-    """ComfyUI's folders of that kind, and those of that name in a folder of $OTCA_MODELS."""
-    folders = [Path(folder) / kind for folder in _folders_of("OTCA_MODELS")]
+    """ComfyUI's folders of that kind, those of `weights_variable`, and those of that name in a folder of $OTCA_MODELS."""
+    folders = [*_folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in _folders_of("OTCA_MODELS"))]
     if in_comfyui():
         import folder_paths
 
         folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
     return folders
+
+
+def weights_variable(kind: str) -> str:
+    """The variable of the environment that names folders of that kind alone, as a trainer hears of ComfyUI's: apart from those
+    of other kinds, which may hold files of the same name."""
+    return f"OTCA_MODELS_{kind.upper()}"
 
 
 def find_reward_file(name: str, size: str, source: str) -> Path:

@@ -6,9 +6,11 @@ Imports neither torch nor anything of ours.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"
+CLAIM = "OTCA_CLAIM"  # a variable of the environment: the word that whoever starts a trainer puts into status.json too
 WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 STOP = "stop"  # whoever makes this file asks the run to stop
@@ -30,6 +33,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's 
 
 LONGEST_NAME = 100
 SEPARATORS = frozenset('/\\:*?"<>|')
+BUSY_SECONDS = 1.0  # how long Windows may refuse a name to a file that takes the place of an open one
 _WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
 
 
@@ -68,7 +72,11 @@ def named_place(text: str, what: str) -> tuple[str, Path]:
 
 
 def owner(folder: Path) -> int | None:
-    """The id of another living process that is training in that folder, if there is one; the launcher of this one is not."""
+    """The id of another living process that is training in that folder, if there is one; the launcher of this one is not.
+
+    Whoever started this process on the run's behalf wrote down the launcher's number, and gave both the same CLAIM: in a venv
+    on Windows python.exe is a launcher too, and the Python that it starts has another number.
+    """
     try:
         status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # no folder, no file, or none that can be read: nobody says that it is theirs
@@ -76,6 +84,8 @@ def owner(folder: Path) -> int | None:
     # torchrun claims the folder on behalf of the processes it starts.
     ours = (os.getpid(), os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else (os.getpid(),)
     running = isinstance(status, dict) and status.get("status") == "running" and status.get("pid") not in ours
+    if running and "claim" in status and status["claim"] == os.environ.get(CLAIM):
+        return None
     return status["pid"] if running and alive(status.get("pid"), status.get("process_started")) else None
 
 
@@ -94,14 +104,34 @@ def alive(pid: object, started: object) -> bool:
 
 def write_text(path: Path, text: str) -> None:
     """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = beside(path)
     try:
         aside.write_text(text, encoding="utf-8")
         flush(aside)
-        os.replace(aside, path)
+        put_in_place(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     flush(path.parent)
+
+
+_numbers = itertools.count()
+
+
+def beside(path: Path) -> Path:
+    """A name to write a file under before it takes its place; no other thread or process gets the same."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}")
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """`os.replace`, which Windows refuses for as long as somebody has the old file open, as a page that polls it may."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return os.replace(aside, path)
+        except PermissionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -119,12 +149,12 @@ def new_folder(target: Path) -> Iterator[Path]:
         for place in [*aside.rglob("*"), aside]:
             flush(place)
         if target.is_dir():
-            os.replace(target, old)
-        os.replace(aside, target)
+            put_in_place(target, old)
+        put_in_place(aside, target)
         flush(target.parent)
     except BaseException:
         if old.is_dir() and not target.is_dir():
-            os.replace(old, target)
+            put_in_place(old, target)
         raise
     finally:
         for place in (aside, old):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from .flow.base import OWN
-from .layout import flush, plain_name
+from .layout import beside, flush, plain_name, put_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -180,11 +179,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Raises:
         OSError: names the file.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = beside(path)
     try:
         save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
         flush(aside)
-        os.replace(aside, path)
+        put_in_place(aside, path)
     except SafetensorError as error:
         raise OSError(f"{path}: {error}") from error
     finally:

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -123,8 +124,8 @@ class Run:
         self._metrics: Metrics | None = None
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
-        self._saved = self.iteration
-        self._best_kept: int | None = None  # the iteration whose adapter this process has put into best/
+        self._saved: int | None = self.iteration
+        self.best: Mapping | None = read_object(folder / BEST / BEST_FIGURES)  # of the adapter that is kept in best/
         self._warned = False
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
@@ -145,12 +146,25 @@ class Run:
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         self._trained, self._saved = None, iteration
+        self._check_best()
         if self.writes:
-            write_text(self.folder / WORKFLOW, json.dumps(self.workflow, indent=1))
-            for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
-                write_text(self.folder / name, "".join(map(json_line, rows)))
+            self._write_down()
             self._shown = len(self.history)
             self.figures()  # before training: wandb may refuse
+
+    def _write_down(self) -> None:
+        write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(self.workflow), indent=1))
+        for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
+            write_text(self.folder / name, "".join(map(json_line, rows)))
+
+    @_writing
+    def begin_anew(self) -> None:
+        """In place of a folder that somebody has removed: the model still has what it learned, and so has its record."""
+        logger.warning("%s is gone, and is begun anew with what is on record of its training", self.folder)
+        self.close()
+        self.folder.mkdir(parents=True)
+        self._write_down()
+        self.best, self._saved, self._shown = None, None, 0
 
     def figures(self) -> Figures:
         """TensorBoard and wandb, as the settings have it now: on the canvas they may change."""
@@ -245,30 +259,39 @@ class Run:
         except ValueError as error:
             raise RunError(str(error)) from error
 
-    def best_so_far(self) -> dict | None:
-        """What the best evaluation came to, as best.json has it."""
-        metric = self.settings.best_metric
-        found = best.best(self.evaluations, metric) if metric and self.evaluations else None
-        if found is None:
-            return None
-        value = functools.partial(best.value, self.evaluations, metric=metric)
-        before = next((value(row) for row in self.evaluations if row["iteration"] == 0), None)
-        return {"metric": metric, "value": value(found), "iteration": found["iteration"], "before_training": before}
+    def _check_best(self) -> None:
+        """Lets go of a best adapter that is not of this run as it is now: of later iterations, or by another metric."""
+        if self.best is None:
+            return
+        wanted = self.settings.best_metric or self.best["metric"]
+        if self.best["metric"] == wanted and best.on_record(self.evaluations, self.best):
+            return
+        if self.writes:
+            other = f"best_metric is {wanted} now"
+            reason = other if self.best["metric"] != wanted else f"{EVALUATIONS} has no such evaluation"
+            told = "%s is deleted, with the best by %s, %.4g at iteration %d: %s"
+            figures = (self.best[name] for name in ("metric", "value", "iteration"))
+            logger.warning(told, self.folder / BEST, *figures, reason)
+            shutil.rmtree(self.folder / BEST)
+        self.best = None
 
     @_writing
     def _keep_best(self, model: FlowModel) -> None:
-        """Saves the adapter as it was just evaluated, if no evaluation was better."""
-        figures = self.best_so_far()
-        if self.settings.best_metric and figures is None:
-            logger.warning("%s could not be told, so none is kept as the best", self.settings.best_metric)
-        if figures is None or figures["iteration"] != self.iteration or self._best_kept == self.iteration:
+        """Saves the adapter as it was just evaluated, if the one that is kept is not as good."""
+        if not self.settings.best_metric:
+            return
+        figures = best.figures(self.evaluations, self.settings.best_metric)
+        if figures is None:
+            logger.warning("%s could not be told, so this one is not kept as the best", self.settings.best_metric)
+            return
+        if not best.better(self.evaluations, figures, self.best):
             return
         # A sharded model is put together by all processes, and written by one.
         with new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside:
             weights.save(model, aside, self._metadata())
             if self.writes:
                 (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
-        self._best_kept = self.iteration
+        self.best = figures
 
     def _metadata(self) -> dict[str, object]:
         return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
@@ -364,9 +387,14 @@ class Run:
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
         checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
+        self.save_weights(model)
+        self._saved = self.iteration
+
+    @_writing
+    def save_weights(self, model: FlowModel) -> None:
+        """The adapter to use, or all weights where all were trained."""
         with model.averaged():
             weights.save(model, self.folder, self._metadata())
-        self._saved = self.iteration
 
     @_writing
     def close(self) -> None:
@@ -447,6 +475,8 @@ def open_run(
         _open[asked] = Run(folder, settings, workflow)
         if not resume:
             _open[asked].begin(restored[1] if restored and restored[0] == folder.resolve() else 0)
+    elif host.in_comfyui() and not _open[asked].folder.is_dir():
+        _open[asked].begin_anew()
     _open[asked].settings = settings
     return _open[asked]
 

@@ -91,17 +91,23 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     run.begin(start)
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
+
+    def at(iteration: int) -> dict:
+        return {(node, name): value + iteration for node, name, value in advancing}
+
     with _Progress(start, total, say) as progress:
         try:
-            overrides = None
             for iteration in range(start, total):
                 if run.early_stop():
                     break
-                overrides = {(node, name): value + iteration for node, name, value in advancing}
-                workflow.run(overrides=overrides, targets=every)
+                workflow.run(overrides=at(iteration), targets=every)
                 progress(run.history[-1])
-            if overrides is not None and at_end:
-                workflow.run(overrides=overrides, targets=at_end)
+            given = {}
+            if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
+                run.save_weights(model)
+                given = {only(workflow, STEP_NODE): (model,)}
+            if at_end:
+                workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=given)
         except host.Stopped as stopped:
             lost = distributed.tell(stopped)
             code = _stopped(run, model, stopped, say)
@@ -126,10 +132,14 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
 
 
 def _forget_old_stop(file: Path) -> None:
-    """A stop that was asked of an earlier process is no stop of this one; what came while this one was loading is."""
+    """A stop that was asked of an earlier process is no stop of this one; what came while this one was loading is.
+
+    So is what came while torchrun, which is the one that was started, had not started this one yet, or again.
+    """
     import psutil
 
-    if file.is_file() and file.stat().st_mtime < psutil.Process().create_time():
+    begun = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()).create_time()
+    if file.is_file() and file.stat().st_mtime < begun:
         file.unlink()
 
 
@@ -243,7 +253,7 @@ def _summary(run: Run, total: int, say: Say) -> None:
         say(told)
     if (told := run.early_stop()) and run.iteration < total:
         say(f"stopped early: {told}. To go on nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
-    if figures := run.best_so_far():
+    if figures := run.best:
         before = "" if figures["before_training"] is None else f", {figures['before_training']:.3f} before training"
         told = f"{figures['metric']} {figures['value']:.3f} at iteration {figures['iteration']}{before}"
         say(f"best: {told} ({run.folder / BEST})")

@@ -325,6 +325,7 @@ class Workflow:
         overrides: Mapping[tuple[str, str], Any] | None = None,
         targets: Iterable[str] | None = None,
         on_node: Callable[[str, bool], None] | None = None,
+        given: Mapping[str, tuple] | None = None,
     ) -> dict[str, tuple]:
         """Run what the targets need and what changed since the last run.
 
@@ -335,6 +336,7 @@ class Workflow:
             overrides: {(node id, input): constant} for this run only.
             targets: node ids; all output nodes when None.
             on_node: called with (node id, whether its cached result is used) before each node.
+            given: {node id: outputs} that are taken for what those nodes would return; for them nothing runs.
 
         Returns:
             {node id: outputs} of the targets and all their ancestors.
@@ -348,7 +350,8 @@ class Workflow:
         for target in targets:
             if target not in nodes:
                 raise _refusal(f"there is no node {target!r} to run", suggest(target, nodes))
-        needed = ancestors(nodes, targets)
+        given = given or {}
+        needed = ancestors(nodes, targets, given)
         self._refuse_errors(nodes, targets, {node_id for node_id, _ in overrides or {}} & needed)
         # results that this run does not need are judged too: kept if they still hold, freed if not
         order = execution_order(nodes, ancestors(nodes, [*targets, *self._cache]))
@@ -356,6 +359,7 @@ class Workflow:
         for node_id in [node_id for node_id, (signature, _) in self._cache.items() if signature != signatures[node_id]]:
             del self._cache[node_id]
             self.ui.pop(node_id, None)
+        self._cache |= {node_id: (signatures[node_id], outputs) for node_id, outputs in given.items()}
         order = [node_id for node_id in order if node_id in needed]
         for node_id in order:
             cached = node_id in self._cache

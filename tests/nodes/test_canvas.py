@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import weakref
 
 import psutil
@@ -124,6 +125,37 @@ def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, que
     for name in rows:
         rows[name] = [{k: v for k, v in row.items() if "second" not in k} for row in rows[name]]
     assert rows["quickstart"] == rows["whole"]
+    assert not (runs / "quickstart-2").exists()
+
+
+def test_a_run_that_went_on_with_itself_can_be_resumed_headlessly(small_workflow, queue, runs):
+    """Its graph says resume_run, which is the canvas' way; the command line has its own."""
+    queue(small_workflow())
+    restart()
+    again = {"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}
+    queue(small_workflow(again))
+    written = read_object(runs / "quickstart" / "workflow.json")
+    assert written == small_workflow({"OTCA_LoadFlowModel": {"resume_run": ""}}).graph
+    prompt = lora.read_metadata(runs / "quickstart" / "lora.safetensors")["prompt"]
+    assert json.loads(prompt) == small_workflow(again).graph, "what was queued"
+
+
+def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, runs, caplog):
+    """With what is on record, since the model has learned it; prompts go on."""
+    settings = {"checkpoint_every": 100, "evaluate_every": 100}
+    workflow, folder = small_workflow({"OTCA_TrainingRun": settings}), runs / "quickstart"
+    queue(workflow)
+    before = [read_lines(folder / name) for name in ("metrics.jsonl", "evaluation.jsonl")]
+    shutil.rmtree(folder)
+    queue(workflow, 1)
+    assert f"{folder} is gone, and is begun anew" in caplog.text
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [row["iteration"] for row in lines] == [1, 2] and lines[:1] == before[0]
+    assert read_lines(folder / "evaluation.jsonl") == before[1]
+    assert read_object(folder / "workflow.json") == workflow.graph
+    assert read_object(folder / "status.json")["status"] == "running"
+    model = workflow.run(targets=["1"])["1"][0]
+    assert same_weights(folder, model) and (folder / "lora.safetensors").is_file()
     assert not (runs / "quickstart-2").exists()
 
 

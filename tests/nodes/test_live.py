@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.trainer import host, record
 from comfyui_otca.trainer.workflow import Workflow
 
 
@@ -15,6 +16,8 @@ from comfyui_otca.trainer.workflow import Workflow
 def _forget():
     live._results.clear()
     live._trajectories.clear()
+    live._runs.clear()
+    live._recent.clear()
 
 
 @pytest.fixture
@@ -40,12 +43,50 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
         (data,) = workflow.ui[node][f"otca_{kind}"]
         assert data["node"] == node and live.last_results(node) == {kind: data}
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
-    run = dict(workflow.ui["12"]["otca_run"][0])
-    assert run.pop("at") > 0 and run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
-    assert live.current_run() == "quickstart"
+    (run,) = workflow.ui["12"]["otca_run"]
+    assert run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted(("otca.result", node, kind) for node, kind in kinds.items())
     assert live.last_results("99") == {}
+
+
+def queued(comfyui, graph, canvas):
+    """ComfyUI executes that prompt now."""
+    comfyui.running[0] = (1, "id", graph, {"extra_pnginfo": {"workflow": {"id": canvas}}}, [])
+
+
+def test_a_run_is_at_work_while_its_own_prompt_is(small_workflow, comfyui, monkeypatch):
+    """Two canvases whose nodes have the same ids, one run each; and the first is queued again after the second."""
+    monkeypatch.setattr(host, "picture", lambda draw: None)
+    one, other = (small_workflow({"OTCA_TrainingRun": {"run_name": name}}) for name in ("one", "other"))
+    seen = []
+
+    def evaluate(*arguments, **options):
+        seen.append((live.run_at_work("one"), live.run_at_work("other")))
+
+    monkeypatch.setattr(record.Run, "record", evaluate)
+    for workflow, canvas in ((one, "first canvas"), (other, "second canvas")):
+        queued(comfyui, workflow.graph, canvas)
+        with torch.inference_mode():
+            workflow.run(targets=["12"])
+    assert seen == [(True, False), (False, True)], "while it evaluates"
+    queued(comfyui, one.graph, "first canvas")
+    assert live.run_at_work("one") and not live.run_at_work("other")
+    queued(comfyui, {"12": {"class_type": "OTCA_PreviewSteps", "inputs": {}}}, "first canvas")
+    assert not live.run_at_work("one"), "a part of the graph, without the run"
+    comfyui.running.clear()
+    assert not live.run_at_work("one")
+
+
+def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
+    monkeypatch.setattr(live, "MOST_WORKFLOWS", 2)
+    for canvas in ("a", "b", "a", "c"):
+        queued(comfyui, {}, canvas)
+        live.makes_run("12", f"run of {canvas}")
+        live.shown("9", "credit", (), dict)
+    known = {canvas: bool(live.last_results("9", canvas)) for canvas in "abc"}
+    assert known == {"a": True, "b": False, "c": True}, "a ran again after b"
+    assert sorted(live._runs.values()) == ["run of a", "run of c"]
 
 
 def test_headlessly_nothing_is_kept(small_workflow, tmp_path):

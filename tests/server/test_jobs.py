@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import psutil
 import pytest
+
+from comfyui_otca.server import jobs
+from comfyui_otca.server.runs import Run
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -82,7 +87,7 @@ def test_a_training_finishes_and_goes_on(site, tiny, until, monkeypatch):
     assert nothing_left.status == 409 and "larger number of iterations" in nothing_left.error
     assert site.post("/otca/runs/mine/stop").status == 409
 
-    assert site.post("/otca/runs/mine/resume", {"iterations": 3}).json == {"id": "mine"}
+    assert site.post("/otca/runs/mine/resume", {"iterations": 3}).json == {"id": "mine", "told": None}
     longer = ended(site, until)
     assert (longer["status"], longer["iteration"], longer["total"]) == ("finished", 3, 3), log(site)
     assert "after iteration 2" in log(site)  # resumed, and not begun anew
@@ -97,7 +102,7 @@ def test_stopped_resumed_killed_and_resumed(site, tiny, until):
     assert stopped["status"] == "stopped" and 1 <= stopped["iteration"] < 100_000, log(site)
     assert stopped["has_checkpoint"] and not (site.folder / "mine" / "stop").exists()
 
-    assert site.post("/otca/runs/mine/resume").json == {"id": "mine"}
+    assert site.post("/otca/runs/mine/resume").json["id"] == "mine"
     until(lambda: summary(site)["iteration"] > stopped["iteration"] or summary(site)["status"] != "running")
     os.kill(json.loads((site.folder / "mine" / "status.json").read_text())["pid"], signal.SIGKILL)
     killed = ended(site, until)
@@ -133,6 +138,19 @@ def test_the_process_is_plain_and_alone(site, tiny, monkeypatch, until, tmp_path
     assert models == f"/models/a{os.pathsep}/models/b" and inputs == str(site.input)
     assert unbuffered == "1" and session == pid and terminal == "no terminal"
     assert log(site, name) == "told\n"
+
+
+def test_an_interpreter_that_starts_another_one(site, tiny, monkeypatch, until, tmp_path):
+    """As python.exe of a venv on Windows does: the training has another number than the process that was started."""
+    launcher = tmp_path / "python"
+    launcher.write_text(f'#!/bin/sh\n"{sys.executable}" "$@"\nexit $?\n')
+    launcher.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(launcher))
+    site.post("/otca/train", {"name": "mine", "iterations": 1, "prompt": tiny()})
+    started = json.loads((site.folder / "mine" / "status.json").read_text())["pid"]
+    finished = ended(site, until)
+    assert (finished["status"], finished["iteration"], finished["error"]) == ("finished", 1, None), log(site)
+    assert json.loads((site.folder / "mine" / "status.json").read_text())["pid"] != started
 
 
 def test_a_start_that_fails_says_why(site, tiny, until, monkeypatch):
@@ -202,6 +220,127 @@ def test_many_gpus_are_the_command_lines(site, tiny, monkeypatch):
     assert not (site.folder / "mine").exists(), "the name is free again"
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """Processes that were to be started: (command, options). None is."""
+    asked = []
+
+    def refuse(command, **options):
+        asked.append((command, options))
+        raise OSError("no more processes")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    return asked
+
+
+def test_the_end_of_a_window_of_windows_does_not_reach_the_training(site, tiny, monkeypatch, started):
+    """The flags by the numbers of Windows' documentation: CREATE_NEW_PROCESS_GROUP and CREATE_NO_WINDOW."""
+    monkeypatch.setattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0x200, raising=False)
+    monkeypatch.setattr(subprocess, "CREATE_NO_WINDOW", 0x08000000, raising=False)
+    site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()})
+    [(_, options)] = started
+    assert options["creationflags"] == 0x08000200
+
+
+def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, started, comfyui, tmp_path):
+    """By the folder of its own kind: another kind may have a file of the same name."""
+    for kind in ("vae", "diffusion_models"):
+        (tmp_path / kind).mkdir()
+        (tmp_path / kind / "mine.safetensors").write_bytes(b"")
+    graph = tiny()
+    files = ("transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae")
+    chosen = {name: "the folder's own" for name in files} | {"vae": "mine.safetensors"}
+    graph["90"] = {"class_type": "OTCA_ModelFiles", "inputs": chosen}
+    loader = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_LoadFlowModel")
+    loader["inputs"]["files"] = ["90", 0]
+    site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
+    [(_, options)] = started
+    for name in ("comfy", "comfy.model_management", "comfy.utils", "folder_paths"):
+        monkeypatch.delitem(sys.modules, name)
+    refused = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
+    assert refused.status == 400 and "'mine.safetensors' were not found" in refused.error, "this process is not told"
+    for name in options["env"].keys() - os.environ.keys():
+        monkeypatch.setenv(name, options["env"][name])
+    assert jobs.host.find_weights("mine.safetensors", "vae") == tmp_path / "vae" / "mine.safetensors"
+    assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 500, "it got so far"
+
+
+def test_a_run_that_ended_early_goes_on_without_that_rule(site, made, started):
+    reason = "accuracy, which is held out, has declined for 2 evaluations in a row"
+    made(rows=3, status={"total": 6, "reason": reason})
+    site.post("/otca/runs/first/resume")
+    made("on time", rows=3, status={"total": 3, "reason": None})
+    site.post("/otca/runs/on time/resume", {"iterations": 6})
+    changed = [command[command.index("--set") + 1] if "--set" in command else None for command, _ in started]
+    assert changed == ["OTCA_TrainingRun.stop_after_decline=0", None]
+
+
+def test_the_page_hears_that_the_rule_is_left_out(site, made, monkeypatch):
+    made(rows=3, status={"total": 6, "reason": "accuracy has declined"})
+    monkeypatch.setattr(site.jobs, "_launch", lambda *arguments: None)
+    told = site.post("/otca/runs/first/resume").json["told"]
+    assert told == "goes on without stop_after_decline, which would end it at once: accuracy has declined"
+
+
+@pytest.mark.parametrize("status", ["failed", "stopped"])
+def test_what_comes_after_the_last_iteration_is_made_up_for(site, made, started, status):
+    made(rows=3, status={"status": status, "total": 3})
+    site.post("/otca/runs/first/resume")
+    assert started[0][0][-1] == "--resume"
+    assert site.post("/otca/runs/first/resume", {"iterations": 2}).status == 409 and len(started) == 1
+
+
+def test_a_canvas_run_that_went_on_with_itself_is_resumed(site, made, started, small_graph):
+    """Its graph names the run to go on with, which headlessly the command line does."""
+    graph = small_graph({"OTCA_LoadFlowModel": {"resume_run": "first"}})
+    folder = made(rows=3, status={"place": "canvas", "total": 6}, files={"workflow.json": json.dumps(graph).encode()})
+    answer = site.post("/otca/runs/first/resume")
+    assert len(started) == 1, answer.error
+    assert json.loads((folder / "workflow.json").read_text()) == small_graph({"OTCA_LoadFlowModel": {"resume_run": ""}})
+
+
+def test_a_training_that_cannot_be_put_on_record_is_ended(site, tiny, monkeypatch, tmp_path):
+    stand_in = tmp_path / "python"
+    stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    write, Popen, begun = Run.write, subprocess.Popen, []
+
+    def full(run, name, content):
+        if name == "status.json":
+            raise OSError(28, "No space left on device")
+        write(run, name, content)
+
+    monkeypatch.setattr(Run, "write", full)
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
+    answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()})
+    assert answer.status == 500 and "No space left" in answer.error and not (site.folder / "mine").exists()
+    assert begun[0].poll() == -signal.SIGTERM
+
+
+def test_how_an_old_process_ended_is_not_said_of_a_new_one(site, made, monkeypatch, this_process):
+    """It ends at the moment at which the run is resumed: its word waits for that, and then is nobody's."""
+    folder = made(status={**this_process, "pid": 7})
+    run, failed = site.runs.run("first"), threading.Event()
+
+    class Old:
+        pid = 7
+
+        def wait(self):
+            failed.set()
+            return 1
+
+    with site.jobs._starting:
+        thread = threading.Thread(target=site.jobs._wait, args=(Old(), run))
+        thread.start()
+        failed.wait()
+        thread.join(0.3)
+        run.write("status.json", {**this_process, "pid": 8})
+    thread.join()
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["status"], status["pid"]) == ("running", 8)
+
+
 def test_a_run_on_the_canvas_is_stopped_there(site, made, this_process):
     folder = made(status={**this_process, "place": "canvas"})
     answer = site.post("/otca/runs/first/stop")
@@ -219,6 +358,13 @@ def test_a_run_whose_process_does_not_end_is_not_resumed(site, made, this_proces
     made(status={**this_process, "status": "stopped", "total": 9})
     answer = site.post("/otca/runs/first/resume")
     assert answer.status == 409 and "wait a moment" in answer.error
+
+
+def test_an_idle_run_of_the_canvas_says_how_it_goes_on(site, made, this_process):
+    made(status={**this_process, "place": "canvas", "total": 9})
+    site.canvas.at_work = False
+    answer = site.post("/otca/runs/first/resume")
+    assert answer.status == 409 and "Fix: go on by queueing its workflow there, or start ComfyUI anew" in answer.error
 
 
 def test_unknown_runs(site):

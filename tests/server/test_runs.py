@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 
 from comfyui_otca.server import runs as runs_module
+from comfyui_otca.trainer import layout
 
 PNG = b"\x89PNG\r\n\x1a\n a picture"
 
@@ -83,6 +86,40 @@ def test_summary(site, made):
         "has_lora": True,
         "has_checkpoint": False,
     }
+
+
+def test_an_evaluation_is_an_update(site, made):
+    folder = made(status={}, files={"evaluation.jsonl": b""})
+    os.utime(folder / "evaluation.jsonl", (4e9, 4e9))
+    assert site.get("/otca/runs/first").json["updated"] == 4e9
+
+
+def test_a_run_that_cannot_be_read_is_listed_and_one_that_went_is_not(site, made, monkeypatch):
+    """Both are noticed while the others are read."""
+    for name in ("whole", "locked", "gone"):
+        made(name, status={"started": 9e9 if name == "whole" else 1.0})
+    read, count = runs_module.Run.summary, []
+
+    def summary(run):
+        count.append(run.id)
+        if run.id == "gone":
+            shutil.rmtree(run.folder)
+        if run.id == "locked":
+            raise PermissionError(13, "Permission denied", str(run.folder / "status.json"))
+        return read(run)
+
+    monkeypatch.setattr(runs_module.Run, "summary", summary)
+    whole, locked = sorted(site.get("/otca/runs").json["runs"], key=lambda run: run["id"], reverse=True)
+    assert (whole["id"], whole["status"]) == ("whole", "finished")
+    assert (locked["id"], locked["status"]) == ("locked", "failed") and whole.keys() == locked.keys()
+    told = f"{site.folder / 'locked' / 'status.json'} cannot be read (Permission denied). Fix: "
+    assert locked["error"].startswith(told)
+    assert sorted(count) == ["gone", "locked", "whole"], "a poll reads each once"
+
+
+def test_a_copied_checkpoint_is_none(site, made):
+    made(files={"checkpoints/000003 - Copy/state.json": b"{}"})
+    assert not site.get("/otca/runs/first").json["has_checkpoint"]
 
 
 def test_details(site, made):
@@ -291,3 +328,19 @@ def test_the_two_adapters_of_two_experts(site, made):
     names = ["otca/first_high_noise.safetensors", "otca/first_low_noise.safetensors"]
     assert site.post("/otca/runs/first/lora").json == {"lora_names": names}
     assert [(site.loras / name).read_bytes() for name in names] == [b"high", b"low"]
+
+
+def test_an_adapter_that_is_in_use_is_refused_and_leaves_nothing(site, made, monkeypatch):
+    """As Windows has it of a file that somebody has open."""
+    made(files={"lora.safetensors": b"adapter"})
+    (site.loras / "otca").mkdir()
+    (site.loras / "otca" / "first.safetensors").write_bytes(b"before")
+
+    def open_elsewhere(source, target):
+        raise PermissionError(13, "Access is denied", str(target))
+
+    monkeypatch.setattr(layout, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(os, "replace", open_elsewhere)
+    answer = site.post("/otca/runs/first/lora")
+    assert answer.status == 409 and "Access is denied" in answer.error and "Fix: have ComfyUI unload" in answer.error
+    assert [path.read_bytes() for path in (site.loras / "otca").iterdir()] == [b"before"]

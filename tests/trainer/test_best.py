@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 
 import pytest
 import torch
@@ -56,13 +57,40 @@ def test_the_sum_is_in_units_before_training():
     assert best.value(single, single[1], "evaluation/sum") is None, "one picture has no spread"
 
 
+def kept_in_turn(rows, metric="evaluation/r", kept=None):
+    """best.json after each evaluation since training began."""
+    for end in range(2, len(rows) + 1):
+        new = best.figures(rows[:end], metric)
+        kept = new if best.better(rows[:end], new, kept) else kept
+        yield kept
+
+
 def test_the_best_is_the_first_of_the_highest_since_training_began():
     rows = [evaluation(i, r=[mean, mean]) for i, mean in ((0, 9), (5, 1), (10, 3), (15, 3), (20, 2))]
-    assert best.best(rows, "evaluation/r")["iteration"] == 10
-    assert best.best(rows[:2], "evaluation/r")["iteration"] == 5, "the untrained model is nobody's adapter"
-    assert best.best(rows[:1], "evaluation/r") is None
     rows.append(evaluation(25, prompts=("other", "b"), r=[0, 0]))
-    assert best.best(rows, "evaluation/r")["iteration"] == 25, "other prompts are another scale"
+    assert [kept["iteration"] for kept in kept_in_turn(rows)] == [5, 10, 10, 10, 25], (
+        "the untrained model is nobody's adapter, and other prompts are another scale"
+    )
+    figures = best.figures(rows[:3], "evaluation/r")
+    assert figures == {"metric": "evaluation/r", "value": 3, "iteration": 10, "before_training": 9}
+    rows[2]["rewards"]["r"]["mean"] = None
+    assert best.figures(rows[:3], "evaluation/r") is None
+
+
+def test_another_metric_begins_with_what_is_kept_from_now_on():
+    """5 was better by it, and its adapter is not there."""
+    rows = [evaluation(i, r=[r, r], s=[s, s]) for i, r, s in ((0, 0, 0), (5, 1, 9), (10, 3, 1), (15, 2, 4))]
+    (*_, kept) = kept_in_turn(rows[:3])
+    new = best.figures(rows, "evaluation/s")
+    assert kept["iteration"] == 10 and best.better(rows, new, kept) and new["iteration"] == 15
+
+
+def test_what_is_kept_must_be_on_record():
+    rows = [evaluation(i, r=[mean, mean]) for i, mean in ((0, 9), (5, 1), (10, 3))]
+    kept = best.figures(rows, "evaluation/r")
+    assert best.on_record(rows, kept)
+    assert not best.on_record(rows[:2], kept), "it is ahead of the run"
+    assert not best.on_record(rows, {**kept, "value": 3.5}), "another training's"
 
 
 def test_names_that_are_known():
@@ -190,6 +218,61 @@ def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay,
         assert torch.equal(kept[key], tensor), name
     assert not torch.equal(kept[key], load_file(folder / "lora.safetensors")[key])
     assert sorted(path.name for path in (folder / "best").iterdir()) == ["best.json", "lora.safetensors"]
+
+
+def keep(folder):
+    figures = json.loads((folder / "best" / "best.json").read_text())
+    return figures["metric"].removeprefix("evaluation/"), figures["iteration"]
+
+
+def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
+    scripted, small_workflow, tmp_path, caplog
+):
+    """accuracy was highest at 1, when sharpness decided: that adapter is nowhere, so nothing says that it is."""
+    scripted([5.0, 1.0, 3.0, 2.0], [0.5, 0.9, 0.6, 0.7])
+    host.terminal.output = folder = tmp_path / "run"
+    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=said.append) == 0
+    assert keep(folder) == ("sharpness", 2)
+    again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
+    record._open.clear()
+    assert train(again, resume=True, say=said.append) == 0
+    assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
+    assert "best_metric is evaluation/accuracy now" in caplog.text
+    assert keep(folder) == ("accuracy", 3)
+    assert [line for line in said if line.startswith("best: ")][-1].startswith(
+        "best: evaluation/accuracy 0.715 at iteration 3"
+    )
+    adapters = [load_file(folder / place / "lora.safetensors") for place in (".", "best")]
+    assert all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0]), "the one of iteration 3"
+
+
+def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workflow, tmp_path, caplog):
+    scripted([5.0, 1.0, 2.0, 3.0, 1.5], [0.5] * 9)
+    host.terminal.output = folder = tmp_path / "run"
+    run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1}
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    assert keep(folder) == ("sharpness", 3)
+    (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
+    shutil.rmtree(last)
+    record._open.clear()
+    said = []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=said.append) == 0
+    assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
+    figures = json.loads((folder / "best" / "best.json").read_text())
+    assert figures["iteration"] == 3 and figures["value"] == pytest.approx(1.515), "this time's"
+    assert any(line.startswith("best: evaluation/sharpness 1.515 at iteration 3") for line in said)
+
+
+def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_path, caplog):
+    scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 9)
+    host.terminal.output = folder = tmp_path / "run"
+    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    record._open.clear()
+    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), resume=True, say=said.append) == 0
+    assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
+    assert any(line.startswith("best: evaluation/sharpness 3.015 at iteration 2") for line in said)
 
 
 @pytest.mark.parametrize("metric", ["clip_t", "evaluation/sharp"])

@@ -98,6 +98,16 @@ def test_what_a_run_went_back_behind_goes(model, tmp_path):
     assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
 
 
+def test_a_copy_of_one_is_none(model, tmp_path):
+    """As a file manager makes it; it stays."""
+    shutil.copytree(checkpoint.save(model, tmp_path, 4), tmp_path / "000004 - Copy")
+    for iteration in (5, 6, 7):
+        checkpoint.save(model, tmp_path, iteration)
+    assert checkpoint.restore(model, tmp_path) == 7
+    assert [place.name for place in checkpoint.complete(tmp_path)] == ["000006", "000007"]
+    assert (tmp_path / "000004 - Copy" / "state.json").is_file()
+
+
 def test_the_order_is_that_of_numbers(model, tmp_path):
     for iteration in (999_998, 999_999, 1_000_000):
         checkpoint.save(model, tmp_path, iteration)

@@ -1,12 +1,17 @@
-"""Names that are given on the command line."""
+"""Names that are given on the command line, files that take another one's place, and whose a run's folder is."""
 
 from __future__ import annotations
 
+import json
+import os
+import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
-from comfyui_otca.trainer.layout import named_place
+from comfyui_otca.trainer import layout
+from comfyui_otca.trainer.layout import named_place, owner, write_text
 
 
 def test_a_place_and_its_name(tmp_path, monkeypatch):
@@ -25,3 +30,76 @@ def test_a_name_that_is_no_plain_one():
         ValueError, match="^workflow 'a:b=c.json': the name 'a:b' must be a plain name.*; NAME=FILE gives"
     ):
         named_place("a:b=c.json", "workflow")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_open_for_a_moment_is_waited_for(tmp_path, monkeypatch):
+    """Windows refuses to replace it until it is closed."""
+    replace, refused = os.replace, []
+
+    def open_elsewhere(source, target):
+        if len(refused) < 3:
+            refused.append(target)
+            raise PermissionError(13, "Access is denied", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", open_elsewhere)
+    path = tmp_path / "status.json"
+    write_text(path, "new")
+    assert path.read_text() == "new" and refused == [path] * 3
+
+
+def test_a_file_that_stays_open_is_told_and_stays(tmp_path, monkeypatch):
+    path = tmp_path / "status.json"
+    path.write_text("old")
+
+    def open_elsewhere(source, target):
+        raise PermissionError(13, "Access is denied", str(target))
+
+    monkeypatch.setattr(layout, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(os, "replace", open_elsewhere)
+    with pytest.raises(PermissionError, match="Access is denied"):
+        write_text(path, "new")
+    assert [(place.name, place.read_text()) for place in tmp_path.iterdir()] == [("status.json", "old")]
+
+
+def test_two_threads_write_aside_in_two_places(tmp_path, monkeypatch):
+    """Else one would take the other's half-written file."""
+    both, flushed, flush = threading.Barrier(2), [], layout.flush
+
+    def meet(path):
+        if path != tmp_path:
+            flushed.append(path)
+            both.wait(60)
+        flush(path)
+
+    monkeypatch.setattr(layout, "flush", meet)
+    threads = [threading.Thread(target=write_text, args=(tmp_path / "status.json", text)) for text in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(flushed)) == 2 and (tmp_path / "status.json").read_text() in ("one", "two")
+
+
+# --- whose a folder is ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_claimed_for_this_process_is_its_own(tmp_path, monkeypatch):
+    """Whoever started it may have written down another process's number."""
+    other = psutil.Process(os.getppid())
+    status = {"status": "running", "pid": other.pid, "process_started": other.create_time()}
+    for claim, given, expected in (
+        ("a word", "a word", None),
+        ("a word", "another", other.pid),
+        ("a word", None, other.pid),
+        (None, None, other.pid),
+    ):
+        (tmp_path / "status.json").write_text(json.dumps(status | ({"claim": claim} if claim else {})))
+        if given:
+            monkeypatch.setenv("OTCA_CLAIM", given)
+        else:
+            monkeypatch.delenv("OTCA_CLAIM", raising=False)
+        assert owner(tmp_path) == expected

@@ -18,10 +18,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.tests.trainer.processes import apart
+from comfyui_otca.tests.trainer.processes import apart, together
 from comfyui_otca.trainer import checkpoint, grpo, host, lora, record, rollout
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import train
+from comfyui_otca.trainer.run import _forget_old_stop, train
 from comfyui_otca.trainer.workflow import NodeError
 
 ITERATIONS = 6
@@ -318,6 +318,41 @@ def test_a_finished_run_stays_as_it_is(finished_run, tmp_path, otca):
     code, printed, _ = otca("train", folder, "--resume", "--iterations", 7)
     assert code == 0 and "iterations: 6 -> 7" in printed
     assert len(rows(folder)) == 7 and untimed(folder)[:6] == untimed(finished_run)
+
+
+@pytest.mark.parametrize("missing", ["lora.safetensors", "quickstart_lora.safetensors"])
+def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_path, otca, monkeypatch, missing):
+    """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    lora.write_tensors(folder / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
+    if missing != "lora.safetensors":
+        (folder / missing).unlink()
+    monkeypatch.setattr(rollout, "sample", None)
+    code, printed, errors = otca("train", folder, "--resume")
+    assert code == 0 and "done after 6 iterations" in printed, errors
+    one, other = (load_file(place / missing) for place in (folder, finished_run))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert lora.read_metadata(folder / missing) == lora.read_metadata(finished_run / missing)
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+def _train_together(workflow, folder, resume):
+    host.terminal.output = folder
+    record._open.clear()
+    return train(workflow, resume=resume, say=lambda line: None)
+
+
+def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
+    folder, workflow = tmp_path / "run", small_workflow({"OTCA_TrainingRun": {"iterations": 1, "evaluation_seeds": 1}})
+    assert together(2, _train_together, workflow, folder, False) == [0, 0]
+    written = {name: load_file(folder / name) for name in ("lora.safetensors", "quickstart_lora.safetensors")}
+    for name in written:
+        (folder / name).unlink()
+    assert together(2, _train_together, workflow, folder, True) == [0, 0]
+    assert len(rows(folder)) == 1
+    for name, before in written.items():
+        again = load_file(folder / name)
+        assert again.keys() == before.keys() and all(torch.equal(again[key], before[key]) for key in before)
 
 
 def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca):
@@ -697,6 +732,29 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         assert train(small_workflow(), say=lambda line: None) == 0
         recorded = folder / "metrics.jsonl"
         assert len(recorded.read_text().splitlines()) == trained
+
+
+@pytest.mark.parametrize(("torchrun", "kept"), [(True, True), (False, False)])
+def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypatch, torchrun, kept):
+    """torchrun was started at 100, and this process at 200 by it: 150 is after the one and before the other."""
+
+    class Process:
+        def __init__(self, pid):
+            self.pid = pid
+
+        def create_time(self):
+            return {os.getppid(): 100.0, os.getpid(): 200.0}[self.pid]
+
+    monkeypatch.setattr("psutil.Process", Process)
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    else:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for asked, stays in ((150.0, kept), (99.0, False), (201.0, True)):
+        (tmp_path / "stop").touch()
+        os.utime(tmp_path / "stop", (asked, asked))
+        _forget_old_stop(tmp_path / "stop")
+        assert (tmp_path / "stop").exists() == stays
 
 
 def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_path, otca, caplog):
