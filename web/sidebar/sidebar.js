@@ -329,8 +329,8 @@ async function stop(comfy, run) {
 
 async function resume(comfy, run) {
   const start = async (settings) => {
-    const { id } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/resume`, settings);
-    comfy.toast("success", TEXT.started(id));
+    const { id, told } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/resume`, settings);
+    comfy.toast("success", TEXT.started(id), told ?? undefined);
     showRun(comfy, id);
   };
   if (run.status === "finished") resumeDialog(comfy, { run, start });
