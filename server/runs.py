@@ -143,7 +143,15 @@ class Run:
         )
         when = self.folder.stat().st_mtime
         known = {"id": self.id, "status": "failed", "place": "headless", "iteration": 0, "total": None, "error": told}
-        return {**known, "started": when, "updated": when, "has_lora": False, "has_checkpoint": False}
+        rewrites = self.metrics_index.rewrites
+        return {
+            **known,
+            "started": when,
+            "updated": when,
+            "has_lora": False,
+            "has_checkpoint": False,
+            "rewrites": rewrites,
+        }
 
     def details(self) -> dict[str, Any]:
         last = self.metrics_index.last(self.file(METRICS)) or {}

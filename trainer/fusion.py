@@ -194,7 +194,7 @@ def fuse(
             "same SDE Sampler"
         )
     started = time.perf_counter()
-    valid = _counted(scores.values.isfinite().all(1), credit.similarity, scores.groups)
+    valid = _counted(scores.values.isfinite().all(1), credit.similarity)
     rewards = torch.where(valid[:, None], scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
     normalised = group_advantages(rewards, scores.groups, valid, std_scope)
@@ -264,7 +264,7 @@ def fuse_gains(
     started = time.perf_counter()
     groups = scores.groups
     valid = gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1)
-    valid = _counted(valid, similarity, groups)
+    valid = _counted(valid, similarity)
     gains = torch.where(valid[:, None, None], gains, 0.0)
     coefficients = torch.tensor(scores.coefficients)
 
@@ -305,8 +305,8 @@ def fuse_gains(
     )
 
 
-def _counted(scored: Tensor, similarity: Tensor, groups: Tensor) -> Tensor:
-    """Which samples take part, [B] bool: scored, with finite latents, and not the only one of their group (method.md §3).
+def _counted(scored: Tensor, similarity: Tensor) -> Tensor:
+    """Which samples take part, [B] bool: scored, and with finite latents.
 
     Latents that overflowed make a black picture, which some rewards score as any other.
     """
@@ -317,9 +317,7 @@ def _counted(scored: Tensor, similarity: Tensor, groups: Tensor) -> Tensor:
             "latents of the samples %s are not finite: they are left out. Fix if it goes on: dtype bfloat16 or float32",
             lost,
         )
-    valid = scored & finite
-    members = torch.zeros(int(groups.max()) + 1, dtype=torch.int64).index_add(0, groups, valid.long())
-    return valid & (members[groups] > 1)
+    return scored & finite
 
 
 def _variation(weights: Tensor) -> float:

@@ -419,7 +419,6 @@ def test_a_group_with_one_valid_sample_gives_no_gradient_and_is_counted(method):
     values[[8, 10], 2] = NAN
     result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
     assert (result.step_advantage[8:] == 0).all()
-    assert not result.valid[8:].any(), "a KL term must not pull at the one that is left"
     assert (result.step_advantage[:8] != 0).any()
     assert result.metrics["groups/zero_std"] == 1.0
 
