@@ -142,15 +142,18 @@ class Run:
             f"{error.filename or self.folder} cannot be read ({error.strerror or error}). Fix: allow ComfyUI to read it"
         )
         when = self.folder.stat().st_mtime
-        known = {"id": self.id, "status": "failed", "place": "headless", "iteration": 0, "total": None, "error": told}
-        rewrites = self.metrics_index.rewrites
         return {
-            **known,
+            "id": self.id,
+            "status": "failed",
+            "place": "headless",
+            "iteration": 0,
+            "rewrites": self.metrics_index.rewrites,
+            "total": None,
             "started": when,
             "updated": when,
+            "error": told,
             "has_lora": False,
             "has_checkpoint": False,
-            "rewrites": rewrites,
         }
 
     def details(self) -> dict[str, Any]:
