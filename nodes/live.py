@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..trainer import host, resident
+from ..trainer import host, lineage, resident
 from ..trainer.graph import RUN_NODE
 from . import payloads
 
@@ -53,22 +53,39 @@ def shown_all(
     """As `shown`, of a node with several kinds of payload, in their order."""
     if not host.in_comfyui():
         return result
+    prompt = host.running_prompt()
+    ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
+    if trajectories is not None:
+        _trajectories[host.running_workflow_id(), node] = weakref.ref(trajectories)
+    return {"ui": ui, "result": result}
+
+
+def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
+    """Remembers what a node shows, with what made it, and tells the page."""
     workflow = host.running_workflow_id()
     _keep_recent(workflow)
-    ui = {}
-    for kind, payload in payloads.items():
-        data = payload() | {"workflow_id": workflow}
-        # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
-        credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
-        for (of, _), results in _results.items():
-            if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
-                del results["advantages"]
-        _results.setdefault((workflow, node), {})[kind] = data
-        host.tell(EVENT, {"node": node, "kind": kind, "data": data})
-        ui[f"otca_{kind}"] = [data]
-    if trajectories is not None:
-        _trajectories[workflow, node] = weakref.ref(trajectories)
-    return {"ui": ui, "result": result}
+    made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
+    data = data | {"workflow_id": workflow, "made_by": made_by}
+    # Advantages of a credit that is no more, and those that another node below has changed since, would be shown again.
+    credit = {"credit": node, "advantages": data.get("credit_node")}.get(kind)
+    for (of, _), results in _results.items():
+        if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
+            del results["advantages"]
+    _results.setdefault((workflow, node), {})[kind] = data
+    host.tell(EVENT, {"node": node, "kind": kind, "data": data})
+    return data
+
+
+def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]:
+    """{node: {kind: data}} of what the nodes of a graph last showed, as far as this very graph made it: with the same wiring
+    and values. Results of a graph that a script queued have no workflow's id, and are anybody's whose graph is the same."""
+    found = {}
+    for node in prompt:
+        held = last_results(node, workflow)
+        made_by = lineage.fingerprint(prompt, node) if held else ""
+        if fitting := {kind: data for kind, data in held.items() if data["made_by"] == made_by}:
+            found[node] = fitting
+    return found
 
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
@@ -86,6 +103,13 @@ def _keep_recent(workflow: str | None) -> None:
         for held in (_results, _trajectories, _runs):
             for place in [place for place in held if place[0] == oldest]:
                 del held[place]
+
+
+def shows_owner(prompt: Mapping, node: str, text: str) -> None:
+    """Has the Load Flow Model above a node say which run its adapter belongs to."""
+    loader = lineage.loader_above(prompt, node)
+    if loader is not None:
+        _show(loader, "owner", {"node": loader, "text": text}, prompt)
 
 
 def makes_run(node: str, run: str) -> None:

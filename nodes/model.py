@@ -80,10 +80,11 @@ class LoadFlowModel:
                     },
                 ),
                 "resume_run": (
-                    "STRING",
+                    ["", *host.list_runs()],
                     {
                         "default": "",
-                        "tooltip": "On the canvas: a run to go on with, from its last checkpoint. Headlessly: --resume.",
+                        "tooltip": "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to "
+                        "go on with it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
                     },
                 ),
                 "training": (
@@ -115,12 +116,27 @@ class LoadFlowModel:
                     "OTCA_FILES",
                     {"tooltip": "From Model Files: single files in place of the folder's own weights."},
                 ),
+                "start_from": (
+                    ["", *host.list_adapters()],
+                    {
+                        "default": "",
+                        "tooltip": "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh "
+                        "adapter.",
+                    },
+                ),
             },
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, model, path="", resume_run="", transformer_file="", download=False, files=""):
-        from ..trainer.flow import FlowModelError, check_model_folder
+    def VALIDATE_INPUTS(
+        cls, model, path="", resume_run="", transformer_file="", download=False, files="", start_from="", training="lora"
+    ):
+        from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
+
+        if training not in (None, *TRAININGS):
+            return f"training: {training!r} is none of {', '.join(TRAININGS)}"
+        if start_from and (wrong := _wrong_start(start_from, resume_run, training)):
+            return f"start_from: {wrong}"
 
         if resume_run and not host.in_comfyui():
             return "resume_run: goes on with a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
@@ -169,9 +185,11 @@ class LoadFlowModel:
         training="lora",
         memory=None,
         files=None,
+        start_from="",
     ):
-        from ..trainer import checkpoint
+        from ..trainer import guidance
         from ..trainer.flow import SINGLE_FILES, load_flow_model
+        from ..trainer.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
         found = {component: host.find_weights(name, SINGLE_FILES[component]) for component, name in names.items()}
@@ -192,10 +210,24 @@ class LoadFlowModel:
             training=training,
             **(memory or {}),
         )
-        if resume_run:
-            folder = host.run_folder(resume_run).resolve()
-            loaded.resumed_from = folder, checkpoint.restore(loaded, folder / CHECKPOINTS)
+        run = host.run_folder(plain_name(resume_run)).resolve() if resume_run else None
+        start(loaded, Start(run, guidance.find(start_from) if start_from else None))
         return (loaded,)
+
+
+def _wrong_start(start_from, resume_run, training):
+    """What keeps a model from beginning with that adapter; empty where nothing does."""
+    from ..trainer import guidance
+
+    if resume_run:
+        return f"resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
+    if training == "full":
+        return "all weights are trained, and what is named here is an adapter. Fix: training = lora, or leave it empty"
+    try:
+        guidance.find(start_from)
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 class ModelMemory:

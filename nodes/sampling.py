@@ -1,9 +1,12 @@
 """Stage 3: groups of stochastic trajectories, and which of their steps are stochastic."""
 
+import json
+
 from ..trainer import host
 from ..trainer.ahead import Ahead
 from ..trainer.sde import KINDS, ODE_SOLVERS
 from ..trainer.window import MODES
+from . import live
 
 
 class SDESampler:
@@ -183,7 +186,17 @@ class SDESampler:
                     },
                 ),
             },
+            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
         }
+
+    @classmethod
+    def IS_CHANGED(cls, prompt=None, **_):
+        """On the canvas another run's name is another adapter, which samples anew though no input has changed."""
+        if not host.in_comfyui():
+            return None
+        from ..trainer import ownership
+
+        return json.dumps(ownership.sampling_key(prompt or host.running_prompt()))
 
     @host.outside_inference
     def sample(
@@ -212,11 +225,15 @@ class SDESampler:
         merge_adapter=False,
         ode_solver="euler",
         fraction_after_window=1.0,
+        prompt=None,
+        node_id="",
     ):
-        from ..trainer import distributed, rollout
+        from ..trainer import distributed, ownership, rollout
         from ..trainer.types import SamplerSettings
 
         host.make_room()
+        if host.in_comfyui():
+            live.shows_owner(prompt, node_id, ownership.take_up(model, prompt, node_id))
         own = len(distributed.share(group_size * len(prompts.texts)).rows)
         settings = SamplerSettings(
             kind=kind,

@@ -138,13 +138,27 @@ class GRPOStep:
                     },
                 ),
             },
+            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
         }
 
     @host.outside_inference
-    def update(self, model, trajectories, advantages, learning_rate, clip_range, kl_coefficient, **optional):
-        from ..trainer import grpo
+    def update(
+        self,
+        model,
+        trajectories,
+        advantages,
+        learning_rate,
+        clip_range,
+        kl_coefficient,
+        prompt=None,
+        node_id="",
+        **optional,
+    ):
+        from ..trainer import grpo, ownership
         from ..trainer.record import report
 
+        if host.in_comfyui():
+            ownership.check(model, prompt, node_id)
         if not trajectories.made_by(model):  # whose old policy this one never was
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
@@ -248,22 +262,27 @@ class TrainingRun:
 
     @host.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
+        from ..trainer import ownership
         from ..trainer.record import RunSettings, open_run
 
-        run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {}, model)
         if not host.in_comfyui():
+            run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {})
             # No stop amid an evaluation: it would be missing from the resumed run.
             with host.finishing():
                 run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
-        run.workflow, run.canvas = prompt or {}, (extra_pnginfo or {}).get("workflow")
+        run = ownership.check(model, prompt, node_id)
+        run.settings = RunSettings(**settings)
+        run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
         run.mark("running", iterations)
         live.makes_run(node_id, run.folder.name)
-        run.record(model, report, last=iterations, on_step=host.check_stop)
-        told = run.early_stop()
-        if run.iteration >= iterations or told:
-            run.mark("finished" if run.iteration >= iterations else "running", iterations, reason=told)
-        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration}
+        try:
+            run.record(model, report, last=iterations, on_step=host.check_stop)
+        finally:  # between two prompts nothing is at work that could be interrupted
+            ended = run.iteration >= iterations
+            run.mark("finished" if ended else "idle", iterations, reason=run.early_stop())
+        live.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
 
 
@@ -301,29 +320,41 @@ class SaveLoRA:
                 "%s: all weights were trained, so there is no adapter. otca export RUN writes the model", self.TITLE
             )
             return ()
-        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow"))
+        run = model.run
+        own = run.identity() if run is not None else {}
+        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | own
         paths = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
+        if run is None:
+            _saved_outside.setdefault(model, set()).update(paths)
         return {"ui": {"text": [str(path) for path in paths]}, "result": ()}
 
     def _free_name(self, model, filename):
-        """On the canvas a model overwrites its own file at every iteration, and nobody else's."""
-        if not host.in_comfyui():
-            return filename
+        """On the canvas a run overwrites its own file at every iteration, and nobody else's."""
         from ..trainer import lora
 
-        names = _saved_names.setdefault(model, {})
-        if filename not in names:
-            name, number = filename, 1
-            while any(
-                place.exists() for place in lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
-            ):
-                number += 1
-                name = f"{filename}-{number}"
-            names[filename] = name
-        return names[filename]
+        if not host.in_comfyui():
+            return filename
+        name, number = filename, 1
+        while not all(
+            _is_ours(model, place) for place in lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
+        ):
+            number += 1
+            name = f"{filename}-{number}"
+        return name
 
 
-_saved_names = weakref.WeakKeyDictionary()  # model: {the name asked for: the name taken}
+def _is_ours(model, place):
+    """Whether there is no such file yet, or it holds what this very run, or this model outside of any, saved before."""
+    from ..trainer import lora
+
+    if not place.exists():
+        return True
+    if model.run is None:
+        return place in _saved_outside.get(model, ())
+    return lora.belongs_to(place, model.run.identity())
+
+
+_saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run
 
 
 def _plain_name(name, value):

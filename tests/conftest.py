@@ -15,7 +15,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, record, rollout
+from comfyui_otca.trainer import host, ownership, record, rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow import Workflow
@@ -76,7 +76,13 @@ def _clean_process():
     yield
     host.terminal.stop_signal = host.terminal.output = host.terminal.device = host.terminal.reward_device = None
     host.terminal.download = False
+    forget()
+
+
+def forget():
+    """What is gone when a process ends: all but the files."""
     record._open.clear()
+    ownership.forget()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,10 +33,12 @@ class Damaged(ValueError):
     """A checkpoint that is not as it was written; names the file."""
 
 
-def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Path:
+def save(
+    model: FlowModel, folder: Path, iteration: int, keep: int = KEEP, identity: Mapping[str, str] | None = None
+) -> Path:
     """Writes `folder/<iteration>/`, which appears when it is complete, and keeps the last `keep`.
 
-    Those of later iterations go too: the run went back behind them.
+    Those of later iterations go too: the run went back behind them. `identity` says whose it is, beside the numbers.
 
     Raises:
         OSError: it could not be written. Those that were there still are.
@@ -57,6 +60,7 @@ def save(model: FlowModel, folder: Path, iteration: int, keep: int = KEEP) -> Pa
         # The next rollout's graphs are kept, or not, as this update wanted them.
         state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
         state["uses_graphs"] = model.uses_graphs
+        state |= identity or {}
         state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
             write_tensors(aside / "ema.safetensors", average)

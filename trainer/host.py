@@ -206,6 +206,13 @@ def running_workflow_id() -> str | None:
     return None
 
 
+def running_prompt() -> Mapping:
+    """The graph that ComfyUI is executing, in API form; empty where it executes none."""
+    for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()):
+        return prompt
+    return {}
+
+
 def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
     """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
     return [
@@ -255,6 +262,20 @@ def runs_folder() -> Path:
 
         return Path(folder_paths.get_output_directory()) / "otca"
     return Path("runs")
+
+
+def list_runs() -> list[str]:
+    """On the canvas: names of the runs with a checkpoint, the last one first."""
+    if not in_comfyui():
+        return []
+    found = [place.parent for place in runs_folder().glob("*/checkpoints")]
+    return [folder.name for folder in sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)]
+
+
+def list_adapters() -> list[str]:
+    """LoRA files by their names in ComfyUI's folders, and runs that have saved an adapter."""
+    runs = sorted(place.parent.name for place in runs_folder().glob("*/lora*.safetensors")) if in_comfyui() else []
+    return [*list_weights("loras"), *dict.fromkeys(runs)]
 
 
 def lora_folder() -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 METRICS = "metrics.jsonl"  # one object an iteration
 EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
+CHANGES = "changes.jsonl"  # one object for each iteration whose graph had other values than the one before
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"

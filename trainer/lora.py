@@ -159,6 +159,15 @@ def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, obje
     return {"prompt": prompt, **({"workflow": canvas} if canvas else {})}
 
 
+def belongs_to(path: Path, identity: Mapping[str, str]) -> bool:
+    """Whether a file's header has all of these entries. A file that is no adapter belongs to nobody who asks."""
+    try:
+        found = read_metadata(path)
+    except (SafetensorError, OSError):
+        return False
+    return all(found.get(name) == value for name, value in identity.items())
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a safetensors file. Raises ValueError, naming it, where it is truncated or none."""
     try:

@@ -10,18 +10,21 @@ import math
 import os
 import shutil
 import time
+import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import best, checkpoint, distributed, graph, hacking, host, lora, plots, rollout, weights
+from . import best, checkpoint, distributed, graph, hacking, host, lineage, lora, plots, rollout, weights
 from .figures import Figures
+from .graph import RUN_NODE
 from .layout import (
     BEST,
     BEST_FIGURES,
     CANVAS,
+    CHANGES,
     CHECKPOINTS,
     EVALUATIONS,
     METRICS,
@@ -55,8 +58,8 @@ class RunError(RuntimeError):
 class RunSettings:
     """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
 
-    checkpoint_every: int
-    evaluate_every: int
+    checkpoint_every: int = 25
+    evaluate_every: int = 50
     evaluation_prompts: str = ""
     evaluation_seeds: int = 1
     evaluation_steps: int = 0  # 0: as many as the sampler trains with
@@ -122,6 +125,7 @@ class Run:
         self.history = read_lines(folder / METRICS)
         self.evaluations = read_lines(folder / EVALUATIONS)
         self._metrics: Metrics | None = None
+        self._done = 0  # iterations before the one that `workflow` is the graph of
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
@@ -129,6 +133,23 @@ class Run:
         self._warned = False
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
+        self.id = read_object(folder / STATUS, {}).get("id") or uuid.uuid4().hex
+        self.asked: tuple[Path, str] | None = None  # on the canvas: the folder and the structure that a graph asked for
+        self.changes = read_lines(folder / CHANGES)
+
+    @classmethod
+    def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping) -> Run:
+        """The run that a prompt asks for, with the settings of its Training Run as far as they are no links."""
+        given = next(entry["inputs"] for entry in prompt.values() if entry["class_type"] == RUN_NODE)
+        names = RunSettings.__dataclass_fields__
+        known = {name: value for name, value in given.items() if name in names and not isinstance(value, list)}
+        run = cls(folder, RunSettings(**known), prompt)
+        run.asked = asked
+        return run
+
+    def owns(self, model: FlowModel) -> None:
+        """The model stands where the last line on record does."""
+        self._trained = weakref.ref(model), model.version
 
     @property
     def iteration(self) -> int:
@@ -145,7 +166,10 @@ class Run:
             )
         self.history = [row for row in self.history if row["iteration"] <= iteration]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
-        self._trained, self._saved = None, iteration
+        self.changes = [row for row in self.changes if row["iteration"] <= iteration]
+        if iteration and (before := read_object(self.folder / WORKFLOW)):
+            self._note_changes(before, self.workflow)
+        self._trained, self._saved, self._done = None, iteration, iteration
         self._check_best()
         if self.writes:
             self._write_down()
@@ -153,9 +177,41 @@ class Run:
             self.figures()  # before training: wandb may refuse
 
     def _write_down(self) -> None:
-        write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(self.workflow), indent=1))
-        for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
+        self._write_graph()
+        for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations), (CHANGES, self.changes)):
             write_text(self.folder / name, "".join(map(json_line, rows)))
+
+    def _write_graph(self) -> None:
+        """The graph as the run began with it."""
+        # On the canvas the seeds have moved on with every prompt; the training loop adds the number of the iteration to them.
+        begun = lineage.as_begun(self.workflow, self._done) if host.in_comfyui() else self.workflow
+        write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(begun), indent=1))
+        if self.canvas is not None:
+            write_text(self.folder / CANVAS, json.dumps(self.canvas, indent=1))
+
+    @_writing
+    def follow(self, prompt: Mapping, canvas: Mapping | None, report: Report) -> None:
+        """On the canvas: the graph that made the report, which may have other values than that of the iteration before."""
+        before, self.workflow, self.canvas = self.workflow, prompt, canvas
+        self._done = self.iteration - (report.metrics is self._metrics)
+        if not self.folder.is_dir():
+            self.begin_anew()
+        elif prompt != before:
+            self._note_changes(before, prompt)
+            self._write_graph()
+
+    def _note_changes(self, before: Mapping, now: Mapping) -> None:
+        """Values that were changed are an event of the run: the next iteration is the first that has them."""
+        found = lineage.changes(before, now)
+        if not found:
+            return
+        row = {"iteration": self.iteration + 1, "changes": found}
+        logger.info("%s, from iteration %d on: %s", self.folder.name, row["iteration"], "; ".join(map(lineage.change_line, found)))
+        if self.changes and self.changes[-1]["iteration"] == row["iteration"]:
+            row["changes"] = self.changes.pop()["changes"] + found
+        self.changes.append(row)
+        if self.writes and self.folder.is_dir():
+            write_text(self.folder / CHANGES, "".join(map(json_line, self.changes)))
 
     @_writing
     def begin_anew(self) -> None:
@@ -191,6 +247,7 @@ class Run:
         content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
         content["reason"] = reason
         content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
+        content["id"] = self.id
         write_text(self.folder / STATUS, json.dumps(content, indent=1))
 
     def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
@@ -294,12 +351,12 @@ class Run:
         self.best = figures
 
     def _metadata(self) -> dict[str, object]:
-        return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
+        own = {"otca_iteration": str(self.iteration), **self.identity()}
+        return lora.workflow_metadata(self.workflow, self.canvas) | own
 
-    def belongs_to(self, model: FlowModel | None) -> bool:
-        """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
-        process = read_object(self.folder / STATUS, {}).get("pid", os.getpid())
-        return (process == os.getpid() or not self.writes) and (self._trained is None or self._trained[0]() is model)
+    def identity(self) -> dict[str, str]:
+        """Whose an adapter is, as its file says: the name may come again, in another folder or after this one was removed."""
+        return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
     def stands_at(self, model: FlowModel) -> bool:
         """Whether the model is as the last line on record left it."""
@@ -386,7 +443,8 @@ class Run:
         if self.writes:
             for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
                 flush(self._whole(name, rows))  # a checkpoint is of no use without the lines before it
-        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, self.settings.keep_checkpoints)
+        keep, own = self.settings.keep_checkpoints, self.identity()
+        checkpoint.save(model, self.folder / CHECKPOINTS, self.iteration, keep, own)
         self.save_weights(model)
         self._saved = self.iteration
 
@@ -453,32 +511,30 @@ def _check_writable(folder: Path) -> None:
 _open: dict[Path, Run] = {}
 
 
-def open_run(
-    folder: Path, settings: RunSettings, workflow: Mapping, model: FlowModel | None = None, *, resume: bool = False
-) -> Run:
+def open_run(folder: Path, settings: RunSettings, workflow: Mapping) -> Run:
     """The run of that folder in this process, opened at the first call; later calls may change its intervals.
 
-    A folder that holds a run of another process, or of another `model` of this one, is left alone: a fresh adapter must not
-    go on under its name, so `<name>-2`, `<name>-3` … is taken. Except with `resume`, and where the model was restored from
-    that very run.
+    Headlessly: the folder is the one that the user named, and never another.
     """
-    asked = folder.resolve()
-    if asked not in _open or not _open[asked].belongs_to(model):
-        restored = model.resumed_from if model is not None else None
-        if not resume and (restored is None or restored[0] != asked or owner(asked)):
-            number = 1
-            while taken(folder):
-                number += 1
-                folder = asked.with_name(f"{asked.name}-{number}")
-        if asked in _open:
-            _open[asked].close()
-        _open[asked] = Run(folder, settings, workflow)
-        if not resume:
-            _open[asked].begin(restored[1] if restored and restored[0] == folder.resolve() else 0)
-    elif host.in_comfyui() and not _open[asked].folder.is_dir():
-        _open[asked].begin_anew()
-    _open[asked].settings = settings
-    return _open[asked]
+    if folder.resolve() not in _open:
+        keep_open(Run(folder, settings, workflow))
+    run = _open[folder.resolve()]
+    run.settings = settings
+    return run
+
+
+def keep_open(run: Run) -> None:
+    _open[run.folder.resolve()] = run
+
+
+def open_run_of(asked: tuple[Path, str]) -> Run | None:
+    """The run that is open in this process for what a graph on the canvas asked for."""
+    return next((run for run in _open.values() if run.asked == asked), None)
+
+
+def close_run(run: Run) -> None:
+    _open.pop(run.folder.resolve(), None)
+    run.close()
 
 
 def taken(folder: Path) -> bool:

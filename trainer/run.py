@@ -75,7 +75,7 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
     distributed.meet()
     names = RunSettings.__dataclass_fields__
     known = {name: value for name, value in inputs.items() if name in names and not isinstance(value, list)}
-    run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
+    run = open_run(folder, RunSettings(**known), workflow.graph)
     with host.stop_signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 

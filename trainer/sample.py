@@ -124,6 +124,8 @@ def load_run(
     workflow = Workflow.load(folder / WORKFLOW, node_classes)
     for node in workflow.find("ModelMemory") if whole else ():
         workflow.set(f"{node}.quantize", "none")
+    for node in workflow.find("LoadFlowModel"):
+        workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
     model = trained_model(workflow)
     weights.load(model, folder)
     inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer import host, lora, record
+from comfyui_otca.trainer import host, lora, ownership, record
 from comfyui_otca.trainer.record import read_lines, read_object
 from comfyui_otca.trainer.workflow import NodeError
 
@@ -34,6 +34,7 @@ def queue(comfyui, monkeypatch):
 def restart():
     """What is gone when ComfyUI ends: all but the files."""
     record._open.clear()
+    ownership.forget()
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_status(small_workflow, queue, runs):
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}})
     queue(workflow)
     status = read_object(runs / "quickstart" / "status.json")
-    assert (status["status"], status["place"], status["total"], status["error"]) == ("running", "canvas", 2, None)
+    assert (status["status"], status["place"], status["total"], status["error"]) == ("idle", "canvas", 2, None)
     assert psutil.Process(status["pid"]).create_time() == status["process_started"]
     queue(workflow, 1)
     later = read_object(runs / "quickstart" / "status.json")
@@ -153,7 +154,7 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
     assert [row["iteration"] for row in lines] == [1, 2] and lines[:1] == before[0]
     assert read_lines(folder / "evaluation.jsonl") == before[1]
     assert read_object(folder / "workflow.json") == workflow.graph
-    assert read_object(folder / "status.json")["status"] == "running"
+    assert read_object(folder / "status.json")["status"] == "idle"
     model = workflow.run(targets=["1"])["1"][0]
     assert same_weights(folder, model) and (folder / "lora.safetensors").is_file()
     assert not (runs / "quickstart-2").exists()

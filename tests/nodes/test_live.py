@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
-from comfyui_otca.trainer import host, record
+from comfyui_otca.trainer import host, lineage, record
 from comfyui_otca.trainer.workflow import Workflow
 
 
@@ -24,6 +24,7 @@ def _forget():
 def ran(small_workflow, comfyui):
     """A whole iteration on the canvas: (workflow, its outputs)."""
     workflow = small_workflow()
+    queued(comfyui, workflow.graph, None)
     with torch.inference_mode():
         return workflow, workflow.run()
 
@@ -39,14 +40,16 @@ def weighed(small_workflow, comfyui):
 def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
     workflow, _ = ran
     kinds = {"8": "scores", "9": "credit", "10": "advantages", "12": "run"}
+    owner = ("otca.result", "1", "owner")
     for node, kind in kinds.items():
         (data,) = workflow.ui[node][f"otca_{kind}"]
         assert data["node"] == node and live.last_results(node) == {kind: data}
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
     (run,) = workflow.ui["12"]["otca_run"]
-    assert run == {"node": "12", "run": "quickstart", "iteration": 1, "workflow_id": None}
+    told = {"node": "12", "run": "quickstart", "iteration": 1, "changes": []}
+    assert run == {**told, "workflow_id": None, "made_by": lineage.fingerprint(workflow.graph, "12")}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
-    assert sorted(events) == sorted(("otca.result", node, kind) for node, kind in kinds.items())
+    assert sorted(events) == sorted([("otca.result", node, kind) for node, kind in kinds.items()] + [owner] * 2)
     assert live.last_results("99") == {}
 
 

@@ -302,7 +302,7 @@ def test_comfyuis_stop_button(small_workflow, comfyui):
 def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_graph):
     """The queue goes on with the cached trajectories, as if nothing had happened."""
     settings = {"OTCA_SDESampler": {"keep_graph": keep_graph}}
-    whole = small_workflow(settings)
+    whole = small_workflow({**settings, "OTCA_TrainingRun": {"run_name": "whole"}})
     workflow = small_workflow(settings)
     with torch.inference_mode():
         expected, _ = trained(whole)

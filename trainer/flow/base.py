@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..grpo import UpdateSettings
+    from ..ownership import Start
+    from ..record import Run
     from ..types import SamplerSettings
     from . import LoadOptions
 
@@ -108,7 +110,12 @@ class FlowModel(Resident, ABC):
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self._embedded: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
         self._decoding = threading.RLock()
-        self.resumed_from: tuple[Path, int] | None = None  # the run and the iteration that it goes on from
+        self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
+        self.start: Start | None = None  # on the canvas: what Load Flow Model put into it; None: nothing
+        self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
+        self.version_at_start = 0
+        self.generation = 0  # how often it was made fresh: samples of an earlier one are not its own
+        self._adapter: dict | None = None  # what it was made with
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
         self.uses_graphs = True  # whether the last update could use graphs that a rollout kept
@@ -325,6 +332,27 @@ class FlowModel(Resident, ABC):
             parameter.data = parameter.data.float()
         if name == OWN:
             self.lora_rank, self.lora_alpha = rank, alpha
+            self._adapter = {"rank": rank, "alpha": alpha, "targets": targets, "seed": seed}
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether it still is what Load Flow Model gave."""
+        return self.start_iteration is not None and self.version == self.version_at_start
+
+    def make_fresh(self) -> None:
+        """As it was loaded: a new adapter from the same seed, or the untrained weights; no optimizer, no average."""
+        if self.is_adapted:
+            for network in self.experts.values():
+                network.unload_lora()
+            self.add_adapter(**self._adapter)
+        else:
+            self._copy(self._originals)
+        self._optimizer = self.ema = None
+        self.version = self.nonfinite_in_a_row = 0
+        self.loss_scale = LossScale.of(self.dtype)
+        self.unconditional_gradient = self.uses_graphs = True
+        self.start_iteration, self._forwards = None, [0, 0]
+        self.generation += 1
 
     def shard_frozen(self) -> None:
         """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.

@@ -1,0 +1,237 @@
+"""Whose adapter is trained on the canvas. ComfyUI hands one model to all workflows whose loaders have the same inputs."""
+
+import json
+
+import pytest
+import torch
+
+from comfyui_otca.trainer import host, lora
+from comfyui_otca.trainer.record import read_lines, read_object
+from comfyui_otca.trainer.workflow import NodeError
+
+UNIFORM = {
+    "class_type": "OTCA_UniformWeights",
+    "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
+}
+RARELY = {"checkpoint_every": 100, "evaluate_every": 100}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "files" / "otca"
+
+
+class Tab:
+    """A workflow on the canvas; `hold` keeps prompts and noise, as ComfyUI's cache then keeps the trajectories."""
+
+    def __init__(self, workflow, model):
+        self.workflow, self.given, self.prompts = workflow, {"1": (model,)}, 0
+
+    def queue(self, hold=False, targets=None):
+        self.prompts += not hold
+        overrides = {(node, name): value + self.prompts - 1 for node, name, value in self.workflow.advancing()}
+        with torch.inference_mode():
+            return self.workflow.run(overrides=overrides, targets=targets, given=self.given)
+
+
+@pytest.fixture
+def tabs(small_workflow, comfyui, monkeypatch, model):
+    """tabs(run's name, changes): tabs of one ComfyUI, all with the same model."""
+    monkeypatch.setattr(host, "picture", lambda draw: None)
+
+    def open_tab(name, changes=None):
+        changes = changes or {}
+        run = {**RARELY, "run_name": name, **changes.get("OTCA_TrainingRun", {})}
+        return Tab(small_workflow({**changes, "OTCA_TrainingRun": run}), model)
+
+    return open_tab
+
+
+def figures(folder):
+    return [{k: v for k, v in row.items() if "second" not in k} for row in read_lines(folder / "metrics.jsonl")]
+
+
+def owner(comfyui):
+    """What Load Flow Model shows."""
+    return [data["data"]["text"] for _, data in comfyui.events if data["kind"] == "owner"]
+
+
+def test_another_name_begins_with_a_fresh_adapter(tabs, runs, comfyui):
+    """R1: after an iteration of one run, another's first iteration is a fresh process's, to the bit."""
+    tabs("one").queue()
+    tabs("two").queue()
+    assert figures(runs / "one") == figures(runs / "two")
+    assert owner(comfyui) == ["new run one", "one, iteration 1", "new run two", "two, iteration 1"]
+    assert read_object(runs / "two" / "checkpoints" / "000001" / "state.json")["otca_run"] == "two"
+
+
+def test_two_tabs_in_turns_are_two_runs(tabs, runs, comfyui):
+    """Each goes on where it stood, and both are what one alone would have been."""
+    one, two, alone = tabs("one"), tabs("two"), tabs("alone")
+    for tab in (one, two, one, two, one, two):
+        tab.queue()
+    for _ in range(3):
+        alone.queue()
+    assert figures(runs / "one") == figures(runs / "two") == figures(runs / "alone")
+    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
+    assert sorted(path.name for path in runs.iterdir()) == ["alone", "one", "two"]
+
+
+def test_all_weights_belong_to_a_run_too(tabs, runs, load_model, small_workflow, comfyui):
+    full = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"checkpoint_every": 1}}
+    shared = load_model(training="full")
+    one, two = (Tab(tabs(name, full).workflow, shared) for name in ("one", "two"))
+    for tab in (one, two, one):
+        tab.queue(targets=["12"])
+    assert figures(runs / "one")[:1] == figures(runs / "two")
+    assert len(figures(runs / "one")) == 2
+
+
+def test_a_changed_value_is_an_event_of_the_same_run(tabs, runs):
+    tab = tabs("one")
+    tab.queue()
+    tab.workflow.set("9.w_min", 0.125)
+    tab.workflow.set("GRPOStep.learning_rate", 5e-4)
+    tab.queue()
+    tab.queue()
+    assert sorted(path.name for path in runs.iterdir()) == ["one"]
+    (event,) = read_lines(runs / "one" / "changes.jsonl")
+    assert event["iteration"] == 2
+    assert event["changes"] == [
+        {"node": "GRPO Step", "input": "learning_rate", "before": 1e-3, "now": 5e-4},
+        {"node": "TCD Weights", "input": "w_min", "before": 0.5, "now": 0.125},
+    ]
+    saved = read_object(runs / "one" / "workflow.json")
+    assert saved["9"]["inputs"]["w_min"] == 0.125, "the graph that ran"
+    assert saved["3"]["inputs"]["seed"] == tab.workflow.graph["3"]["inputs"]["seed"], "as the run began with it"
+
+
+def test_another_structure_is_another_run(tabs, runs, comfyui):
+    tab = tabs("one")
+    tab.queue()
+    graph = tab.workflow.graph
+    graph["9"] = UNIFORM
+    other = Tab(type(tab.workflow)(graph, tab.workflow.node_classes), tab.given["1"][0])
+    other.queue()
+    tab.queue()
+    assert [len(figures(runs / name)) for name in ("one", "one-2")] == [2, 1]
+    assert "new run one-2" in owner(comfyui)
+    assert read_object(runs / "one-2" / "workflow.json")["9"]["class_type"] == "OTCA_UniformWeights"
+    assert figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
+
+
+def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
+    from comfyui_otca.trainer import rollout
+
+    sampled = []
+    sample = rollout.sample
+    monkeypatch.setattr(rollout, "sample", lambda *a, **k: sampled.append(1) or sample(*a, **k))
+    tab = tabs("one")
+    tab.queue()
+    tab.workflow.set("9.w_min", 0.25)
+    tab.queue(hold=True)
+    assert len(sampled) == 1 and len(figures(runs / "one")) == 2
+    tab.queue(hold=True, targets=["10"])  # GRPO Step and what follows are muted
+    assert len(sampled) == 1
+
+
+def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
+    """Nor is anything trained: the samples are the first run's."""
+    tab = tabs("one")
+    tab.queue()
+    model = tab.given["1"][0]
+    before = {name: value.clone() for name, value in model.trainable_named().items()}
+    del tab.workflow._graph["8"]["inputs"]["reward_3"]
+    tab.workflow._read_nodes()
+    with pytest.raises(NodeError, match="these samples belong to run one.*Fix: switch off `hold samples`"):
+        tab.queue(hold=True)
+    assert all(torch.equal(before[name], value) for name, value in model.trainable_named().items())
+    assert len(figures(runs / "one")) == 1
+    tab.queue()
+    assert len(figures(runs / "one-2")) == 1
+
+
+def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):
+    one, unrecorded = tabs("one"), tabs("none")
+    one.queue()
+    model = one.given["1"][0]
+    unrecorded.queue(targets=["11"])  # as where Training Run is muted …
+    graph = unrecorded.workflow.graph
+    del graph["12"]
+    Tab(type(one.workflow)(graph, one.workflow.node_classes), model).queue(targets=["11"])
+    assert model.run is None or model.run.folder.name == "none"
+
+
+def test_an_update_that_nothing_records_is_undone(tabs, runs, caplog):
+    """A run is what its record says: its next iteration is the one that it would have been."""
+    one, alone = tabs("one"), tabs("alone")
+    one.queue()
+    one.prompts += 1
+    graph = one.workflow.graph
+    del graph["12"], graph["13"]
+    loose = Tab(type(one.workflow)(graph, one.workflow.node_classes), one.given["1"][0])
+    loose.queue(targets=["11"])
+    one.prompts -= 1
+    one.queue()
+    assert "an update that no iteration records is undone" in caplog.text
+    for _ in range(2):
+        alone.queue()
+    assert figures(runs / "one") == figures(runs / "alone")
+
+
+@pytest.mark.parametrize("name", [["20", 0], "../x", "/tmp/x", 7])
+def test_a_name_has_to_be_known_before_sampling(tabs, runs, tmp_path, name):
+    """F2: a linked name was never checked, and whole run folders were written anywhere."""
+    tab = tabs("one")
+    tab.workflow._graph["12"]["inputs"]["run_name"] = name
+    tab.workflow._graph["20"] = {"class_type": "PrimitiveString", "inputs": {"value": "../x"}}
+    with pytest.raises(NodeError, match="input run_name = .*Fix: "):
+        _sampled(tab)
+    assert not runs.exists()
+
+
+def _sampled(tab):
+    """The sampler alone, with the whole graph as its prompt: what ComfyUI executes first."""
+    from comfyui_otca.nodes.sampling import SDESampler
+
+    try:
+        SDESampler.IS_CHANGED(prompt=tab.workflow.graph)
+    except Exception as error:
+        raise NodeError("3", "SDE Sampler", "OTCA_SDESampler", error) from error
+
+
+def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, perturb, tmp_path, comfyui, sample):
+    trained = perturb(load_model())
+    lora.save(trained, tmp_path / "loras" / "mine.safetensors", {})
+    workflow = small_workflow(
+        {"OTCA_LoadFlowModel": {"start_from": "mine.safetensors"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
+    )
+    assert workflow.validate() == []
+    with torch.inference_mode():
+        model = workflow.run(targets=["1"])["1"][0]
+        workflow.run(targets=["9"])
+    for name, value in trained.trainable_named().items():
+        torch.testing.assert_close(value, model.trainable_named()[name], rtol=0, atol=1e-6)
+    assert owner(comfyui) == ["new run one, from mine.safetensors"]
+    other = Tab(tabs("two").workflow, model)
+    other.queue(targets=["9"])
+    assert torch.equal(model.trainable_named()[name], value) or torch.allclose(model.trainable_named()[name], value, atol=1e-6)
+
+
+def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
+    """Also after ComfyUI was started again, and never another run's, though the model is the same."""
+    one, two = tabs("one"), tabs("two")
+    one.queue()
+    one.queue()
+    two.queue()
+    files = {path.name: lora.read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
+    assert files == {"quickstart_lora.safetensors": "one", "quickstart_lora-2.safetensors": "two"}
+
+
+def test_the_saved_graph_goes_on_with_the_canvas_s_own_seeds(tabs, runs):
+    """A headless training adds the number of its iteration to the seeds in the saved graph."""
+    tab = tabs("one")
+    begun = tab.workflow.graph["3"]["inputs"]["seed"]
+    for _ in range(3):
+        tab.queue()
+    assert json.loads((runs / "one" / "workflow.json").read_text())["3"]["inputs"]["seed"] == begun

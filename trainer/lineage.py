@@ -1,0 +1,168 @@
+"""What a node's value comes from: the nodes above it in a graph in API form, their structure and their values.
+
+Two graphs have the same structure where they make the same kind of thing: the same node classes, wired alike, with the same
+rewards, model and adapter. Ids, titles and everything that a user tunes while training (w_min, a coefficient, a learning rate)
+are no structure. Imports no torch: the page's server reads graphs too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from .graph import LOAD_NODE, RUN_NODE, is_link
+from .graph import title as title_of
+
+Graph = Mapping[str, Mapping]
+
+# The inputs that ComfyUI's queue advances after every prompt: another seed is the next iteration, and no change of anything.
+ADVANCING = {
+    "OTCA_PromptDataset": {"index"},
+    "OTCA_SDESampler": {"seed"},
+    "OTCA_MixGRPOWindow": {"iteration"},
+}
+# Of which run it is, and where that one began: they say whose the result is, not how it is made.
+NAMES = {RUN_NODE: {"run_name"}, LOAD_NODE: {"resume_run"}}
+# Constants that are structure. Of a reward, whatever says which reward it is.
+_STRUCTURE = {
+    LOAD_NODE: {
+        *("model", "path", "transformer_file", "training", "start_from"),
+        *("lora_rank", "lora_alpha", "lora_targets", "seed"),
+    },
+    "OTCA_ModelFiles": {"transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"},
+}
+_REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
+_OF_A_REWARD |= {"score_key", "name", "held_out"}
+
+
+def constants(entry: Mapping) -> dict[str, Any]:
+    """The inputs of a node that are no links."""
+    return {name: value for name, value in entry["inputs"].items() if not is_link(value)}
+
+
+def links(entry: Mapping) -> dict[str, tuple[str, int]]:
+    """The inputs of a node that come from another one: (its id, which of its outputs)."""
+    return {name: (value[0], value[1]) for name, value in entry["inputs"].items() if is_link(value)}
+
+
+def above(graph: Graph, node_id: str) -> dict[str, str]:
+    """{id: path} of the node and all that it needs, nearest first. The path names the inputs that lead there, as in
+    `advantages.credit`; the node's own is empty. Two graphs of one structure have the same paths."""
+    paths, pending = {node_id: ""}, [node_id]
+    while pending:
+        current = pending.pop(0)
+        for name, (source, _) in sorted(links(graph[current]).items()):
+            if source in graph and source not in paths:
+                paths[source] = f"{paths[current]}.{name}".lstrip(".")
+                pending.append(source)
+    return paths
+
+
+def runs_below(graph: Graph, node_id: str) -> list[str]:
+    """Ids of the Training Run nodes that need this node."""
+    return [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE and node_id in above(graph, id_)]
+
+
+def loader_above(graph: Graph, node_id: str) -> str | None:
+    """Id of the nearest Load Flow Model that this node needs."""
+    return next((id_ for id_ in above(graph, node_id) if graph[id_]["class_type"] == LOAD_NODE), None)
+
+
+def structure(graph: Graph, node_id: str) -> str:
+    """A digest of what the node is made of, by structure alone."""
+    return _digest(graph, node_id, _structural)
+
+
+def fingerprint(graph: Graph, node_id: str) -> str:
+    """A digest of what the node is made of, its values included; the same for every iteration of an unchanged graph."""
+    return _digest(graph, node_id, _of_one_iteration)
+
+
+def changes(before: Graph, now: Graph) -> list[dict[str, Any]]:
+    """What differs in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
+    with class names, None where there is none. `node` is a title. Seeds that advance, and names, are no difference."""
+    tops = [next((id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE), None) for graph in (before, now)]
+    if None in tops:
+        return []
+    at = [{path: id_ for id_, path in above(graph, top).items()} for graph, top in zip((before, now), tops, strict=True)]
+    found = []
+    for path in sorted(at[0].keys() | at[1].keys()):
+        old, new = (graph[place[path]] if path in place else None for graph, place in zip((before, now), at, strict=True))
+        classes = [entry and entry["class_type"] for entry in (old, new)]
+        if classes[0] != classes[1]:
+            found.append({"node": path, "before": classes[0], "now": classes[1]})
+            continue
+        values = [_tuned(entry) for entry in (old, new)]
+        for name in sorted(values[0].keys() | values[1].keys()):
+            if values[0].get(name) != values[1].get(name):
+                one = {"node": title_of(new), "input": name}
+                found.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
+    return found
+
+
+def as_begun(graph: Graph, done: int) -> dict[str, dict]:
+    """The graph as it stood before `done` iterations: a training that goes on from it has the same seeds as the canvas."""
+    begun = {}
+    for id_, entry in graph.items():
+        names = ADVANCING.get(entry["class_type"], set()) & constants(entry).keys()
+        moved = {name: entry["inputs"][name] - done for name in names if entry["inputs"][name] >= done}
+        begun[id_] = {**entry, "inputs": {**entry["inputs"], **moved}}
+    return begun
+
+
+def change_line(change: Mapping[str, Any]) -> str:
+    """One of `changes` for a human."""
+    if "input" in change:
+        return f"{change['node']}, {change['input']}: {change['before']!r} → {change['now']!r}"
+    if change["before"] is None or change["now"] is None:
+        return f"{change['node']}: {change['now'] or change['before']} is {'new' if change['now'] else 'gone'}"
+    return f"{change['node']}: {change['before']} → {change['now']}"
+
+
+def _structural(entry: Mapping) -> dict[str, Any]:
+    kind = entry["class_type"]
+    of_reward = {name for name in entry["inputs"] if name in _OF_A_REWARD or name.startswith("held_out")}
+    names = of_reward if kind.startswith(_REWARD) and kind != "OTCA_RewardStack" else _STRUCTURE.get(kind, set())
+    # An optional input that an older file lacks is the same as one that was left empty.
+    return {name: value for name, value in constants(entry).items() if name in names and value not in ("", False)}
+
+
+def _tuned(entry: Mapping) -> dict[str, Any]:
+    left_out = NAMES.get(entry["class_type"], set())
+    return {name: value for name, value in _of_one_iteration(entry).items() if name not in left_out}
+
+
+def _of_one_iteration(entry: Mapping) -> dict[str, Any]:
+    left_out = ADVANCING.get(entry["class_type"], set())
+    return {name: value for name, value in constants(entry).items() if name not in left_out}
+
+
+def _digest(graph: Graph, node_id: str, values: Callable[[Mapping], Mapping]) -> str:
+    digests: dict[str, str] = {}
+    for id_ in _sources_first(graph, node_id):
+        entry = graph[id_]
+        sources = {name: [digests.get(source, "missing"), index] for name, (source, index) in links(entry).items()}
+        text = json.dumps([entry["class_type"], _plain(values(entry)), sources], sort_keys=True, default=repr)
+        digests[id_] = hashlib.sha256(text.encode()).hexdigest()
+    return digests[node_id]
+
+
+def _plain(values: Mapping) -> dict[str, Any]:
+    """16.0 as 16: the page knows one kind of number, and Python's files have two."""
+    whole = {name: int(value) for name, value in values.items() if isinstance(value, float) and value.is_integer()}
+    return {**values, **whole}
+
+
+def _sources_first(graph: Graph, node_id: str) -> Iterator[str]:
+    """The node and all that it needs; a link of a cycle counts as missing. A loop, since a graph may be deep."""
+    done, pending = set(), [(node_id, False)]
+    while pending:
+        current, ready = pending.pop()
+        if ready:
+            yield current
+        elif current not in done and current in graph:
+            done.add(current)
+            pending.append((current, True))
+            pending += [(source, False) for source, _ in links(graph[current]).values()]

@@ -1,0 +1,227 @@
+"""Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
+
+ComfyUI hands one and the same model to every workflow whose Load Flow Model has the same inputs. So a model says whose it is
+(`FlowModel.run`), and whoever samples under another name, or with a graph of another structure, first gets it back as Load Flow
+Model made it, or as that run left it at its last checkpoint. Headlessly a process trains one run, and the training loop decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import checkpoint, host, lineage, lora
+from .layout import ADAPTER, CHECKPOINTS, plain_name
+from .record import Run, RunError, close_run, keep_open, open_run_of, taken
+
+if TYPE_CHECKING:
+    from .flow.base import FlowModel
+
+logger = logging.getLogger(__name__)
+
+Asked = tuple[Path, str]  # the folder of the name in the graph, and the graph's structure
+
+_folders: dict[Asked, Path] = {}  # where this process trains what was asked for
+_lost: Counter[Asked] = Counter()  # how often its run had to give its model away
+_last_key: list[tuple[str, int]] = []
+
+
+@dataclass(frozen=True)
+class Start:
+    """What Load Flow Model puts into a fresh adapter: nothing, the last checkpoint of a run, or an adapter's file."""
+
+    run: Path | None = None
+    file: Path | None = None
+
+    def put_into(self, model: FlowModel) -> int:
+        """Returns the iteration of the run's checkpoint, else 0."""
+        if self.file is not None:
+            lora.load(model, self.file)
+        return checkpoint.restore(model, self.run / CHECKPOINTS) if self.run is not None else 0
+
+    def __str__(self) -> str:
+        """Of which a person knows it; empty for a fresh adapter."""
+        if self.file is not None:
+            return self.file.name if self.file.name != ADAPTER else f"{self.file.parent.name}/{ADAPTER}"
+        return self.run.name if self.run is not None else ""
+
+
+def start(model: FlowModel, where: Start) -> int:
+    """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at."""
+    model.start = where
+    model.start_iteration = where.put_into(model)
+    model.version_at_start = model.version
+    return model.start_iteration
+
+
+def start_over(model: FlowModel) -> int:
+    """The model as Load Flow Model made it: whatever was learned since is gone from it. Returns as `start`."""
+    model.make_fresh()
+    return start(model, model.start or Start())
+
+
+def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
+    """Has the model belong to the run that records what it samples now. Called before sampling, on the canvas.
+
+    In a graph without Training Run the model stays as it is: nothing is recorded there.
+
+    Args:
+        graph: the prompt that ComfyUI is executing.
+        sampler: id of the node that is about to sample.
+
+    Returns:
+        What Load Flow Model shows: "new run NAME", "NAME, iteration 4", with where it began.
+
+    Raises:
+        RunError: several runs would record these samples, a name is linked or no plain one, or the run cannot be used.
+    """
+    node = _run_node(graph, sampler)
+    if node is None:
+        return f"{_standing(model)}: no Training Run records it" if model.version else "not recorded: no Training Run"
+    asked = _asked(graph, node), lineage.structure(graph, node)
+    if model.run is not None and model.run.asked == asked:
+        _undo_what_is_not_on_record(model.run, model)
+        return _standing(model)
+    if model.run is not None:
+        let_go(model)
+    if (other := open_run_of(asked)) is not None:  # whose model ComfyUI has let go, or loaded again with other options
+        close_run(other)
+    _open(model, asked, graph)
+    return _standing(model)
+
+
+def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
+    """The run that the model belongs to; None where no Training Run is below that node, so that nothing is recorded.
+
+    Raises:
+        RunError: the graph records another run than the one that sampled, as where it was rewired while samples are held.
+    """
+    node = node_id if graph[node_id]["class_type"] == lineage.RUN_NODE else _run_node(graph, node_id)
+    if node is None:
+        return None
+    run = model.run
+    if run is not None and run.asked == (_asked(graph, node), lineage.structure(graph, node)):
+        return run
+    owner = f"run {run.folder.name}" if run is not None else "no run"
+    raise RunError(
+        f"these samples belong to {owner}, and this graph, as it is wired now, would be recorded as another run. Nothing was "
+        "trained. Fix: switch off `hold samples`, so that a new run is begun; or, to only look at the credit, mute GRPO Step "
+        "and the nodes after it"
+    )
+
+
+def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
+    """Changes when what is sampled under a graph's run names would come from another adapter, though no input changed.
+
+    A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key holds on.
+    """
+    global _last_key
+    keys = []
+    for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
+        asked = _asked(graph, node), lineage.structure(graph, node)
+        keys.append((str(asked[0]), _lost[asked]))
+    _last_key = sorted(keys) or _last_key
+    return _last_key
+
+
+def let_go(model: FlowModel) -> None:
+    """The model's run ends here: it is complete on disk, and whoever wants to may go on with it."""
+    run, model.run = model.run, None
+    _lost[run.asked] += 1
+    close_run(run)
+
+
+def forget() -> None:
+    """As if this process had trained nothing yet."""
+    _folders.clear()
+    _lost.clear()
+
+
+def _open(model: FlowModel, asked: Asked, graph: Mapping) -> Run:
+    folder, _ = asked
+    begun_with = model.start.run if model.start is not None else None
+    if begun_with is not None and begun_with.resolve() == folder:  # resume_run names this very run
+        iteration = model.start_iteration if model.is_at_start else start_over(model)
+        return _begin(model, Run.of_canvas(folder, asked, graph), iteration)
+    known = _folders.get(asked)
+    if known is not None and checkpoint.complete(known / CHECKPOINTS):
+        model.make_fresh()
+        run = Run.of_canvas(known, asked, graph)
+        return _begin(model, run, checkpoint.restore(model, known / CHECKPOINTS))
+    if not model.is_at_start:
+        start_over(model)
+    number = 1
+    while taken(folder) or _folders.get(asked) != folder in _folders.values():
+        number += 1
+        folder = asked[0].with_name(f"{asked[0].name}-{number}")
+    if number > 1:
+        logger.warning(
+            "%s holds a run already, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model",
+            asked[0],
+            folder.name,
+        )
+    return _begin(model, Run.of_canvas(folder, asked, graph), 0)
+
+
+def _begin(model: FlowModel, run: Run, iteration: int) -> Run:
+    run.begin(iteration)
+    run.owns(model)
+    model.run, model.start_iteration = run, None
+    keep_open(run)
+    _folders[run.asked] = run.folder
+    return run
+
+
+def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
+    """An update whose iteration was never recorded, as by a graph without Training Run, is no part of the run."""
+    if run.stands_at(model):
+        return
+    places, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
+    if run.iteration and (not places or int(places[-1].name) != run.iteration):
+        told = "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
+        logger.warning(told, name, run.iteration)
+        return
+    logger.warning("run %s: an update that no iteration records is undone", name)
+    if run.iteration:
+        model.make_fresh()
+        checkpoint.restore(model, run.folder / CHECKPOINTS)
+    else:
+        start_over(model)
+    run.owns(model)
+
+
+def _standing(model: FlowModel) -> str:
+    if model.run is None:
+        return "the adapter as the last graph left it"
+    name, iteration = model.run.folder.name, model.run.iteration
+    if iteration:
+        return f"{name}, iteration {iteration}"
+    return f"new run {name}" + (f", from {model.start}" if model.start and str(model.start) else "")
+
+
+def _run_node(graph: Mapping, node_id: str) -> str | None:
+    found = lineage.runs_below(graph, node_id)
+    if len(found) > 1:
+        raise RunError(
+            f"nodes {', '.join(found)} are Training Runs of the same samples, and a run owns the model that it trains. Fix: keep "
+            "one of them, or mute the others"
+        )
+    return found[0] if found else None
+
+
+def _asked(graph: Mapping, node: str) -> Path:
+    """The folder of the run's name, as it stands in the graph before anything is sampled."""
+    name = graph[node]["inputs"].get("run_name")
+    if not isinstance(name, str):
+        raise RunError(
+            f"node {node}, input run_name = {name!r}: a run's name has to be known before the first picture is made, so it cannot "
+            "come through a link. Fix: type the name into Training Run"
+        )
+    try:
+        return host.run_folder(plain_name(name)).resolve()
+    except ValueError as error:
+        raise RunError(f"node {node}, input run_name = {name!r} {error}") from error
