@@ -129,7 +129,15 @@ class LoadFlowModel:
 
     @classmethod
     def VALIDATE_INPUTS(
-        cls, model, path="", resume_run="", transformer_file="", download=False, files="", start_from="", training="lora"
+        cls,
+        model,
+        path="",
+        resume_run="",
+        transformer_file="",
+        download=False,
+        files="",
+        start_from="",
+        training="lora",
     ):
         from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
 

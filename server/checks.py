@@ -165,6 +165,12 @@ def object_or_null(value: Any) -> dict | None:
     return None if value is None else json_object(value)
 
 
+def text_or_null(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise ValueError("must be text. Fix: give the workflow's id, or leave it out")
+    return value
+
+
 def query_number(request: web.Request, name: str, default: int | None = None) -> int:
     """A whole number ≥ 0 from the query. Raises Refused, also where it is missing and has no default."""
     text = request.query.get(name)

@@ -68,7 +68,7 @@ class Jobs:
         Raises:
             Refused: 400, `prompt` is no graph in API format.
         """
-        workflow = self._read(prompt)
+        workflow = self.read(prompt)
         problems = workflow.validate()
         for class_type in NEEDED_ONCE:
             found = workflow.find(class_type)
@@ -104,7 +104,7 @@ class Jobs:
         total = iterations or run.summary()["total"]
         if total is None:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
-        begun = self._read(run.workflow()["prompt"]).graph
+        begun = self.read(run.workflow()["prompt"]).graph
         graph = resumable(begun)
         self._ready(graph, total)
         with self._starting:
@@ -137,7 +137,8 @@ class Jobs:
             raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
         (run.folder / STOP).touch()
 
-    def _read(self, prompt: dict) -> Workflow:
+    def read(self, prompt: dict) -> Workflow:
+        """The graph, as far as it is one. Raises Refused: 400, it is not in API format."""
         try:
             return Workflow(prompt, self.node_classes, self.titles)
         except WorkflowError as error:

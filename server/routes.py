@@ -20,6 +20,7 @@ from .checks import (
     json_object,
     object_or_null,
     query_number,
+    text_or_null,
     whole_number,
 )
 from .export import commands
@@ -41,6 +42,7 @@ TRAIN = {
 }
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
+RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(text_or_null)}
 NOTHING: dict[str, Field] = {}
 
 
@@ -49,7 +51,7 @@ class Live(Protocol):
 
     Busy: type[Exception]
 
-    def last_results(self, node: str, workflow: str | None) -> dict[str, dict]: ...
+    def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
     def preview_png(self, node: str, sample: int, step: int, workflow: str | None) -> bytes: ...
     def release(self) -> int: ...
 
@@ -71,9 +73,10 @@ def add_routes(
 
     # --- nodes ------------------------------------------------------------------------------------------------------
 
-    @get("/otca/nodes/{node_id}")
-    async def last_results(request: web.Request) -> dict:
-        return live.last_results(request.match_info["node_id"], request.query.get("workflow"))
+    @post("/otca/results")
+    async def results(request: web.Request) -> dict:
+        asked = await body(request, RESULTS)
+        return await in_thread(live.results_of, jobs.read(asked["prompt"]).graph, asked["workflow"])
 
     @get("/otca/preview")
     async def preview(request: web.Request) -> web.Response:
@@ -113,7 +116,9 @@ def add_routes(
 
         def answer() -> web.Response:
             rows, more = run.metrics(after)
-            return web.json_response({"rows": rows, "more": more, "evaluations": run.evaluations()})
+            return web.json_response(
+                {"rows": rows, "more": more, "evaluations": run.evaluations(), "changes": run.changes()}
+            )
 
         return await in_thread(answer)
 

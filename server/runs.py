@@ -19,6 +19,7 @@ from ..trainer.graph import RUN_NODE
 from ..trainer.layout import (
     ADAPTERS,
     CANVAS,
+    CHANGES,
     CHECKPOINTS,
     EVALUATIONS,
     LOG,
@@ -33,6 +34,7 @@ from ..trainer.layout import (
     put_in_place,
     write_text,
 )
+from ..trainer.lineage import change_line
 from .checks import Refused
 
 MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
@@ -227,6 +229,12 @@ class Run:
             for figures in row["rewards"].values():
                 figures.pop("values", None)
         return rows
+
+    def changes(self) -> list[dict]:
+        """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
+        path = self.file(CHANGES)
+        rows = filter(None, map(_row, path.read_bytes().splitlines())) if path else ()
+        return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
         path = self.file(EVALUATIONS)

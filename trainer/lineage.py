@@ -83,13 +83,19 @@ def fingerprint(graph: Graph, node_id: str) -> str:
 def changes(before: Graph, now: Graph) -> list[dict[str, Any]]:
     """What differs in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
     with class names, None where there is none. `node` is a title. Seeds that advance, and names, are no difference."""
-    tops = [next((id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE), None) for graph in (before, now)]
+    tops = [
+        next((id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE), None) for graph in (before, now)
+    ]
     if None in tops:
         return []
-    at = [{path: id_ for id_, path in above(graph, top).items()} for graph, top in zip((before, now), tops, strict=True)]
+    at = [
+        {path: id_ for id_, path in above(graph, top).items()} for graph, top in zip((before, now), tops, strict=True)
+    ]
     found = []
     for path in sorted(at[0].keys() | at[1].keys()):
-        old, new = (graph[place[path]] if path in place else None for graph, place in zip((before, now), at, strict=True))
+        old, new = (
+            graph[place[path]] if path in place else None for graph, place in zip((before, now), at, strict=True)
+        )
         classes = [entry and entry["class_type"] for entry in (old, new)]
         if classes[0] != classes[1]:
             found.append({"node": path, "before": classes[0], "now": classes[1]})

@@ -182,7 +182,9 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
         return
     places, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
     if run.iteration and (not places or int(places[-1].name) != run.iteration):
-        told = "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
+        told = (
+            "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
+        )
         logger.warning(told, name, run.iteration)
         return
     logger.warning("run %s: an update that no iteration records is undone", name)
@@ -218,8 +220,8 @@ def _asked(graph: Mapping, node: str) -> Path:
     name = graph[node]["inputs"].get("run_name")
     if not isinstance(name, str):
         raise RunError(
-            f"node {node}, input run_name = {name!r}: a run's name has to be known before the first picture is made, so it cannot "
-            "come through a link. Fix: type the name into Training Run"
+            f"node {node}, input run_name = {name!r}: a run's name has to be known before the first picture is made, so it "
+            "cannot come through a link. Fix: type the name into Training Run"
         )
     try:
         return host.run_folder(plain_name(name)).resolve()

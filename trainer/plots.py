@@ -94,9 +94,11 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     return rendered(figure)
 
 
-def reward_curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> np.ndarray:
+def reward_curves(
+    history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int] = ()
+) -> np.ndarray:
     """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
-    return rendered(curves_figure(history, evaluations, panels(history)))
+    return rendered(curves_figure(history, evaluations, panels(history), changed))
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,23 @@ def panels(history: Sequence[Mapping]) -> list[Panel]:
     ]
 
 
-def curves_figure(history: Sequence[Mapping], evaluations: Sequence[Mapping], chosen: Sequence[Panel]) -> Figure:
-    """Each reward's iteration means, their running mean, and the fixed evaluation as points."""
+def curves_figure(
+    history: Sequence[Mapping],
+    evaluations: Sequence[Mapping],
+    chosen: Sequence[Panel],
+    changed: Sequence[int] = (),
+) -> Figure:
+    """Each reward's iteration means, their running mean, and the fixed evaluation as points. A dotted line stands before each
+    iteration that was the first with a changed value."""
     columns = min(4, max(1, len(chosen)))
     rows = math.ceil(len(chosen) / columns)
     figure = new_figure(3.6 * columns, 2.9 * rows + 0.4)
     axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
     for axis, panel in zip(axes, chosen, strict=False):
         _draw_panel(axis, panel, history, evaluations)
+        for number, iteration in enumerate(changed):
+            label = None if number else "a value was changed"
+            axis.axvline(iteration - 0.5, color="#777777", linestyle=":", linewidth=1, label=label)
     for axis in axes[len(chosen) :]:
         axis.set_axis_off()
     if chosen:

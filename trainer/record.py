@@ -7,7 +7,6 @@ import functools
 import json
 import logging
 import math
-import os
 import shutil
 import time
 import uuid
@@ -206,7 +205,12 @@ class Run:
         if not found:
             return
         row = {"iteration": self.iteration + 1, "changes": found}
-        logger.info("%s, from iteration %d on: %s", self.folder.name, row["iteration"], "; ".join(map(lineage.change_line, found)))
+        logger.info(
+            "%s, from iteration %d on: %s",
+            self.folder.name,
+            row["iteration"],
+            "; ".join(map(lineage.change_line, found)),
+        )
         if self.changes and self.changes[-1]["iteration"] == row["iteration"]:
             row["changes"] = self.changes.pop()["changes"] + found
         self.changes.append(row)
@@ -426,7 +430,7 @@ class Run:
             plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"))
 
     def curves(self) -> np.ndarray:
-        return plots.reward_curves(self.history, self.evaluations)
+        return plots.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
 
     @_writing
     def plot(self) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from . import diagram, graph, hacking, host, plots
+from . import diagram, graph, hacking, host, lineage, plots
 from .hacking import comparable, measured
 from .layout import (
     BEST,
     BEST_FIGURES,
+    CHANGES,
     EVALUATIONS,
     METRICS,
     SAMPLES,
@@ -55,10 +56,12 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     workflow = read_object(folder / WORKFLOW)
     history, evaluations = read_lines(folder / METRICS), read_lines(folder / EVALUATIONS)
     status, best = read_object(folder / STATUS, {}), read_object(folder / BEST / BEST_FIGURES, {})
+    changes = read_lines(folder / CHANGES)
     body = [
         _head(folder, history, status),
         *_warnings(history, evaluations, status),
-        _section("Rewards", _curves(history, evaluations)),
+        _section("Rewards", _curves(history, evaluations, [row["iteration"] for row in changes])),
+        _section("Changes", _changes(changes)),
         _section("Evaluations", _evaluations(evaluations, best)),
         _section("Pictures", _pictures(folder)),
         _section("Credit over time", _credit(history)),
@@ -106,18 +109,33 @@ def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], status
 # --- rewards ----------------------------------------------------------------------------------------------------------
 
 
-def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str:
+def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
     if not history:
         return '<p class="quiet">No iteration is on record yet.</p>'
     drawn = [
-        plots.svg(lambda panel=panel: plots.curves_figure(history, evaluations, [panel]))
+        plots.svg(lambda panel=panel: plots.curves_figure(history, evaluations, [panel], changed))
         for panel in plots.panels(history)
     ]
     caption = (
         "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."
+        + (" Dotted: a value was changed." if changed else "")
     )
     cards = "".join(f'<div class="card curve">{picture}</div>' for picture in drawn)
     return f'<div class="cards curves">{cards}</div><p class="quiet">{caption}</p>'
+
+
+def _changes(changes: Sequence[Mapping]) -> str:
+    """Which values were changed while it trained, and from which iteration on."""
+    lines = [
+        f"<tr><td>{row['iteration']}</td><td>{escape(lineage.change_line(change))}</td></tr>"
+        for row in changes
+        for change in row["changes"]
+    ]
+    if not lines:
+        return ""
+    return (
+        f'<div class="card wide"><table><tr><th>from iteration</th><th>change</th></tr>{"".join(lines)}</table></div>'
+    )
 
 
 def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:

@@ -75,8 +75,7 @@ export function noticeQueuedValues(ours) {
 
 /** Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows. */
 export function isOfOpenWorkflow({ workflow_id: id }) {
-  const open = rootGraph().id;
-  return !id || !open || id === open;
+  return id === rootGraph().id;
 }
 
 export function findNode(id) {
@@ -92,10 +91,11 @@ export function onNodeResult(callback) {
   api.addEventListener("otca.result", ({ detail: { kind, data, node } }) => callback(kind, data, node));
 }
 
-/** What a node of the open workflow last showed: {kind: data}. */
-export function lastResults(id) {
-  const open = (app.rootGraph ?? app.graph).id;
-  return getJson(`/otca/nodes/${encodeURIComponent(id)}${open ? `?${new URLSearchParams({ workflow: open })}` : ""}`);
+/** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
+export async function lastResults() {
+  const { output } = await app.graphToPrompt();
+  if (!Object.keys(output).length) return {};
+  return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
 }
 
 /** JSON from one of our routes; an Error with the server's own message where it refuses. */
@@ -266,14 +266,14 @@ export function selectedNodes() {
   return Object.values(app.canvas.selected_nodes ?? {});
 }
 
-/** All of a run's rows after an iteration: the server hands them out some thousands at a time. {rows, evaluations} */
+/** All of a run's rows after an iteration, some thousands at a time: {rows, evaluations, changes} */
 export async function getMetrics(run, after) {
   const rows = [];
   for (;;) {
     const from = rows.at(-1)?.iteration ?? after;
     const answer = await getJson(`/otca/runs/${encodeURIComponent(run)}/metrics?after=${from}`);
     rows.push(...answer.rows);
-    if (!answer.more || !answer.rows.length) return { rows, evaluations: answer.evaluations };
+    if (!answer.more || !answer.rows.length) return { ...answer, rows };
   }
 }
 

@@ -7,6 +7,8 @@ import { stageColor } from "./lib/stages.js";
 import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
+import { newRunWidget } from "./widgets/newrun.js";
+import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
@@ -15,15 +17,17 @@ import { socketsWidget } from "./widgets/sockets.js";
  * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose?()}}. `show` is told of the
  * results of its own node and of those that name the node as their `credit_node`.
  */
-const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, curvesWidget, releaseWidget];
-
-/** What replays a result that a widget may want, beyond the nodes that carry one. */
-const REPLAYED = "OTCA_ADVANTAGES";
+const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, newRunWidget, curvesWidget, ownerWidget, releaseWidget];
 
 const live = new LiveWidgets();
 
+/** A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph. */
+function received(kind, data, id) {
+  if (!data.workflow_id) replaySoon();
+  else if (comfy.isOfOpenWorkflow(data)) deliver(kind, data, id);
+}
+
 function deliver(kind, data, id) {
-  if (!comfy.isOfOpenWorkflow(data)) return;
   for (const target of new Set([id, data.credit_node])) {
     const node = target && comfy.findNode(target);
     for (const widget of live.of(node)) widget.show(kind, data);
@@ -36,17 +40,20 @@ function deliverToAll(kind) {
 
 /** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
 async function replay() {
-  const nodes = [...comfy.allNodes()].filter(
-    ({ node }) => live.of(node).length || comfy.nodeDefinition(node)?.output?.includes(REPLAYED),
-  );
-  const results = await Promise.all(
-    nodes.map(async ({ id }) => [id, await comfy.lastResults(id).catch(() => ({}))]),
-  );
+  if (![...comfy.allNodes()].some(({ node }) => live.of(node).length)) return;
+  const results = Object.entries(await comfy.lastResults().catch(() => ({})));
   const credits = results.map(([id, { credit }]) => [id, { credit }]);
   // Credit comes first: advantages are about a credit that is already shown.
   for (const [id, payloads] of [...credits, ...results]) {
     for (const [kind, data] of Object.entries(payloads)) if (data) deliver(kind, data, id);
   }
+}
+
+let waiting = null;
+
+function replaySoon() {
+  clearTimeout(waiting);
+  waiting = setTimeout(replay, 100);
 }
 
 comfy.app.registerExtension({
@@ -58,10 +65,11 @@ comfy.app.registerExtension({
     style.rel = "stylesheet";
     style.href = new URL("./otca.css", import.meta.url).href;
     document.head.append(style);
-    comfy.onNodeResult(deliver);
+    comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),
-      failed: (message, id, workflow) => deliver("error", { message, workflow_id: workflow }, id),
+      failed: (message, id, workflow) =>
+        (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
     comfy.onReconnected(replay);
     setupSidebar(comfy);

@@ -13,7 +13,6 @@ import argparse
 import io
 import json
 import tempfile
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -134,7 +133,9 @@ def save(canvas: Canvas, name: str) -> None:
     note = (NOTES / f"{name}.md").read_text(encoding="utf-8")
     text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler])
     graph = renumbered(json.loads(text), {str(given): id for given, id in ids.items()})
-    graph["id"] = json.loads(target.read_text(encoding="utf-8"))["id"] if target.is_file() else str(uuid.uuid4())
+    del graph[
+        "id"
+    ]  # each time that it is opened it is another workflow, and shows nothing of what an earlier copy made
     graph["extra"] = {key: value for key, value in graph["extra"].items() if key == "workflowRendererVersion"}
     target.write_text(json.dumps(graph, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for node in graph["nodes"]:

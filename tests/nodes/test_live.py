@@ -92,6 +92,41 @@ def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
     assert sorted(live._runs.values()) == ["run of a", "run of c"]
 
 
+def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui, monkeypatch):
+    """R3: a freshly opened copy of a template showed what an older one had made, since both had one id."""
+    monkeypatch.setattr(host, "picture", lambda draw: None)
+    workflow = small_workflow()
+    queued(comfyui, workflow.graph, "a")
+    with torch.inference_mode():
+        workflow.run()
+
+    def shown(changes=None, canvas="a"):
+        graph = workflow.graph
+        for (node, name), value in (changes or {}).items():
+            graph[node]["inputs"][name] = value
+        return set(live.results_of(graph, canvas))
+
+    everything = {"1", "8", "9", "10", "12"}
+    assert shown() == everything
+    assert shown({("3", "seed"): 99, ("2", "index"): 7}) == everything, "the next iteration's seeds"
+    assert shown(canvas="another") == set()
+    assert shown({("9", "w_min"): 0.125}) == {"1", "8"}, "credit, and all below it, would be others"
+    assert shown({("3", "steps"): 5}) == {"1"}
+    assert shown({("12", "run_name"): "another"}) == everything - {"12"}, "whose curves they are"
+
+
+def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comfyui, monkeypatch):
+    monkeypatch.setattr(host, "picture", lambda draw: None)
+    workflow = small_workflow()
+    queued(comfyui, workflow.graph, None)
+    with torch.inference_mode():
+        workflow.run(targets=["9"])
+    graph = workflow.graph
+    assert "9" in live.results_of(graph, "any canvas")
+    graph["9"]["inputs"]["w_min"] = 0.125
+    assert "9" not in live.results_of(graph, "any canvas")
+
+
 def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
     from comfyui_otca.trainer import host
 

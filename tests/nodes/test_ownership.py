@@ -117,7 +117,9 @@ def test_another_structure_is_another_run(tabs, runs, comfyui):
     assert [len(figures(runs / name)) for name in ("one", "one-2")] == [2, 1]
     assert "new run one-2" in owner(comfyui)
     assert read_object(runs / "one-2" / "workflow.json")["9"]["class_type"] == "OTCA_UniformWeights"
-    assert figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
+    assert (
+        figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
+    )
 
 
 def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
@@ -215,7 +217,9 @@ def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, pertu
     assert owner(comfyui) == ["new run one, from mine.safetensors"]
     other = Tab(tabs("two").workflow, model)
     other.queue(targets=["9"])
-    assert torch.equal(model.trainable_named()[name], value) or torch.allclose(model.trainable_named()[name], value, atol=1e-6)
+    assert torch.equal(model.trainable_named()[name], value) or torch.allclose(
+        model.trainable_named()[name], value, atol=1e-6
+    )
 
 
 def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):

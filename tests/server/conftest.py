@@ -33,8 +33,8 @@ class FakeLive:
     def __init__(self):
         self.busy = False
 
-    def last_results(self, node, workflow):
-        return {"credit": {"node": "1:9", "steps": 8}} if node == "1:9" else {}
+    def results_of(self, prompt, workflow):
+        return {node: {"credit": {"node": node, "workflow": workflow}} for node in prompt if node == "1:9"}
 
     def preview_png(self, node, sample, step, workflow):
         if node != "9":

@@ -17,9 +17,12 @@ PNG = b"\x89PNG\r\n\x1a\n a picture"
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def test_last_results_of_a_node(site):
-    assert site.get("/otca/nodes/1:9").json == {"credit": {"node": "1:9", "steps": 8}}
-    assert site.get("/otca/nodes/unknown").json == {}
+def test_last_results_of_a_graph(site):
+    node = {"class_type": "OTCA_TCDWeights", "inputs": {}}
+    asked = {"prompt": {"1:9": node, "2": node}, "workflow": "mine"}
+    assert site.post("/otca/results", asked).json == {"1:9": {"credit": {"node": "1:9", "workflow": "mine"}}}
+    assert site.post("/otca/results", {"prompt": {"1": 7}}).status == 400
+    assert site.post("/otca/results", {**asked, "workflow": 7}).status == 400
 
 
 def test_preview(site):

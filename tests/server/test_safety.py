@@ -17,9 +17,9 @@ POSTS = [
     "/otca/runs/first/lora",
     "/otca/export",
     "/otca/release",
+    "/otca/results",
 ]
 GETS = [
-    "/otca/nodes/9",
     "/otca/preview?node=9&sample=0&step=0",
     "/otca/runs",
     "/otca/runs/first",
@@ -269,6 +269,7 @@ def test_linked_files_are_not_read(site, made, tmp_path):
     secret.write_bytes(made.row(1, secret="SECRET").encode())
     folder = made("first", rows=0)
     names = ["samples.png", "samples/000001.png", "train.log", "canvas.json", "evaluation.jsonl", "lora.safetensors"]
+    names += ["changes.jsonl"]
     for name in [*names, "metrics.jsonl", "workflow.json", "status.json"]:
         (folder / name).unlink(missing_ok=True)
         os.symlink(secret, folder / name)
@@ -276,7 +277,7 @@ def test_linked_files_are_not_read(site, made, tmp_path):
     (folder / "workflow.json").write_text("{}")
     details = site.get("/otca/runs/first").json
     assert (details["samples"], details["pictures"], details["has_lora"], details["iteration"]) == ([], [], False, 0)
-    assert site.get("/otca/runs/first/metrics").json == {"rows": [], "more": False, "evaluations": []}
+    assert site.get("/otca/runs/first/metrics").json == {"rows": [], "more": False, "evaluations": [], "changes": []}
     assert site.get("/otca/runs/first/log").json == {"text": "", "size": 0}
     assert site.get("/otca/runs/first/workflow").json == {"prompt": {}, "workflow": None}
     for name in ("samples.png", "samples-000001.png"):
@@ -295,8 +296,8 @@ def test_a_link_at_the_target_of_a_lora_is_replaced_and_not_followed(site, made,
 
 
 def test_an_unexpected_error_stays_in_the_log(site, caplog):
-    site.live.last_results = lambda node, workflow: 1 / 0
-    answer = site.get("/otca/nodes/9")
+    site.live.results_of = lambda prompt, workflow: 1 / 0
+    answer = site.post("/otca/results", {"prompt": {"9": {"class_type": "OTCA_TCDWeights", "inputs": {}}}})
     assert answer.status == 500 and answer.error.startswith("internal error: ZeroDivisionError")
     assert "Traceback" in caplog.text
 

@@ -2,7 +2,8 @@
 
 export const app = {
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
-  extensionManager: { registerSidebarTab() {} },
+  extensionManager: { registerSidebarTab() {}, toast: { add() {} } },
+  graphToPrompt: async () => ({ output: Object.fromEntries(app.rootGraph.nodes.map(({ id }) => [id, {}])), workflow: {} }),
   registerExtension(extension) {
     this.extension = extension;
   },

@@ -35,6 +35,7 @@ globalThis.ResizeObserver = globalThis.MutationObserver = Observer;
 
 const CREDIT = { name: "OTCA_TCDWeights", output: ["OTCA_CREDIT"] };
 const STACK = { name: "OTCA_RewardStack", output: ["OTCA_REWARDS"] };
+const LOADER = { name: "OTCA_LoadFlowModel", output: ["OTCA_MODEL"] };
 const RUN = { name: "OTCA_TrainingRun", output: [] };
 
 /** A node as ComfyUI makes it, with the extension's widgets on it: `roots` are their elements. */
@@ -49,6 +50,11 @@ function made(id, definition) {
     addDOMWidget(name, type, root) {
       this.roots.push(root);
       return {};
+    }
+    widgets = [];
+    addWidget(type, name, value, callback) {
+      this.widgets.push({ type, name, value, callback });
+      return this.widgets.at(-1);
     }
     computeSize() {
       return this.size;
@@ -108,12 +114,40 @@ test("what was missed while the connection was lost is fetched when it is back",
   const node = made(12, RUN);
   await load("a", node);
   assert.match(textOf(node, "otca-curves-heading"), /^No iteration yet/);
-  api.answers.set("/otca/nodes/12?workflow=a", { run: { run: "mine", iteration: 2, workflow_id: "a" } });
+  api.answers.set("/otca/results", { 12: { run: { run: "mine", iteration: 2, workflow_id: "a" } } });
   const rows = [{ iteration: 1 }, { iteration: 2 }];
-  api.answers.set("/otca/runs/mine/metrics?after=0", { rows, evaluations: [], more: false });
+  api.answers.set("/otca/runs/mine/metrics?after=0", { rows, evaluations: [], changes: [], more: false });
   send("reconnected");
   await settled();
   assert.equal(textOf(node, "otca-curves-heading"), "mine · 2 iterations");
+});
+
+test("a result is shown in the workflow that made it; of a script's the server knows whether this is its graph", async () => {
+  const node = made(1, LOADER);
+  await load("a", node);
+  const owner = (text, workflow_id) => ({ kind: "owner", node: "1", data: { node: "1", text, workflow_id } });
+  send("otca.result", owner("one, iteration 4", "b"));
+  assert.equal(textOf(node, "otca-owner"), "Adapter: not used yet");
+  send("otca.result", owner("two, iteration 1", "a"));
+  assert.equal(textOf(node, "otca-owner"), "Adapter: two, iteration 1");
+  send("otca.result", owner("script, iteration 9", null));
+  assert.equal(textOf(node, "otca-owner"), "Adapter: two, iteration 1");
+  api.answers.set("/otca/results", { 1: { owner: { text: "script, iteration 9", workflow_id: null } } });
+  await new Promise((done) => setTimeout(done, 150));
+  assert.equal(textOf(node, "otca-owner"), "Adapter: script, iteration 9");
+});
+
+test("a new run has the next free name and begins with a fresh adapter", async () => {
+  const run = made(12, RUN);
+  const loader = made(1, LOADER);
+  run.widgets.push({ name: "run_name", value: "mine" });
+  loader.widgets.push({ name: "resume_run", value: "older" });
+  await load("a", run, loader);
+  api.answers.set("/otca/runs", { runs: [{ id: "mine" }, { id: "mine-2" }] });
+  run.widgets.find(({ name }) => name === "New run").callback();
+  await settled();
+  assert.equal(run.widgets.find(({ name }) => name === "run_name").value, "mine-3");
+  assert.equal(loader.widgets.find(({ name }) => name === "resume_run").value, "");
 });
 
 /** The server's queue item of a prompt. */

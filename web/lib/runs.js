@@ -17,6 +17,7 @@ export function offeredActions(run) {
   return {
     stop: run.status === "running",
     resume: run.status !== "running" && run.status !== "idle" && run.has_checkpoint,
+    canvas: run.status !== "running" && run.has_checkpoint,
     lora: run.has_lora,
     workflow: true,
   };

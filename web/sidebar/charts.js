@@ -23,6 +23,7 @@ const TEXT = {
   iteration: "iteration",
   iterations: (from, to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
   evaluation: ({ mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
+  changed: (lines) => `changed: ${lines.join("; ")}`,
   step: (step) => `step ${step}`,
   notRecorded: "not recorded",
   keys: "arrow keys move along the iterations",
@@ -125,10 +126,13 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
   };
 }
 
-/** Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, and evaluations as dots with error bars. */
+/**
+ * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
+ * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
+ */
 export function lineChart(options) {
   return chart((svg, model, width, height) => {
-    const { xs, lines, dots = [] } = model;
+    const { xs, lines, dots = [], marks = [] } = model;
     const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
     let low = Infinity;
     let high = -Infinity;
@@ -157,13 +161,23 @@ export function lineChart(options) {
       );
     }
 
+    for (const { iteration } of marks) {
+      const x = toX(iteration - 0.5);
+      if (x >= MARGIN.left) svg.append(s("line.otca-change", { x1: x, x2: x, y1: MARGIN.top, y2: height - MARGIN.bottom }));
+    }
+
     // Evaluations lie between iterations too: one was made before the first.
     const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
     return probeOf(stops.map(toX), (index) => {
       const row = xs.indexOf(stops[index]);
       const dot = dots.find(({ iteration }) => iteration === stops[index]);
       const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
-      return [`${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`, dot && TEXT.evaluation(dot)]
+      const mark = marks.find(({ iteration }) => iteration === stops[index]);
+      return [
+        `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
+        dot && TEXT.evaluation(dot),
+        mark && TEXT.changed(mark.lines),
+      ]
         .filter(Boolean)
         .join(" · ");
     });

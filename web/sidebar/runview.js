@@ -27,6 +27,7 @@ const TEXT = {
   stop: "Stop",
   resume: "Resume",
   goOn: "Train on…",
+  canvas: "Resume on canvas",
   lora: "Load the LoRA",
   workflow: "Open workflow",
   progress: ({ iteration, total }) => (total ? `iteration ${iteration} of ${total}` : `iteration ${iteration}`),
@@ -43,6 +44,8 @@ const TEXT = {
   creditNote: "Mean weight of each trained denoising step; 1 is what uniform weighting would give.",
   step: "step",
   samples: "Samples",
+  changes: "Changed while it trained",
+  change: ({ iteration, lines }) => `from iteration ${iteration} on: ${lines.join("; ")}`,
   samplesAt: (iteration) => (iteration === 0 ? "before training" : `iteration ${iteration}`),
   slider: "Iteration of the pictures",
   beforeAfter: "Before and after",
@@ -74,19 +77,21 @@ const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OB
 const LONGEST_LOG = 200_000; // characters that stay in the page
 
 /**
- * @param actions {stop, resume, lora, workflow}: what the buttons call
+ * @param actions {stop, resume, canvas, lora, workflow}: what the buttons call
  * @returns {element, update({run, rows, evaluations}), appendLog(text), logIsOpen(), dispose()}
  */
 export function runView(comfy, actions) {
   const head = runHead(actions);
   const curves = curveSections();
+  const changes = changesSection();
   const samples = samplesSection(comfy);
   const log = logSection();
   return {
-    element: h("div.otca-run", {}, head.element, curves.element, samples.element, log.element),
+    element: h("div.otca-run", {}, head.element, curves.element, changes.element, samples.element, log.element),
     update(data) {
       head.update(data);
       curves.update(data);
+      changes.update(data.changes);
       samples.update(data.run);
     },
     appendLog: log.append,
@@ -140,6 +145,7 @@ function runHead(actions) {
   const buttons = {
     stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
     resume: button("pi-play", TEXT.resume, () => actions.resume()),
+    canvas: button("pi-pencil", TEXT.canvas, () => actions.canvas()),
     lora: button("pi-bolt", TEXT.lora, () => actions.lora()),
     workflow: button("pi-folder-open", TEXT.workflow, () => actions.workflow()),
   };
@@ -265,7 +271,7 @@ function secondsCharts(rows) {
 
 /** What a reward's chart draws: single iterations, their running mean, evaluations. */
 export function rewardModel({ name, key }, color) {
-  return ({ rows, evaluations }) => {
+  return ({ rows, evaluations, changes = [] }) => {
     const ys = series(rows, key);
     const mean = runningMean(ys);
     return {
@@ -275,6 +281,7 @@ export function rewardModel({ name, key }, color) {
         { name: "mean", ys: mean, color },
       ],
       dots: errorBars(evaluations, name),
+      marks: changes,
       rest: significant(mean.at(-1)),
     };
   };
@@ -297,6 +304,20 @@ function trainingModel(keys, names, colors) {
 
 function section(title, note, ...content) {
   return h("section.otca-section", {}, h("h3.otca-heading", {}, title), content, note && h("p.otca-note", {}, note));
+}
+
+/** Values that were changed while the run trained; nothing where there were none. */
+function changesSection() {
+  const list = h("ul.otca-changes");
+  const element = section(TEXT.changes, null, list);
+  element.hidden = true;
+  return {
+    element,
+    update(changes = []) {
+      element.hidden = changes.length === 0;
+      list.replaceChildren(...changes.map((change) => h("li", {}, TEXT.change(change))));
+    },
+  };
 }
 
 /** The evaluation's grids, one an evaluation, chosen by a slider. */

@@ -2,6 +2,7 @@
  * The OTCA tab of ComfyUI's sidebar: a list of runs and, below it, the chosen one. All it shows comes from the routes, so
  * closing the tab or reloading the page loses nothing.
  */
+import { beginNewRun, resumeOnCanvas } from "../lib/newrun.js";
 import { poll } from "../lib/poll.js";
 import { PLACE, mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import { readWorkflow } from "../lib/safetensors.js";
@@ -17,6 +18,8 @@ const TEXT = {
   tooltip: "OTCA: training runs",
   train: "Train headless…",
   export: "Export…",
+  newRun: "New run",
+  newRunTitle: "Gives the run on the canvas the next free name: it begins with a fresh adapter",
   refresh: "Read the runs again",
   runs: "Runs",
   iterations: ({ iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
@@ -43,6 +46,13 @@ export function sidebarCommands(comfy) {
   return {
     commands: [
       {
+        id: "OTCA.NewRun",
+        label: "OTCA: New run",
+        menubarLabel: "New run (OTCA)",
+        icon: "pi pi-plus",
+        function: guarded(() => beginNewRun(comfy)),
+      },
+      {
         id: "OTCA.TrainHeadless",
         label: "OTCA: Train headless…",
         menubarLabel: "Train headless (OTCA)…",
@@ -65,7 +75,7 @@ export function sidebarCommands(comfy) {
       },
     ],
     menuCommands: [
-      { path: ["File"], commands: ["OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] },
+      { path: ["File"], commands: ["OTCA.NewRun", "OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] },
     ],
   };
 }
@@ -132,6 +142,7 @@ function sidebarPanel(comfy) {
       {},
       button("pi-play", TEXT.train, () => guard(comfy, () => train(comfy)), { class: "otca-button otca-primary" }),
       button("pi-upload", TEXT.export, () => guard(comfy, () => exportHeadless(comfy))),
+      button("pi-plus", TEXT.newRun, () => guard(comfy, () => beginNewRun(comfy)), { title: TEXT.newRunTitle }),
       h(
         "button.otca-icon-button",
         { type: "button", title: TEXT.refresh, "aria-label": TEXT.refresh, onclick: () => guard(comfy, refresh) },
@@ -205,7 +216,7 @@ function sidebarPanel(comfy) {
       // The summary: what was read after it may be newer than the rows, and the next one shall show that.
       Object.assign(shown, { summary, run });
       shown.rows = mergeRows(shown.rows, metrics.rows);
-      shown.evaluations = metrics.evaluations;
+      Object.assign(shown, { evaluations: metrics.evaluations, changes: metrics.changes });
       shown.view.update(shown);
     }
     await readLog();
@@ -229,11 +240,12 @@ function sidebarPanel(comfy) {
     const view = runView(comfy, {
       stop: act((run) => stop(comfy, run)),
       resume: act((run) => resume(comfy, run)),
+      canvas: act((run) => goOnOnCanvas(comfy, run)),
       lora: act((run) => loadLora(comfy, run)),
       workflow: act((run) => openWorkflow(comfy, run)),
     });
     view.onLogOpen(refresh);
-    shown = { id, view, summary: null, run: null, rows: [], evaluations: [], logSize: 0 };
+    shown = { id, view, summary: null, run: null, rows: [], evaluations: [], changes: [], logSize: 0 };
     place.replaceChildren(view.element);
   }
 
@@ -335,6 +347,12 @@ async function resume(comfy, run) {
   };
   if (run.status === "finished") resumeDialog(comfy, { run, start });
   else await start({});
+}
+
+/** Opens a run's workflow on the canvas, where the next prompt goes on from its last checkpoint. */
+async function goOnOnCanvas(comfy, run) {
+  await comfy.openWorkflow(await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`), run.id);
+  await resumeOnCanvas(comfy, run.id);
 }
 
 /**

@@ -28,6 +28,7 @@ class Curves {
     this.comfy = comfy;
     this.run = null;
     this.rows = [];
+    this.changes = [];
     this.heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
     this.list = h("ul.otca-curves-list");
     this.root = h("div.otca-curves", {}, this.heading, this.list);
@@ -56,6 +57,7 @@ class Curves {
       const read = await this.comfy.getMetrics(data.run, after);
       if (data.run !== this.run) return;
       this.rows = mergeRows(this.rows, read.rows);
+      this.changes = read.changes;
       this.draw();
     } catch (error) {
       setText(this.heading, error.message);
@@ -96,6 +98,10 @@ class Curves {
         plot.append(
           s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
         );
+      }
+      for (const { iteration, lines } of this.changes) {
+        const x = toX(iteration - 0.5);
+        if (x > 0) plot.append(s("line.otca-change", { x1: x, x2: x, y1: 0, y2: LINE.height }, s("title", {}, lines.join("; "))));
       }
     }
     return h(

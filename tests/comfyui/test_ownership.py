@@ -1,0 +1,96 @@
+"""Whose adapter is trained: templates opened one after the other, another name, another session."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.tests.comfyui.server import WORKFLOWS
+
+TEMPLATES = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
+SMALL = {
+    "OTCA_PromptDataset": {"prompts_per_iteration": 2},
+    "OTCA_SDESampler": {"group_size": 4, "steps": 5},
+    "OTCA_TrainingRun": {"evaluation_prompts": "a red circle on a blue background", "evaluation_seeds": 1},
+}
+
+
+def ids(canvas, class_name):
+    return canvas.page.evaluate(
+        "type => app.graph.nodes.filter(node => node.type === type).map(node => node.id)", class_name
+    )
+
+
+def open_template(canvas, name, run_name):
+    canvas.load(WORKFLOWS / f"{name}.json")
+    values = {**SMALL, "OTCA_TrainingRun": {**SMALL["OTCA_TrainingRun"], "run_name": run_name}}
+    for class_name, inputs in values.items():
+        (node,) = ids(canvas, class_name)
+        canvas.set({f"{node}.{key}": value for key, value in inputs.items()})
+
+
+def figures(rows):
+    return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
+
+
+def test_five_templates_one_after_the_other_each_begin_fresh(canvas, once, tmp_path):
+    """R1: they trained on top of each other, since all have the same loader. Equal to a fresh process's to the bit."""
+    if canvas.renderer != "classic":
+        pytest.skip("the same in both renderers")
+    comfyui, asked = canvas.comfyui, []
+    for name in TEMPLATES:
+        open_template(canvas, name, f"r1-{name}")
+        prompt = canvas.prompt()
+        (execution,) = canvas.run_and_wait()
+        assert execution.end == "execution_success", execution.detail
+        for entry in prompt.values():
+            if entry["class_type"] == "OTCA_SDESampler":
+                entry["inputs"]["keep_graph"] = "off"  # as on the canvas
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(prompt))
+        asked.append(json.dumps([str(file), str(tmp_path / name)]) + "\n")
+    fresh = [comfyui.installation.python, Path(__file__).with_name("fresh.py")]
+    done = subprocess.run(fresh, input="".join(asked), env=comfyui.environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in TEMPLATES:
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        assert figures(comfyui.metrics(f"r1-{name}")) == figures(map(json.loads, lines)), name
+
+
+def owner(canvas):
+    return canvas.page.locator(".otca-owner").first.inner_text()
+
+
+def test_new_run_by_one_click(small, run_name):
+    """The loader says whose the adapter is; the button on Training Run takes the next free name, and a fresh adapter."""
+    small.run_and_wait()
+    small.wait(
+        "text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {run_name}, iteration 1"
+    )
+    small.press(12, "New run")
+    small.wait(
+        "name => app.graph.getNodeById(12).widgets.find(widget => widget.name === 'run_name').value === name",
+        f"{run_name}-2",
+    )
+    small.run_and_wait()
+    rows = [figures(small.comfyui.metrics(name)) for name in (run_name, f"{run_name}-2")]
+    assert [len(found) for found in rows] == [1, 1]
+    assert rows[0][0]["forwards/all"] == rows[1][0]["forwards/all"]
+    small.wait(
+        "text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {run_name}-2, iteration 1"
+    )
+
+
+def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
+    """R3: its id was fixed, and results were found by it."""
+    small.run_and_wait()
+    small.show(9)
+    small.wait(
+        "() => !document.querySelector('.otca-heatmap-empty') || document.querySelector('.otca-heatmap-empty').hidden"
+    )
+    small.load(WORKFLOWS / "quickstart.json")
+    small.show(9)
+    small.page.wait_for_timeout(1000)
+    assert small.page.locator(".otca-heatmap-empty").first.is_visible()
+    assert small.page.locator(".otca-curves-heading").first.inner_text().startswith("No iteration yet")
