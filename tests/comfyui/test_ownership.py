@@ -76,7 +76,6 @@ def test_new_run_by_one_click(small, run_name):
     small.run_and_wait()
     rows = [figures(small.comfyui.metrics(name)) for name in (run_name, f"{run_name}-2")]
     assert [len(found) for found in rows] == [1, 1]
-    assert rows[0][0]["forwards/all"] == rows[1][0]["forwards/all"]
     small.wait(
         "text => document.querySelector('.otca-owner')?.textContent === text", f"Adapter: {run_name}-2, iteration 1"
     )
