@@ -8,7 +8,6 @@ import json
 import logging
 import math
 import os
-import shutil
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import best, checkpoint, distributed, graph, hacking, host, lora, plots, rollout, weights
+from . import best, checkpoint, claim, distributed, files, graph, hacking, host, lora, plots, rollout, weights
 from .figures import Figures
 from .layout import (
     BEST,
@@ -29,8 +28,6 @@ from .layout import (
     STATUS,
     WORKFLOW,
     flush,
-    new_folder,
-    owner,
     write_text,
 )
 from .rewards.base import score
@@ -98,6 +95,8 @@ def _writing(method: Callable) -> Callable:
     def wrapped(self, *args, **kwargs):
         try:
             return method(self, *args, **kwargs)
+        except files.NotOurs as error:
+            raise RunError(str(error)) from error
         except OSError as error:
             raise RunError(
                 f"{error.filename or self.folder} could not be written ({error.strerror or error}); the last checkpoint stays. "
@@ -115,17 +114,20 @@ class Run:
 
     def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
         self.folder, self.settings, self.workflow = folder, settings, workflow
-        self.canvas = read_object(folder / CANVAS)
         self.writes = distributed.is_main()
+        say = logger.warning if self.writes else logger.debug  # once, and not by every process
+        self.canvas = files.read_own(folder, CANVAS, say)
         if self.writes:
             _check_writable(folder)
-        self.history = read_lines(folder / METRICS)
-        self.evaluations = read_lines(folder / EVALUATIONS)
+        self.history = files.read_lines(folder / METRICS, say=say)
+        self.evaluations = files.read_lines(folder / EVALUATIONS, say=say)
         self._metrics: Metrics | None = None
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
-        self.best: Mapping | None = read_object(folder / BEST / BEST_FIGURES)  # of the adapter that is kept in best/
+        # Of the adapter that is kept in best/.
+        self.best: Mapping | None = files.read_own(folder, f"{BEST}/{BEST_FIGURES}", say)
+        self._left: dict[str, tuple[int, int]] = {}  # {name: which file and how long it was when we last wrote it}
         self._warned = False
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
@@ -137,13 +139,16 @@ class Run:
 
     @_writing
     def begin(self, iteration: int = 0) -> None:
-        """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again."""
-        if self.iteration < iteration:
-            raise RunError(
-                f"{self.folder / METRICS} ends at iteration {self.iteration}, before the checkpoint of iteration {iteration}. "
-                f"Fix: put the file back, or delete later checkpoints in {self.folder / CHECKPOINTS}"
-            )
-        self.history = [row for row in self.history if row["iteration"] <= iteration]
+        """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again.
+
+        Iterations that the checkpoint has and metrics.jsonl lost are there by their number alone, so that curves show a gap.
+        """
+        known = {row["iteration"]: row for row in self.history}
+        lost = [number for number in range(1, iteration + 1) if number not in known]
+        if lost and self.writes:
+            told = "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there"
+            logger.warning(told, self.folder / METRICS, len(lost), iteration, lost[0])
+        self.history = [known.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         self._trained, self._saved = None, iteration
         self._check_best()
@@ -155,7 +160,7 @@ class Run:
     def _write_down(self) -> None:
         write_text(self.folder / WORKFLOW, json.dumps(graph.resumable(self.workflow), indent=1))
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations)):
-            write_text(self.folder / name, "".join(map(json_line, rows)))
+            self._write_lines(name, rows)
 
     @_writing
     def begin_anew(self) -> None:
@@ -190,7 +195,7 @@ class Run:
         content = {"status": status, "place": "canvas" if host.in_comfyui() else "headless", "total": total}
         content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
         content["reason"] = reason
-        content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
+        content["started"] = (files.read_own(self.folder, STATUS) or {}).get("started") or time.time()
         write_text(self.folder / STATUS, json.dumps(content, indent=1))
 
     def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
@@ -272,7 +277,10 @@ class Run:
             told = "%s is deleted, with the best by %s, %.4g at iteration %d: %s"
             figures = (self.best[name] for name in ("metric", "value", "iteration"))
             logger.warning(told, self.folder / BEST, *figures, reason)
-            shutil.rmtree(self.folder / BEST)
+            if not files.remove_own(self.folder / BEST):
+                raise files.NotOurs(
+                    f"{self.folder / BEST} was not made by a training. Fix: move it elsewhere, and resume"
+                )
         self.best = None
 
     @_writing
@@ -287,7 +295,9 @@ class Run:
         if not best.better(self.evaluations, figures, self.best):
             return
         # A sharded model is put together by all processes, and written by one.
-        with new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside:
+        with (
+            files.new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside
+        ):
             weights.save(model, aside, self._metadata())
             if self.writes:
                 (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
@@ -297,9 +307,14 @@ class Run:
         return lora.workflow_metadata(self.workflow, self.canvas) | {"otca_iteration": str(self.iteration)}
 
     def belongs_to(self, model: FlowModel | None) -> bool:
-        """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on."""
-        process = read_object(self.folder / STATUS, {}).get("pid", os.getpid())
-        return (process == os.getpid() or not self.writes) and (self._trained is None or self._trained[0]() is model)
+        """Whether `model` is the one whose training is on record here, or nothing is yet, and no other process went on.
+
+        Headlessly none can: the folder is claimed.
+        """
+        process = os.getpid()
+        if host.in_comfyui():
+            process = (files.read_own(self.folder, STATUS) or {}).get("pid", process)
+        return process == os.getpid() and (self._trained is None or self._trained[0]() is model)
 
     def stands_at(self, model: FlowModel) -> bool:
         """Whether the model is as the last line on record left it."""
@@ -405,38 +420,68 @@ class Run:
     @_writing
     def _append(self, name: str, rows: list[dict], row: dict) -> None:
         """Adds a row to those in memory and on disk: to both, or where that fails to neither."""
+        if rows and row["iteration"] <= rows[-1]["iteration"]:  # the evaluation before training, where that was lost
+            later = [*rows, row]
+            later.sort(key=lambda other: other["iteration"])
+            if self.writes:
+                self._write_lines(name, later)
+            rows[:] = later
+            return
         if self.writes:
             line = json_line(row).encode()
             # Without a buffer, which would write the rest of a line when the file is closed.
-            with open(self._whole(name, rows), "ab", buffering=0) as file:
-                end = file.tell()
+            place = files.open_plain(self._whole(name, rows), os.O_WRONLY | os.O_APPEND)
+            with open(place, "ab", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
                 try:
                     while line:
                         line = line[file.write(line) :]
                 except OSError:
                     file.truncate(end)
                     raise
+                self._left[name] = _which(os.fstat(place))
         rows.append(row)
 
     def _whole(self, name: str, rows: list[dict]) -> Path:
-        """The file of these rows, written anew where somebody has removed it."""
+        """The file of these rows, written anew where somebody has removed it or changed it."""
         path = self.folder / name
-        if not path.is_file():
-            logger.warning("%s is gone, and is written anew", path)
-            write_text(path, "".join(map(json_line, rows)))
+        try:
+            found = _which(os.lstat(path))
+        except FileNotFoundError:
+            found = None
+        if found is None or found != self._left.get(name):
+            what = "gone" if found is None else "not as this run left it: somebody has cut, prolonged or exchanged it"
+            logger.warning("%s is %s, and is written anew from memory", path, what)
+            self._write_lines(name, rows)
         return path
 
-    def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
-        from safetensors.torch import load_file
+    def _write_lines(self, name: str, rows: Iterable[Mapping]) -> None:
+        write_text(self.folder / name, "".join(map(json_line, rows)))
+        self._left[name] = _which(os.lstat(self.folder / name))
 
+    def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
         first = self.folder / SAMPLES / "before.safetensors"
         if iteration == 0:
             first.parent.mkdir(exist_ok=True)
             lora.write_tensors(first, {"images": (images * 255).round().byte()})
-        elif first.is_file():
-            before = load_file(first)["images"].float() / 255
-            if len(before) == len(images):
-                plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
+        elif files.present(first) and (before := _pictures(first, images)) is not None:
+            plots.save(plots.before_after(before.float() / 255, images, captions), self.folder / "samples.png")
+
+
+def _which(state: os.stat_result) -> tuple[int, int]:
+    return state.st_ino, state.st_size
+
+
+def _pictures(path: Path, like: Tensor) -> Tensor | None:
+    """Those of before training; None where they are of another number or size, or the file is damaged, which is said."""
+    try:
+        before = lora.read_tensors(path).get("images")
+        if before is None or before.ndim != like.ndim or before.is_floating_point():
+            raise ValueError(f"{path} holds no pictures")
+    except ValueError as error:
+        logger.warning("%s: samples.png, which shows before and after, stays as it is", error)
+        return None
+    return before if before.shape == like.shape else None
 
 
 def _check_writable(folder: Path) -> None:
@@ -458,14 +503,20 @@ def open_run(
 ) -> Run:
     """The run of that folder in this process, opened at the first call; later calls may change its intervals.
 
-    A folder that holds a run of another process, or of another `model` of this one, is left alone: a fresh adapter must not
-    go on under its name, so `<name>-2`, `<name>-3` … is taken. Except with `resume`, and where the model was restored from
-    that very run.
+    Headlessly it is that folder and no other. On the canvas a folder that holds a run of another process, or of another `model`
+    of this one, is left alone: a fresh adapter must not go on under its name, so `<name>-2`, `<name>-3` … is taken. Except with
+    `resume`, and where the model was restored from that very run.
+
+    Raises:
+        RunError: headlessly, the folder holds another run.
     """
     asked = folder.resolve()
     if asked not in _open or not _open[asked].belongs_to(model):
         restored = model.resumed_from if model is not None else None
-        if not resume and (restored is None or restored[0] != asked or owner(asked)):
+        if not resume and not host.in_comfyui():
+            if asked in _open or taken(folder):
+                raise RunError(f"{folder} already holds a run. Fix: resume it, or choose another folder")
+        elif not resume and (restored is None or restored[0] != asked or held(asked)):
             number = 1
             while taken(folder):
                 number += 1
@@ -483,22 +534,16 @@ def open_run(
 
 def taken(folder: Path) -> bool:
     """Whether a run is on record there, or another process is about to begin one."""
-    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or owner(folder) is not None
+    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or held(folder)
 
 
-def read_lines(path: Path) -> list[dict]:
-    """Objects of a JSON-lines file; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise RunError(f"{path}, line {number} is no JSON ({error}). Fix: remove that line") from error
-    return rows
+def held(folder: Path) -> bool:
+    """Whether another process trains there, or may."""
+    try:
+        claim.check(folder)
+    except claim.Claimed:
+        return True
+    return False
 
 
 def json_line(row: Mapping) -> str:
@@ -512,8 +557,3 @@ def _without_nan(value):
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_object(path: Path, default=None):
-    """The content of a JSON file, or `default` where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default
