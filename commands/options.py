@@ -78,10 +78,15 @@ def positive(text: str) -> int:
 
 def load(given: argparse.Namespace):
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+    from ..trainer.files import read_own
+    from ..trainer.layout import WORKFLOW
     from ..trainer.workflow import Workflow
 
     allow_python(given)
-    path = given.workflow / "workflow.json" if given.workflow.is_dir() else given.workflow
+    path = given.workflow
+    if path.is_dir():
+        read_own(path, WORKFLOW)  # tells of a damaged one what helps a run
+        path = path / WORKFLOW
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
     for change in given.set:
         name, equals, value = change.partition("=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 
@@ -19,6 +20,11 @@ def add(commands) -> None:
         "--output", type=options.folder, metavar="DIR", help="the run's folder (default: runs/<run_name>)"
     )
     train.add_argument("--resume", action="store_true", help="go on from the folder's last checkpoint")
+    train.add_argument(
+        "--take-over",
+        action="store_true",
+        help="begin in a folder that a process of another machine has claimed: nothing trains there any more",
+    )
     train.add_argument("--seed", type=int, help="sets every node's seed")
     train.add_argument("--device", help="cpu, cuda, cuda:1 … instead of what the nodes name")
     train.add_argument(
@@ -73,13 +79,14 @@ def _train(given: argparse.Namespace) -> int:
 
         if given.device != "cpu":
             distributed.check_gpus(given.gpus, given.reward_gpus or 0)
-        check_folder(workflow, given.resume)  # here, where it is told once and no restart follows
+        check_folder(workflow, given.resume, given.take_over)  # here, where it is told once and no restart follows
         return launch(given.gpus, given.max_restarts, given.arguments)
     if given.reward_gpus:
         host.terminal.reward_device = distributed.reward_gpu(given.reward_gpus)
     host.quiet_libraries()
     distributed.begin(cpu=given.device == "cpu")
-    code = train(workflow, resume=given.resume, say=lambda line: print(line, flush=True))
+    say = functools.partial(print, flush=True)
+    code = train(workflow, resume=given.resume, take_over=given.take_over, say=say)
     distributed.end()
     return code
 

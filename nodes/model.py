@@ -1,7 +1,7 @@
 """Stage 1: the model that is trained."""
 
-from ..trainer import host
-from ..trainer.layout import CHECKPOINTS, owner, plain_name
+from ..trainer import claim, host
+from ..trainer.layout import CHECKPOINTS, plain_name
 
 
 class LoadFlowModel:
@@ -155,8 +155,10 @@ class LoadFlowModel:
                 return f"resume_run = {resume_run!r} {error}"
             if not (folder / CHECKPOINTS).is_dir():
                 return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
-            if process := owner(folder):
-                return f"resume_run: process {process} is training in {folder}. Fix: stop it first"
+            try:
+                claim.check(folder)
+            except claim.Claimed as error:
+                return f"resume_run: {error}"
         known = host.list_models("model_index.json")
         if path is None or (model is None and not path):
             return True  # linked: what comes is known only when the graph runs

@@ -47,4 +47,11 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         ),
         live=live,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
+        setting=lambda request: _trainings_setting(prompt_server, request),
     )
+
+
+def _trainings_setting(prompt_server, request) -> int | None:
+    """How many trainings at a time the user of this page has chosen in ComfyUI's settings."""
+    value = prompt_server.user_manager.settings.get_settings(request).get("OTCA.Trainings")
+    return value if type(value) is int and value > 0 else None

@@ -1,15 +1,18 @@
-"""Starts, resumes and stops `otca train` as a process of its own, which outlives ComfyUI and shares only the run's folder."""
+"""Starts, resumes and stops `otca train` as a process of its own, which outlives ComfyUI and shares only the run's folder.
+
+Only so many train at a time; who asks for more waits in a queue, in order, and is begun when another one ends.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,17 +20,23 @@ from typing import Any
 
 import psutil
 
-from ..trainer import host
+from ..trainer import claim, files, host
 from ..trainer.flow import SINGLE_FILES
 from ..trainer.graph import RUN_NODE, STEP_NODE, resumable
-from ..trainer.layout import CANVAS, CLAIM, LOG, STATUS, STOP, WORKFLOW
+from ..trainer.layout import CANVAS, LOG, STATUS, STOP, WORKFLOW
 from ..trainer.workflow import Problem, Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
 
+logger = logging.getLogger(__name__)
+
 NEEDED_ONCE = (RUN_NODE, STEP_NODE)
 LAST_LINES = 12
 ENDING_SECONDS = 20
+TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
+ON_A_CPU = 2
+MOST_TRAININGS = 1024
+GLANCE = 1.0  # seconds between two looks whether a training has ended and the next in the queue may begin
 WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 
 
@@ -42,6 +51,42 @@ class Gpus:
         """Of `otca train`."""
         many = ["--gpus", str(self.training)] if self.training > 1 else []
         return many + (["--reward-gpus", str(self.rewards)] if self.rewards else [])
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A training in the queue."""
+
+    run: Run
+    iterations: int
+    arguments: tuple[str, ...]
+
+
+def trainings(setting: int | None = None) -> int:
+    """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
+
+    Raises:
+        Refused: 400, what the environment says is no number.
+    """
+    given = os.environ.get(TRAININGS, "").strip()
+    if given:
+        if not given.isdecimal() or not 1 <= int(given) <= MOST_TRAININGS:
+            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and start ComfyUI anew"
+            raise Refused(
+                400, f"{TRAININGS} = {given!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
+            )
+        return int(given)
+    return setting or accelerators() or ON_A_CPU
+
+
+def accelerators() -> int:
+    """How many this process has; ComfyUI has loaded torch, and without it there is none."""
+    torch = sys.modules.get("torch")
+    for kind in ("cuda", "xpu") if torch is not None else ():
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            return module.device_count()
+    return int(torch is not None and torch.backends.mps.is_available())
 
 
 class Jobs:
@@ -61,6 +106,10 @@ class Jobs:
         self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
         self.input_folder, self.make_room = input_folder, make_room
         self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
+        self._queue: list[Waiting] = []
+        self._setting: int | None = None  # as the page last had it
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
 
     def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
         """The graph and all that keeps it from training, warnings included.
@@ -78,8 +127,17 @@ class Jobs:
                 problems.append(Problem(None, None, None, None, message, fix))
         return workflow, problems
 
+    def set_limit(self, setting: int | None) -> None:
+        """Takes over the page's setting OTCA.Trainings. Raises Refused (400) where the environment's is no number."""
+        trainings(setting)
+        self._setting = setting
+
     def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: Gpus) -> Run:
-        """A new run of that name. Raises Refused: 400 with the graph's problems, 409 where the name is taken."""
+        """A new run of that name, at once or in the queue.
+
+        Raises:
+            Refused: 400 with the graph's problems, 409 where the name is taken.
+        """
         workflow = self._ready(prompt, iterations)
         with self._starting:
             run = self.runs.create(name)
@@ -87,9 +145,9 @@ class Jobs:
                 run.write(WORKFLOW, workflow.graph)
                 if canvas is not None:
                     run.write(CANVAS, canvas)
-                self._launch(run, iterations, gpus.arguments())
+                self._begin(run, iterations, gpus.arguments())
             except BaseException:
-                shutil.rmtree(run.folder)  # else the name would be taken by a run that never began
+                files.remove_own(run.folder)  # else the name would be taken by a run that never began
                 raise
         return run
 
@@ -109,33 +167,85 @@ class Jobs:
         self._ready(graph, total)
         with self._starting:
             deadline = time.monotonic() + ENDING_SECONDS
-            while run.busy() and run.status()["status"] != "running" and time.monotonic() < deadline:
+            while run.busy() and run.status()["status"] not in ("running", "queued") and time.monotonic() < deadline:
                 time.sleep(0.1)  # it has said that it ended, and its process is about to
-            if run.busy():
+            if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
                 raise Refused(409, _busy(run))
+            try:
+                claim.check(run.folder)
+            except claim.Claimed as error:
+                raise Refused(409, str(error)) from error
             done, status = run.iteration(), run.status()
             # One that ended otherwise may lack what comes after its last iteration, as the adapter.
             if total < done or total == done and run.summary()["status"] == "finished":
                 message = f"run {run.id} has done {done} iterations of {total}"
                 raise Refused(409, f"{message}. Fix: give a larger number of iterations")
-            (run.folder / STOP).unlink(missing_ok=True)
+            _remove_file(run.folder / STOP)
             changes, told = [], None
             if ended := status.get("reason"):
                 told = f"goes on without stop_after_decline, which would end it at once: {ended}"
                 changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
             if graph != begun:
                 run.write(WORKFLOW, graph)
-            self._launch(run, total, [*gpus.arguments(), *changes, "--resume"])
+            self._begin(run, total, [*gpus.arguments(), *changes, "--resume"])
         return told
+
+    def _begin(self, run: Run, iterations: int, arguments: list[str]) -> None:
+        """Launches a training, or puts it into the queue where as many are at work as may be. With `_starting` held."""
+        if not self._queue and self._at_work() < trainings(self._setting):
+            self._launch(run, iterations, arguments)
+            return
+        self._write_status(run, "queued", os.getpid(), iterations)
+        self._queue.append(Waiting(run, iterations, tuple(arguments)))
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="otca queue", daemon=True)
+            self._watcher.start()
+
+    def _at_work(self) -> int:
+        """How many runs a process other than ComfyUI is training, also those that an earlier ComfyUI has started."""
+        return sum(run.trains_headlessly() for run in self.runs.all())
+
+    def _watch(self) -> None:
+        """Begins what is in the queue as others end, and ends when it is empty."""
+        while True:
+            self._ended.wait(GLANCE)
+            self._ended.clear()
+            with self._starting:
+                while self._queue and self._at_work() < trainings(self._setting):
+                    self._launch_next(self._queue.pop(0))
+                if not self._queue:
+                    self._watcher = None
+                    return
+
+    def _launch_next(self, waiting: Waiting) -> None:
+        try:
+            claim.check(waiting.run.folder)
+            self._launch(waiting.run, waiting.iterations, list(waiting.arguments))
+        except (OSError, Refused, claim.Claimed) as error:  # nobody is there to be told, but those who look at the run
+            told = f"it could not begin: {error}"
+            logger.warning("run %s: %s", waiting.run.id, told)
+            with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+                self._write_status(waiting.run, "failed", None, waiting.iterations, told)
 
     def stop(self, run: Run) -> None:
         """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
+        with self._starting:
+            if waiting := next((waiting for waiting in self._queue if waiting.run.id == run.id), None):
+                self._queue.remove(waiting)
+                self._write_status(run, "stopped", None, waiting.iterations)
+                return
         summary = run.summary()
         if summary["status"] != "running":
             raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
         if summary["place"] == "canvas":
             raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
-        (run.folder / STOP).touch()
+        try:
+            os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
+            os.utime(run.folder / STOP)  # of an earlier request, which counts anew
+        except OSError as error:
+            raise Refused(
+                409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way"
+            ) from error
 
     def read(self, prompt: dict) -> Workflow:
         """The graph, as far as it is one. Raises Refused: 400, it is not in API format."""
@@ -154,41 +264,40 @@ class Jobs:
     def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
         command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
         command += ["--iterations", str(iterations), *arguments]
-        claim = uuid.uuid4().hex
         self.make_room()
-        with open(run.folder / LOG, "ab") as log:
+        try:
+            place = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise Refused(409, f"run {run.id} cannot be begun: {error}. Fix: remove what is in the way") from error
+        with os.fdopen(place, "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment() | {CLAIM: claim},
+                env=self._environment(),
                 # Ctrl-C in ComfyUI's terminal, and its end, must not reach the training
                 start_new_session=True,
                 # and on Windows neither must the end of that terminal's window
                 creationflags=sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
             )
         try:
-            # until the trainer, which has torch to load first, speaks for itself
-            run.write(
-                STATUS,
-                {
-                    "status": "running",
-                    "place": "headless",
-                    "pid": process.pid,
-                    "process_started": psutil.Process(process.pid).create_time(),
-                    "claim": claim,
-                    "total": iterations,
-                    "started": run.status().get("started") or time.time(),
-                    "error": None,
-                    "reason": run.status().get("reason"),  # still true if the trainer cannot begin
-                },
-            )
+            # Until the trainer, which has torch to load first, speaks for itself. Where one from elsewhere was quicker, ours is
+            # refused the folder, and the status is the other's.
+            if not _claimed(run):
+                self._write_status(run, "running", process.pid, iterations)
         except BaseException:  # nobody would know of it, and a new run's folder is about to go
             process.terminate()
             process.wait()
             raise
         threading.Thread(target=self._wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
+
+    def _write_status(self, run: Run, status: str, pid: int | None, total: int, error: str | None = None) -> None:
+        before, born = run.status(), None if pid is None else psutil.Process(pid).create_time()
+        content = {"status": status, "place": "headless", "pid": pid, "process_started": born}
+        content |= {"total": total, "started": before.get("started") or time.time(), "error": error}
+        content["reason"] = before.get("reason")  # still true if the trainer cannot begin
+        run.write(STATUS, content)
 
     def _environment(self) -> dict[str, str]:
         """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
@@ -205,6 +314,7 @@ class Jobs:
     def _wait(self, process: subprocess.Popen, run: Run) -> None:
         """Collects the process when it ends, and says how it ended if it could not say so itself."""
         code = process.wait()
+        self._ended.set()
         if code < 0:  # by a signal it did not handle: the run shows as interrupted
             return
         stopped = code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -215,12 +325,30 @@ class Jobs:
             error = "\n".join(lines) or f"the process ended with exit code {code}"
         with self._starting:  # the run may have been resumed by now, and the status be another process's
             status = run.status()
-            if status.get("status") == "running" and status.get("pid") == process.pid:
+            if status.get("status") == "running" and status.get("pid") == process.pid and not _claimed(run):
                 run.write(STATUS, {**status, "status": ended, "error": error})
+
+
+def _claimed(run: Run) -> bool:
+    """Whether a process trains there, or nobody knows."""
+    try:
+        return claim.holder(run.folder) is not None
+    except files.Damaged:
+        return True
+
+
+def _remove_file(path: Path) -> None:
+    """Also a link, but not what it leads to."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # a folder
+        raise Refused(409, f"{path} is in the way ({error.strerror}). Fix: remove it") from error
 
 
 def _busy(run: Run) -> str:
     """Why a run cannot be gone on with now, and what helps."""
+    if run.status().get("status") == "queued":
+        return f"run {run.id} is in the queue. Fix: wait, or stop it to take it out of there"
     if run.status().get("place") == "canvas":
         return (
             f"run {run.id} is made on the canvas, and belongs to this ComfyUI for as long as it runs. Fix: go on by queueing its "

@@ -57,9 +57,18 @@ class Live(Protocol):
 
 
 def add_routes(
-    routes: web.RouteTableDef, *, runs: Runs, jobs: Jobs, live: Live, loras_folder: Callable[[], Path]
+    routes: web.RouteTableDef,
+    *,
+    runs: Runs,
+    jobs: Jobs,
+    live: Live,
+    loras_folder: Callable[[], Path],
+    setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
-    """Adds every route. Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop."""
+    """Adds every route. Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
+
+    `setting` is what who asks has set OTCA.Trainings to, if anything.
+    """
     in_thread = asyncio.to_thread
 
     def get(path: str) -> Callable:
@@ -146,6 +155,7 @@ def add_routes(
     @post("/otca/train")
     async def train(request: web.Request) -> dict:
         asked = await body(request, TRAIN)
+        await in_thread(lambda: jobs.set_limit(setting(request)))
         run = await in_thread(
             jobs.start, asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
         )
@@ -160,6 +170,7 @@ def add_routes(
     @post("/otca/runs/{id}/resume")
     async def resume(request: web.Request) -> dict:
         asked = await body(request, RESUME)
+        await in_thread(lambda: jobs.set_limit(setting(request)))
         run = await asked_run(request)
         return {"id": run.id, "told": await in_thread(jobs.resume, run, asked["iterations"], _gpus(asked))}
 

@@ -7,14 +7,16 @@ import json
 import os
 import re
 import shutil
+import stat
 import threading
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..trainer import hacking
+from ..trainer import claim, files, hacking
+from ..trainer.files import present
 from ..trainer.graph import RUN_NODE
 from ..trainer.layout import (
     ADAPTERS,
@@ -53,19 +55,30 @@ class Runs:
     def summaries(self) -> list[dict[str, Any]]:
         """Of every run, newest first. One that cannot be read is listed with the reason."""
         try:
-            names = sorted(entry.name for entry in os.scandir(self.folder()) if entry.is_dir())
+            names = sorted(os.listdir(self.folder()))
         except FileNotFoundError:  # nothing was trained yet
             return []
-        found = [self._summary(self._run(name)) for name in names if self._holds(name)]
+        found = [self._summary(self._run(name)) for name in names if is_id(name)]
         return sorted(filter(None, found), key=lambda summary: summary["started"], reverse=True)
 
-    def _summary(self, run: Run) -> dict[str, Any] | None:
-        """None of a folder that holds no run, or is gone by now."""
+    def all(self) -> list[Run]:
+        """Every run that can be looked at."""
         try:
-            holds = any(run.file(name) for name in (WORKFLOW, METRICS, STATUS))
+            return [self._run(name) for name in os.listdir(self.folder()) if self._holds(name)]
+        except FileNotFoundError:
+            return []
+
+    def _summary(self, run: Run) -> dict[str, Any] | None:
+        """None of what is no run, or is gone by now. Whatever is wrong with one run is told of that one."""
+        try:
+            if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not inside(self.folder(), run.folder):
+                return None
+            holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
             summary = run.summary() if holds else None
-        except OSError as error:
-            return run.unreadable(error) if run.folder.is_dir() else None
+        except FileNotFoundError:  # it went away, or is a link to nothing
+            return None
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links is either, as Python's version has it
+            return run.unreadable(error)
         return summary if run.folder.is_dir() else None
 
     def run(self, name: str) -> Run:
@@ -83,6 +96,7 @@ class Runs:
             (self.folder() / name).mkdir()
         except FileExistsError:
             raise Refused(409, f"there is a run {name!r} already. Fix: resume it, or choose another name") from None
+        files.mark_own(self.folder() / name)
         return self._run(name)
 
     def _run(self, name: str) -> Run:
@@ -111,16 +125,20 @@ class Run:
         return path if path.is_file() and inside(self.folder, path) else None
 
     def summary(self) -> dict[str, Any]:
-        written = self.status()
+        written, problems = self.status(), self._problems()
         iteration, total = self.iteration(), written.get("total") or self.planned()
         if not written:  # made by an older version: nobody knows whose process it is, so it does not count as running
             done = total is not None and iteration >= total
             written = {"status": "finished" if done else "interrupted"}
-        status, error = written["status"], written.get("error")
-        if status == "running" and not alive(written.get("pid"), written.get("process_started")):
-            status, error = "interrupted", INTERRUPTED
-        if status == "running" and written.get("place") == "canvas" and not self.canvas_at_work(self.id):
-            status = "idle"
+        status, error = written["status"], "\n".join(problems) or written.get("error")
+        if status == "running" and not self._at_work(written):
+            status, error = "interrupted", "\n".join(problems) or INTERRUPTED
+        if status == "queued" and not alive(written.get("pid"), written.get("process_started")):
+            status = "stopped"  # the ComfyUI in whose queue it was has ended
+        if written.get("place") == "canvas" and status in ("running", "idle"):
+            status = "running" if self.canvas_at_work(self.id) else "idle"
+            if self._holder() is None and not alive(written.get("pid"), written.get("process_started")):
+                status = "stopped"  # between two prompts, so that nothing was interrupted
         times = [
             path.stat().st_mtime for path in map(self.file, (METRICS, EVALUATIONS, STATUS, *ADAPTERS, WORKFLOW)) if path
         ]
@@ -138,12 +156,34 @@ class Run:
             "has_checkpoint": self.has_checkpoint(),
         }
 
-    def unreadable(self, error: OSError) -> dict[str, Any]:
+    def _problems(self) -> list[str]:
+        """What keeps the run from being gone on with, a line each."""
+        found = []
+        for name in (WORKFLOW, STATUS):
+            try:
+                files.read_own(self.folder, name, found.append)
+            except files.Damaged as error:
+                found.append(str(error))
+        return found
+
+    def _at_work(self, written: Mapping) -> bool:
+        """Whether a process trains there: it holds the claim, or was started for it and has not come so far."""
+        return self._holder() is not None or alive(written.get("pid"), written.get("process_started"))
+
+    def _holder(self) -> claim.Holder | None:
+        try:
+            return claim.holder(self.folder)
+        except files.Damaged:  # which whoever wants to go on with the run is told
+            return None
+
+    def unreadable(self, error: Exception) -> dict[str, Any]:
         """In place of `summary`, with why there is none."""
-        told = (
-            f"{error.filename or self.folder} cannot be read ({error.strerror or error}). Fix: allow ComfyUI to read it"
-        )
-        when = self.folder.stat().st_mtime
+        place, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
+        told = f"{place} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
+        try:
+            when = os.lstat(self.folder).st_mtime
+        except OSError:
+            when = 0.0
         return {
             "id": self.id,
             "status": "failed",
@@ -177,8 +217,12 @@ class Run:
 
     def status(self) -> dict[str, Any]:
         """What the run's process last wrote about itself; empty where it wrote nothing that can be read."""
-        content = _read_json(self.file(STATUS))
-        return content if isinstance(content, dict) and isinstance(content.get("status"), str) else {}
+        return files.read_own(self.folder, STATUS, _quietly) or {}
+
+    def trains_headlessly(self) -> bool:
+        """Whether a process other than ComfyUI is training it."""
+        written = self.status()
+        return written.get("status") == "running" and written.get("place") != "canvas" and self._at_work(written)
 
     def busy(self) -> bool:
         """Whether its process is at work, be it on the last checkpoint of a run that counts as stopped."""
@@ -186,7 +230,7 @@ class Run:
         ended_on_canvas = (
             written.get("place") == "canvas" and written["status"] != "running"
         )  # that is ComfyUI's process
-        return alive(written.get("pid"), written.get("process_started")) and not ended_on_canvas
+        return not ended_on_canvas and self._at_work(written)
 
     def iteration(self) -> int:
         return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
@@ -200,7 +244,7 @@ class Run:
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""
         return {
-            (entry.get("_meta") or {}).get("title") or entry["class_type"]: {
+            _title(entry): {
                 name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)
             }
             for entry in self._nodes()
@@ -233,12 +277,17 @@ class Run:
     def changes(self) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
         path = self.file(CHANGES)
-        rows = filter(None, map(_row, path.read_bytes().splitlines())) if path else ()
+        lines = path.read_bytes().splitlines() if path else ()
+        rows = filter(None, (_row(line, files.check_changes) for line in lines))
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
         path = self.file(EVALUATIONS)
-        return list(filter(None, map(_row, path.read_bytes().splitlines()))) if path else []
+        return (
+            list(filter(None, (_row(line, files.check_evaluation) for line in path.read_bytes().splitlines())))
+            if path
+            else []
+        )
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
@@ -266,10 +315,13 @@ class Run:
         return {"text": text, "size": start + len(content) - len(decoder.getstate()[0])}
 
     def workflow(self) -> dict[str, Any]:
-        prompt = _read_json(self.file(WORKFLOW))
+        try:
+            prompt = files.read_own(self.folder, WORKFLOW)
+        except files.Damaged as error:
+            raise Refused(404, f"run {self.id} has no readable {WORKFLOW}: {error}") from error
         if prompt is None:
             raise Refused(404, f"run {self.id} has no readable {WORKFLOW}. Fix: open the workflow it was started from")
-        return {"prompt": prompt, "workflow": _read_json(self.file(CANVAS))}
+        return {"prompt": prompt, "workflow": files.read_own(self.folder, CANVAS, _quietly)}
 
     def adapters(self) -> list[Path]:
         """The saved adapter; two files where the model has two experts."""
@@ -304,15 +356,10 @@ class Run:
         write_text(self.folder / name, json.dumps(content, indent=1))
 
     def _nodes(self) -> list[dict]:
-        graph = _read_json(self.file(WORKFLOW))
-        entries = graph.values() if isinstance(graph, dict) else ()
-        return [
-            entry
-            for entry in entries
-            if isinstance(entry, dict)
-            and isinstance(entry.get("class_type"), str)
-            and isinstance(entry.get("inputs"), dict)
-        ]
+        try:
+            return list((files.read_own(self.folder, WORKFLOW) or {}).values())
+        except files.Damaged:
+            return []
 
 
 @dataclass
@@ -375,19 +422,21 @@ def _names(row: dict, kind: str) -> list[str]:
     return [key[len(kind) + 1 : -len("/mean")] for key in row if key.startswith(f"{kind}/") and key.endswith("/mean")]
 
 
-def _row(line: bytes) -> dict | None:
-    """A row with its iteration; None for a line that is none, such as one that a kill cut short."""
+def _row(line: bytes, check: Callable[[dict], None] = files.check_iteration) -> dict | None:
+    """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
     try:
-        row = json.loads(line)
+        row = files.parse(line)
+        check(row)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("iteration"), int) else None
+    return row
 
 
-def _read_json(path: Path | None) -> Any:
-    if path is None:
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:  # edited by hand, or cut short
-        return None
+def _title(entry: Mapping) -> str:
+    meta = entry.get("_meta")
+    title = meta.get("title") if isinstance(meta, dict) else None
+    return title if isinstance(title, str) and title else entry["class_type"]
+
+
+def _quietly(line: str) -> None:
+    """A page asks every few seconds: what is wrong is in the answer, and not in the log each time."""

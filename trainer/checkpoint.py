@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import distributed
-from .layout import new_folder
+from .files import (
+    FLAG,
+    NUMBER,
+    WHOLE,
+    Check,
+    Damaged,
+    check,
+    is_own,
+    mark_own,
+    new_folder,
+    open_plain,
+    read_json,
+    remove_own,
+)
 from .lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -27,10 +40,25 @@ logger = logging.getLogger(__name__)
 
 KEEP = 2
 STATE = "state.json"
-
-
-class Damaged(ValueError):
-    """A checkpoint that is not as it was written; names the file."""
+ADAPTER, RNG, OPTIMIZER, AVERAGE = (f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema"))
+_FIX = "put the file back, or delete its folder"
+_MOST_ITERATIONS = 10**7  # as Training Run has them
+_FIELDS: dict[str, Check] = {
+    "iteration": (f"from 0 to {_MOST_ITERATIONS}", lambda value: WHOLE[1](value) and value <= _MOST_ITERATIONS),
+    "policy_version": WHOLE,
+    "nonfinite_in_a_row": WHOLE,
+    "optimizer": FLAG,
+    "processes": WHOLE,
+    "unconditional_gradient": FLAG,
+    "uses_graphs": FLAG,
+    "loss_scale": (
+        "a number and a whole number",
+        lambda value: isinstance(value, list) and len(value) == 2 and NUMBER[1](value[0]) and WHOLE[1](value[1]),
+    ),
+    "sha256": ("an object", lambda value: isinstance(value, dict)),
+}
+_AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
+_told: set[Path] = set()  # folders of which it was said that they are left alone
 
 
 def save(
@@ -38,7 +66,8 @@ def save(
 ) -> Path:
     """Writes `folder/<iteration>/`, which appears when it is complete, and keeps the last `keep`.
 
-    Those of later iterations go too: the run went back behind them. `identity` says whose it is, beside the numbers.
+    Those of later iterations go too: the run went back behind them. A folder that no training made stays, whatever its name is.
+    `identity` says whose the checkpoint is, beside the numbers.
 
     Raises:
         OSError: it could not be written. Those that were there still are.
@@ -49,12 +78,13 @@ def save(
     if not distributed.is_main():
         return target
     for left in folder.glob(".[0-9]*"):  # by a process that was killed while it wrote
-        shutil.rmtree(left)
+        remove_own(left)
+    _is_ours(target)
     with new_folder(target) as aside:
-        write_tensors(aside / "adapter.safetensors", trained)
-        write_tensors(aside / "rng.safetensors", {"torch": torch.get_rng_state()})
+        write_tensors(aside / ADAPTER, trained)
+        write_tensors(aside / RNG, {"torch": torch.get_rng_state()})
         if optimizer:
-            write_tensors(aside / "optimizer.safetensors", optimizer)
+            write_tensors(aside / OPTIMIZER, optimizer)
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
@@ -63,15 +93,35 @@ def save(
         state |= identity or {}
         state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
-            write_tensors(aside / "ema.safetensors", average)
+            write_tensors(aside / AVERAGE, average)
             state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
-        state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.iterdir())}
+        state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    kept = [place for place in complete(folder) if int(place.name) <= iteration][-keep:]
-    for other in _numbered(folder):
+    ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
+    kept = [place for place in ours if (place / STATE).is_file() and int(place.name) <= iteration][-keep:]
+    for other in ours:
         if other not in kept:
-            shutil.rmtree(other)
+            remove_own(other)
     return target
+
+
+def _is_ours(place: Path) -> bool:
+    """Whether a training made that folder: it has our marker, or lost it when it was copied and has a state that we wrote."""
+    if not is_own(place):
+        try:
+            if place.is_symlink() or read_json(place / STATE, fields=_FIELDS) is None:
+                return False
+        except Damaged:
+            return False
+        mark_own(place)
+    return True
+
+
+def _leave(folder: Path) -> None:
+    """Says once that a folder stays."""
+    if folder not in _told:
+        logger.warning("%s was not made by a training, and is left alone", folder)
+        _told.add(folder)
 
 
 def restore(model: FlowModel, folder: Path) -> int:
@@ -82,16 +132,19 @@ def restore(model: FlowModel, folder: Path) -> int:
     """
     problems = []
     for place in reversed(_numbered(folder)):
+        if not (_is_ours(place) or (place / STATE).is_file()):
+            _leave(place)
+            continue
         try:
             state = _verified(place)
         except Damaged as error:
-            problems.append(str(error))
+            problems.append(f"{error.path} {error.wrong}")
             continue
         for problem in problems:
             logger.warning("%s: going on from iteration %d instead", problem, state["iteration"])
         try:
             return _restore(model, place, state)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{error}. Fix: resume with the model, rank and targets of the run, or delete {place} to use the one before"
             ) from error
@@ -102,35 +155,43 @@ def restore(model: FlowModel, folder: Path) -> int:
 
 def _verified(place: Path) -> dict:
     """The checkpoint's state. Raises Damaged, with the first file that is not as it was written."""
-    try:
-        state = json.loads((place / STATE).read_text(encoding="utf-8"))
-        for name, digest in state.get("sha256", {}).items():  # none in checkpoints of earlier versions
-            if _sha256(place / name) != digest:
-                raise Damaged(f"{place / name} is damaged: its SHA-256 is not that of {STATE}")
-    except FileNotFoundError as error:
-        raise Damaged(f"{error.filename} is missing") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise Damaged(f"{place / STATE} is damaged ({error})") from error
+    path = place / STATE
+    state = read_json(path, fields=_FIELDS, fix=_FIX)
+    if state is None:
+        raise Damaged(path, "is missing", _FIX)
+    if state["iteration"] != int(place.name):
+        raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(place.name)}", _FIX)
+    if "ema" in state:
+        try:
+            check(state["ema"], dict, _AVERAGE_FIELDS)
+        except ValueError as error:
+            raise Damaged(path, f"has an ema that {error}", _FIX) from error
+    for name in [ADAPTER, RNG, *[OPTIMIZER] * state["optimizer"], *[AVERAGE] * ("ema" in state)]:
+        try:
+            digest = _sha256(place / name)
+        except FileNotFoundError as error:
+            raise Damaged(place / name, "is missing", _FIX) from error
+        except OSError as error:
+            raise Damaged(place / name, f"cannot be read ({error.strerror or error})", _FIX) from error
+        if digest != state["sha256"].get(name):
+            raise Damaged(place / name, f"is damaged: its SHA-256 is not that of {STATE}", _FIX)
     return state
 
 
 def _restore(model: FlowModel, place: Path, state: dict) -> int:
-    adapter, own = read_tensors(place / "adapter.safetensors"), model.trainable_named()
+    adapter, own = read_tensors(place / ADAPTER), model.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
         raise ValueError(f"{place} was made with another model or adapter")
     model.load_trained_state(adapter)
     if state["optimizer"]:
-        model.load_optimizer_state(read_tensors(place / "optimizer.safetensors"))
+        model.load_optimizer_state(read_tensors(place / OPTIMIZER))
     if "ema" in state:
-        model.restore_average(read_tensors(place / "ema.safetensors"), **state["ema"])
-    torch.set_rng_state(read_tensors(place / "rng.safetensors")["torch"])
-    if "loss_scale" in state:  # absent in checkpoints of earlier versions
-        model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
+        model.restore_average(read_tensors(place / AVERAGE), **state["ema"])
+    torch.set_rng_state(read_tensors(place / RNG)["torch"])
+    model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    # Neither is in checkpoints of earlier versions.
-    model.unconditional_gradient = state.get("unconditional_gradient", True)
-    model.uses_graphs = state.get("uses_graphs", True)
-    if state.get("processes", 1) != distributed.world() and distributed.is_main():
+    model.unconditional_gradient, model.uses_graphs = state["unconditional_gradient"], state["uses_graphs"]
+    if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
             "their last digits from those that the run would have had",
@@ -143,7 +204,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
 
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with os.fdopen(open_plain(path), "rb") as file:
         while part := file.read(1 << 20):
             digest.update(part)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from .files import read_own
 from .layout import WANDB, write_text
 
 
@@ -51,8 +52,7 @@ def _begin_wandb(folder: Path, project: str, settings: Mapping):
         raise ValueError(
             f"wandb_project = {project!r}, but wandb cannot be imported ({error}). Fix: pip install wandb, or leave it empty"
         ) from error
-    known = folder / WANDB
-    before = json.loads(known.read_text(encoding="utf-8")) if known.is_file() else {}
+    before = read_own(folder, WANDB) or {}
     name = before["id"] if before.get("project") == project else uuid.uuid4().hex[:8]
     try:
         run = wandb.init(
@@ -63,5 +63,5 @@ def _begin_wandb(folder: Path, project: str, settings: Mapping):
             f"wandb_project = {project!r}, but wandb could not begin ({error}). Fix: wandb login, or set WANDB_MODE=offline, "
             "or leave it empty"
         ) from error
-    write_text(known, json.dumps({"project": project, "id": name}))
+    write_text(folder / WANDB, json.dumps({"project": project, "id": name}))
     return run

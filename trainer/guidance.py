@@ -11,7 +11,6 @@ here is a model's whole velocity: classifier-free guidance is inside each of the
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import host, lora
+from .files import read_own
 from .flow.base import OWN
 from .layout import ADAPTER, WEIGHTS, WORKFLOW
 
@@ -204,11 +204,9 @@ def _files(adapter: Path) -> list[Path]:
 
 def _check_base(model: FlowModel, adapter: Path) -> None:
     """Adapters of two models of one shape have one shape too; a run says which model it began with."""
-    if not (workflow := adapter.with_name(WORKFLOW)).is_file():
-        return
-    graph = json.loads(workflow.read_text(encoding="utf-8"))
+    graph = read_own(adapter.parent, WORKFLOW) or {}
     loaders = [node["inputs"] for node in graph.values() if node["class_type"] == _LOADER]
-    for name in [inputs.get("path") or inputs["model"] for inputs in loaders]:
+    for name in [inputs.get("path") or inputs.get("model") for inputs in loaders]:
         if not isinstance(name, str):  # linked
             continue
         try:

@@ -5,13 +5,9 @@ Imports neither torch nor anything of ours.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 METRICS = "metrics.jsonl"  # one object an iteration
@@ -20,7 +16,6 @@ CHANGES = "changes.jsonl"  # one object for each iteration whose graph had other
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"
-CLAIM = "OTCA_CLAIM"  # a variable of the environment: the word that whoever starts a trainer puts into status.json too
 WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 STOP = "stop"  # whoever makes this file asks the run to stop
@@ -30,7 +25,27 @@ ADAPTER = "lora.safetensors"
 # The last two are those of a model with two experts.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
 BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
+TENSORBOARD = "tensorboard"
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
+
+NETWORKS = ("transformer", "transformer_2")
+# All that a training writes into its folder, by itself. A new one begins only where nothing of that name is.
+WRITTEN = (
+    METRICS,
+    EVALUATIONS,
+    CHANGES,
+    WORKFLOW,
+    CANVAS,
+    STATUS,
+    WANDB,
+    *PICTURES,
+    SAMPLES,
+    CHECKPOINTS,
+    *ADAPTERS,
+    BEST,
+    TENSORBOARD,
+)
+WRITTEN += NETWORKS
 
 LONGEST_NAME = 100
 SEPARATORS = frozenset('/\\:*?"<>|')
@@ -70,24 +85,6 @@ def named_place(text: str, what: str) -> tuple[str, Path]:
         return plain_name(name), place
     except ValueError as error:
         raise ValueError(f"{what} {text!r}: the name {name!r} {error}; NAME=FILE gives another") from error
-
-
-def owner(folder: Path) -> int | None:
-    """The id of another living process that is training in that folder, if there is one; the launcher of this one is not.
-
-    Whoever started this process on the run's behalf wrote down the launcher's number, and gave both the same CLAIM: in a venv
-    on Windows python.exe is a launcher too, and the Python that it starts has another number.
-    """
-    try:
-        status = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # no folder, no file, or none that can be read: nobody says that it is theirs
-        return None
-    # torchrun claims the folder on behalf of the processes it starts.
-    ours = (os.getpid(), os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else (os.getpid(),)
-    running = isinstance(status, dict) and status.get("status") == "running" and status.get("pid") not in ours
-    if running and "claim" in status and status["claim"] == os.environ.get(CLAIM):
-        return None
-    return status["pid"] if running and alive(status.get("pid"), status.get("process_started")) else None
 
 
 def alive(pid: object, started: object) -> bool:
@@ -133,34 +130,6 @@ def put_in_place(aside: Path, path: Path) -> None:
             if time.monotonic() > deadline:
                 raise
         time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill. When that is done it and all in it are flushed to disk, and it takes `target`'s place.
-
-    A failure leaves `target` as it was. What a killed process left behind beside it is swept up.
-    """
-    for left in target.parent.glob(f".{target.name}.*"):
-        shutil.rmtree(left)
-    aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))
-    aside.mkdir(parents=True)
-    try:
-        yield aside
-        for place in [*aside.rglob("*"), aside]:
-            flush(place)
-        if target.is_dir():
-            put_in_place(target, old)
-        put_in_place(aside, target)
-        flush(target.parent)
-    except BaseException:
-        if old.is_dir() and not target.is_dir():
-            put_in_place(old, target)
-        raise
-    finally:
-        for place in (aside, old):
-            if place.is_dir():
-                shutil.rmtree(place)
 
 
 def flush(path: Path) -> None:

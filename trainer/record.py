@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import math
-import shutil
+import os
 import time
 import uuid
 import weakref
@@ -16,7 +16,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import best, checkpoint, distributed, graph, hacking, host, lineage, lora, plots, rollout, weights
+from . import (
+    best,
+    checkpoint,
+    claim,
+    distributed,
+    files,
+    graph,
+    hacking,
+    host,
+    lineage,
+    lora,
+    plots,
+    rollout,
+    weights,
+)
 from .figures import Figures
 from .graph import RUN_NODE
 from .layout import (
@@ -31,8 +45,6 @@ from .layout import (
     STATUS,
     WORKFLOW,
     flush,
-    new_folder,
-    owner,
     write_text,
 )
 from .rewards.base import score
@@ -100,6 +112,8 @@ def _writing(method: Callable) -> Callable:
     def wrapped(self, *args, **kwargs):
         try:
             return method(self, *args, **kwargs)
+        except files.NotOurs as error:
+            raise RunError(str(error)) from error
         except OSError as error:
             raise RunError(
                 f"{error.filename or self.folder} could not be written ({error.strerror or error}); the last checkpoint stays. "
@@ -117,33 +131,42 @@ class Run:
 
     def __init__(self, folder: Path, settings: RunSettings, workflow: Mapping):
         self.folder, self.settings, self.workflow = folder, settings, workflow
-        self.canvas = read_object(folder / CANVAS)
         self.writes = distributed.is_main()
+        say = logger.warning if self.writes else logger.debug  # once, and not by every process
+        self.canvas = files.read_own(folder, CANVAS, say)
         if self.writes:
             _check_writable(folder)
-        self.history = read_lines(folder / METRICS)
-        self.evaluations = read_lines(folder / EVALUATIONS)
+        self.history = files.read_lines(folder / METRICS, say=say)
+        self.evaluations = files.read_lines(folder / EVALUATIONS, say=say)
         self._metrics: Metrics | None = None
         self._done = 0  # iterations before the one that `workflow` is the graph of
         self._last: Advantages | None = None
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
-        self.best: Mapping | None = read_object(folder / BEST / BEST_FIGURES)  # of the adapter that is kept in best/
+        # Of the adapter that is kept in best/.
+        self.best: Mapping | None = files.read_own(folder, f"{BEST}/{BEST_FIGURES}", say)
+        self._left: dict[str, tuple[int, int]] = {}  # {name: which file and how long it was when we last wrote it}
         self._warned = False
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
-        self.id = read_object(folder / STATUS, {}).get("id") or uuid.uuid4().hex
+        self.id = (files.read_own(folder, STATUS, say) or {}).get("id") or uuid.uuid4().hex
+        self.claim: claim.Claim | None = None  # on the canvas, where a process has several runs
         self.asked: tuple[Path, str] | None = None  # on the canvas: the folder and the structure that a graph asked for
-        self.changes = read_lines(folder / CHANGES)
+        self.changes = files.read_changes(folder, say)
 
     @classmethod
     def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping) -> Run:
-        """The run that a prompt asks for, with the settings of its Training Run as far as they are no links."""
+        """The run that a prompt asks for, with the settings of its Training Run as far as they are no links.
+
+        Raises:
+            Claimed: another process trains in that folder.
+        """
+        own = claim.take(folder, say=logger.warning, place="canvas")
         given = next(entry["inputs"] for entry in prompt.values() if entry["class_type"] == RUN_NODE)
         names = RunSettings.__dataclass_fields__
         known = {name: value for name, value in given.items() if name in names and not isinstance(value, list)}
         run = cls(folder, RunSettings(**known), prompt)
-        run.asked = asked
+        run.asked, run.claim = asked, own
         return run
 
     def owns(self, model: FlowModel) -> None:
@@ -157,16 +180,19 @@ class Run:
 
     @_writing
     def begin(self, iteration: int = 0) -> None:
-        """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again."""
-        if self.iteration < iteration:
-            raise RunError(
-                f"{self.folder / METRICS} ends at iteration {self.iteration}, before the checkpoint of iteration {iteration}. "
-                f"Fix: put the file back, or delete later checkpoints in {self.folder / CHECKPOINTS}"
-            )
-        self.history = [row for row in self.history if row["iteration"] <= iteration]
+        """Writes down the workflow, and forgets what came after a checkpoint: a resumed run writes the same lines again.
+
+        Iterations that the checkpoint has and metrics.jsonl lost are there by their number alone, so that curves show a gap.
+        """
+        known = {row["iteration"]: row for row in self.history}
+        lost = [number for number in range(1, iteration + 1) if number not in known]
+        if lost and self.writes:
+            told = "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there"
+            logger.warning(told, self.folder / METRICS, len(lost), iteration, lost[0])
+        self.history = [known.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
         self.changes = [row for row in self.changes if row["iteration"] <= iteration]
-        if iteration and (before := read_object(self.folder / WORKFLOW)):
+        if iteration and (before := files.read_own(self.folder, WORKFLOW)):
             self._note_changes(before, self.workflow)
         self._trained, self._saved, self._done = None, iteration, iteration
         self._check_best()
@@ -178,7 +204,7 @@ class Run:
     def _write_down(self) -> None:
         self._write_graph()
         for name, rows in ((METRICS, self.history), (EVALUATIONS, self.evaluations), (CHANGES, self.changes)):
-            write_text(self.folder / name, "".join(map(json_line, rows)))
+            self._write_lines(name, rows)
 
     def _write_graph(self) -> None:
         """The graph as the run began with it."""
@@ -215,14 +241,16 @@ class Run:
             row["changes"] = self.changes.pop()["changes"] + found
         self.changes.append(row)
         if self.writes and self.folder.is_dir():
-            write_text(self.folder / CHANGES, "".join(map(json_line, self.changes)))
+            self._write_lines(CHANGES, self.changes)
 
     @_writing
     def begin_anew(self) -> None:
         """In place of a folder that somebody has removed: the model still has what it learned, and so has its record."""
         logger.warning("%s is gone, and is begun anew with what is on record of its training", self.folder)
         self.close()
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.claim is not None:
+            self.claim = claim.take(self.folder, say=logger.warning, place="canvas")
         self._write_down()
         self.best, self._saved, self._shown = None, None, 0
 
@@ -250,7 +278,7 @@ class Run:
         content = {"status": status, "place": "canvas" if host.in_comfyui() else "headless", "total": total}
         content |= {"pid": process.pid, "process_started": process.create_time(), "error": error}
         content["reason"] = reason
-        content["started"] = read_object(self.folder / STATUS, {}).get("started", time.time())
+        content["started"] = (files.read_own(self.folder, STATUS) or {}).get("started") or time.time()
         content["id"] = self.id
         write_text(self.folder / STATUS, json.dumps(content, indent=1))
 
@@ -333,7 +361,10 @@ class Run:
             told = "%s is deleted, with the best by %s, %.4g at iteration %d: %s"
             figures = (self.best[name] for name in ("metric", "value", "iteration"))
             logger.warning(told, self.folder / BEST, *figures, reason)
-            shutil.rmtree(self.folder / BEST)
+            if not files.remove_own(self.folder / BEST):
+                raise files.NotOurs(
+                    f"{self.folder / BEST} was not made by a training. Fix: move it elsewhere, and resume"
+                )
         self.best = None
 
     @_writing
@@ -348,7 +379,9 @@ class Run:
         if not best.better(self.evaluations, figures, self.best):
             return
         # A sharded model is put together by all processes, and written by one.
-        with new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside:
+        with (
+            files.new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside
+        ):
             weights.save(model, aside, self._metadata())
             if self.writes:
                 (aside / BEST_FIGURES).write_text(json.dumps(figures, indent=1), encoding="utf-8")
@@ -467,38 +500,68 @@ class Run:
     @_writing
     def _append(self, name: str, rows: list[dict], row: dict) -> None:
         """Adds a row to those in memory and on disk: to both, or where that fails to neither."""
+        if rows and row["iteration"] <= rows[-1]["iteration"]:  # the evaluation before training, where that was lost
+            later = [*rows, row]
+            later.sort(key=lambda other: other["iteration"])
+            if self.writes:
+                self._write_lines(name, later)
+            rows[:] = later
+            return
         if self.writes:
             line = json_line(row).encode()
             # Without a buffer, which would write the rest of a line when the file is closed.
-            with open(self._whole(name, rows), "ab", buffering=0) as file:
-                end = file.tell()
+            place = files.open_plain(self._whole(name, rows), os.O_WRONLY | os.O_APPEND)
+            with open(place, "ab", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
                 try:
                     while line:
                         line = line[file.write(line) :]
                 except OSError:
                     file.truncate(end)
                     raise
+                self._left[name] = _which(os.fstat(place))
         rows.append(row)
 
     def _whole(self, name: str, rows: list[dict]) -> Path:
-        """The file of these rows, written anew where somebody has removed it."""
+        """The file of these rows, written anew where somebody has removed it or changed it."""
         path = self.folder / name
-        if not path.is_file():
-            logger.warning("%s is gone, and is written anew", path)
-            write_text(path, "".join(map(json_line, rows)))
+        try:
+            found = _which(os.lstat(path))
+        except FileNotFoundError:
+            found = None
+        if found is None or found != self._left.get(name):
+            what = "gone" if found is None else "not as this run left it: somebody has cut, prolonged or exchanged it"
+            logger.warning("%s is %s, and is written anew from memory", path, what)
+            self._write_lines(name, rows)
         return path
 
-    def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
-        from safetensors.torch import load_file
+    def _write_lines(self, name: str, rows: Iterable[Mapping]) -> None:
+        write_text(self.folder / name, "".join(map(json_line, rows)))
+        self._left[name] = _which(os.lstat(self.folder / name))
 
+    def _before_after(self, images: Tensor, captions: list[str], iteration: int) -> None:
         first = self.folder / SAMPLES / "before.safetensors"
         if iteration == 0:
             first.parent.mkdir(exist_ok=True)
             lora.write_tensors(first, {"images": (images * 255).round().byte()})
-        elif first.is_file():
-            before = load_file(first)["images"].float() / 255
-            if len(before) == len(images):
-                plots.save(plots.before_after(before, images, captions), self.folder / "samples.png")
+        elif files.present(first) and (before := _pictures(first, images)) is not None:
+            plots.save(plots.before_after(before.float() / 255, images, captions), self.folder / "samples.png")
+
+
+def _which(state: os.stat_result) -> tuple[int, int]:
+    return state.st_ino, state.st_size
+
+
+def _pictures(path: Path, like: Tensor) -> Tensor | None:
+    """Those of before training; None where they are of another number or size, or the file is damaged, which is said."""
+    try:
+        before = lora.read_tensors(path).get("images")
+        if before is None or before.ndim != like.ndim or before.is_floating_point():
+            raise ValueError(f"{path} holds no pictures")
+    except ValueError as error:
+        logger.warning("%s: samples.png, which shows before and after, stays as it is", error)
+        return None
+    return before if before.shape == like.shape else None
 
 
 def _check_writable(folder: Path) -> None:
@@ -515,16 +578,23 @@ def _check_writable(folder: Path) -> None:
 _open: dict[Path, Run] = {}
 
 
-def open_run(folder: Path, settings: RunSettings, workflow: Mapping) -> Run:
+def open_run(folder: Path, settings: RunSettings, workflow: Mapping, *, resume: bool = False) -> Run:
     """The run of that folder in this process, opened at the first call; later calls may change its intervals.
 
-    Headlessly: the folder is the one that the user named, and never another.
+    Headlessly: the folder is the one that the user named, and never another. `resume`: the training loop begins it.
+
+    Raises:
+        RunError: the folder holds another run.
     """
-    if folder.resolve() not in _open:
+    asked = folder.resolve()
+    if asked not in _open:
+        if not resume and taken(folder):
+            raise RunError(f"{folder} already holds a run. Fix: resume it, or choose another folder")
         keep_open(Run(folder, settings, workflow))
-    run = _open[folder.resolve()]
-    run.settings = settings
-    return run
+        if not resume:
+            _open[asked].begin()
+    _open[asked].settings = settings
+    return _open[asked]
 
 
 def keep_open(run: Run) -> None:
@@ -537,28 +607,25 @@ def open_run_of(asked: tuple[Path, str]) -> Run | None:
 
 
 def close_run(run: Run) -> None:
+    """Whoever wants to may go on with it."""
     _open.pop(run.folder.resolve(), None)
     run.close()
+    if run.claim is not None:
+        run.claim.release()
 
 
 def taken(folder: Path) -> bool:
     """Whether a run is on record there, or another process is about to begin one."""
-    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or owner(folder) is not None
+    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or held(folder)
 
 
-def read_lines(path: Path) -> list[dict]:
-    """Objects of a JSON-lines file; a last line that a kill cut short is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
-            if number < len(lines):
-                raise RunError(f"{path}, line {number} is no JSON ({error}). Fix: remove that line") from error
-    return rows
+def held(folder: Path) -> bool:
+    """Whether another process trains there, or may."""
+    try:
+        claim.check(folder)
+    except claim.Claimed:
+        return True
+    return False
 
 
 def json_line(row: Mapping) -> str:
@@ -572,8 +639,3 @@ def _without_nan(value):
     if isinstance(value, list):
         return [_without_nan(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_object(path: Path, default=None):
-    """The content of a JSON file, or `default` where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else default

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import logging
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,11 +17,11 @@ from string import Template
 from typing import Any
 
 from . import diagram, graph, hacking, host, lineage, plots
+from .files import open_plain, read_changes, read_lines, read_own
 from .hacking import comparable, measured
 from .layout import (
     BEST,
     BEST_FIGURES,
-    CHANGES,
     EVALUATIONS,
     METRICS,
     SAMPLES,
@@ -28,7 +30,9 @@ from .layout import (
     alive,
     write_text,
 )
-from .record import RunError, read_lines, read_object
+from .record import RunError
+
+logger = logging.getLogger(__name__)
 
 MOST_SAMPLES = 6  # grids of evaluations, evenly spread
 MOST_PIXELS = 1600  # of a picture's width
@@ -53,10 +57,11 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     """
     if not (folder / WORKFLOW).is_file():
         raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
-    workflow = read_object(folder / WORKFLOW)
-    history, evaluations = read_lines(folder / METRICS), read_lines(folder / EVALUATIONS)
-    status, best = read_object(folder / STATUS, {}), read_object(folder / BEST / BEST_FIGURES, {})
-    changes = read_lines(folder / CHANGES)
+    workflow = read_own(folder, WORKFLOW)
+    history = read_lines(folder / METRICS)
+    evaluations = read_lines(folder / EVALUATIONS)
+    changes = read_changes(folder)
+    status, best = (read_own(folder, name) or {} for name in (STATUS, f"{BEST}/{BEST_FIGURES}"))
     body = [
         _head(folder, history, status),
         *_warnings(history, evaluations, status),
@@ -100,7 +105,7 @@ def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], status
         told.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
         )
-    masked = sum(row.get("groups/masked_samples", 0) for row in history)
+    masked = sum(row.get("groups/masked_samples") or 0 for row in history)
     if masked:
         told.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
     return [f'<p class="warning">{escape(text)}</p>' for text in told if text]
@@ -199,12 +204,16 @@ def _pictures(folder: Path) -> str:
 def _picture(path: Path, caption: str) -> str:
     from PIL import Image
 
-    with Image.open(path) as image:
-        image = image.convert("RGB")
-        image.thumbnail((MOST_PIXELS, 100 * MOST_PIXELS))
-        content = io.BytesIO()
+    try:
+        with os.fdopen(open_plain(path), "rb") as file, Image.open(file) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        logger.warning("%s cannot be shown, and is left out (%s)", path, error)
+        return ""
+    image.thumbnail((MOST_PIXELS, 100 * MOST_PIXELS))
+    with io.BytesIO() as content:
         image.save(content, "JPEG", quality=88, subsampling=0)
-    data = base64.b64encode(content.getvalue()).decode()
+        data = base64.b64encode(content.getvalue()).decode()
     picture = f'<img src="data:image/jpeg;base64,{data}" alt="{escape(caption)}">'
     return f'<figure class="card"><div class="wide">{picture}</div><figcaption>{escape(caption)}</figcaption></figure>'
 
@@ -222,6 +231,7 @@ def _credit(history: Sequence[Mapping]) -> str:
 
 def _time(history: Sequence[Mapping]) -> str:
     """Where the seconds went: phases, and within the rewards' each of them."""
+    history = [row for row in history if measured(row.get("seconds/iteration"))]  # and none that was lost
     if not history:
         return ""
     whole = _seconds(history, "iteration")
@@ -230,12 +240,12 @@ def _time(history: Sequence[Mapping]) -> str:
     phases[phases.index("reward") + 1 : 0] = rewards
     for phase in phases:
         own = _seconds(history, phase)
-        share = sum(own) / sum(whole)
+        share = sum(own) / max(sum(whole), 1e-9)
         lines.append(
             f"<tr><td>{escape(phase.replace('/', ': '))}</td><td>{statistics.median(own):.3g} s</td><td>{share:.1%}</td>"
             f'<td style="width:40%"><span class="bar" style="width:{share:.1%}"></span></td></tr>'
         )
-    rate = statistics.median(row["samples_per_second"] for row in history)
+    rate = statistics.median(row.get("samples_per_second") or 0.0 for row in history)
     caption = (
         f"{_duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
         "counted. Medians of an iteration, and shares of all."
@@ -247,7 +257,7 @@ def _time(history: Sequence[Mapping]) -> str:
 
 
 def _seconds(history: Sequence[Mapping], phase: str) -> list[float]:
-    return [row.get(f"seconds/{phase}", 0.0) for row in history]
+    return [row.get(f"seconds/{phase}") or 0.0 for row in history]
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import sys
@@ -12,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, distributed, host
+from . import checkpoint, claim, distributed, host
+from .files import Damaged, present, read_own
 from .graph import RUN_NODE, STACK_NODE, STEP_NODE
-from .layout import BEST, CHECKPOINTS, METRICS, STATUS, STOP, WORKFLOW, owner
+from .layout import BEST, CHECKPOINTS, METRICS, STATUS, STOP, WORKFLOW, WRITTEN
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 Say = Callable[[str], None]
 
 
-def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
+def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, say: Say = print) -> int:
     """Trains until the Training Run node's number of iterations is reached or somebody stops it.
 
     One iteration is one run of the graph; before each, the inputs that carry `control_after_generate` advance by one, as
@@ -37,6 +37,7 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     Args:
         workflow: validated here again, with all problems at once.
         resume: go on from the folder's last checkpoint, bit-exactly.
+        take_over: claim the folder even where it cannot be seen whether the process that claimed it has ended.
         say: receives lines for a human.
 
     Returns:
@@ -45,6 +46,8 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     Raises:
         WorkflowError: the graph cannot run.
         RunError: the folder cannot be used, or holds another run.
+        Claimed: another process trains in the folder, or may.
+        Damaged: a file of the run that it cannot do without.
     """
     if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
         raise WorkflowError(errors)
@@ -56,7 +59,8 @@ def train(workflow: Workflow, *, resume: bool = False, say: Say = print) -> int:
     if not distributed.is_main():
         say = _silent
     try:
-        return _train_in(folder, workflow, inputs, total, resume, say)
+        with _claimed(workflow, folder, resume, take_over, say):
+            return _train_in(folder, workflow, inputs, total, resume, say)
     except BaseException as error:
         distributed.tell(error)
         raise
@@ -66,16 +70,33 @@ def _silent(line: str) -> None:
     pass
 
 
+@contextlib.contextmanager
+def _claimed(workflow: Workflow, folder: Path, resume: bool, take_over: bool, say: Say) -> Iterator[None]:
+    """The folder is this process's alone, and can be begun in or gone on from. Of several processes the first one claims it."""
+    if not distributed.is_main():
+        yield
+        return
+    check_folder(workflow, resume, take_over)  # before anything is written there
+    try:
+        own = claim.take(folder, take_over=take_over, say=say)
+    except OSError as error:
+        raise RunError(
+            f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
+        ) from error
+    with own:
+        check_folder(workflow, resume, take_over)  # somebody may have been there until now
+        yield
+
+
 def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume: bool, say: Say) -> int:
     if distributed.is_main():
-        check_folder(workflow, resume)
         for line in _changes(folder, workflow) if resume else ():
             say(f"changed since the run began: {line}")
         _forget_old_stop(folder / STOP)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
     known = {name: value for name, value in inputs.items() if name in names and not isinstance(value, list)}
-    run = open_run(folder, RunSettings(**known), workflow.graph)
+    run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
     with host.stop_signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
@@ -196,18 +217,50 @@ def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
     return [node for node in outputs if node not in last], last
 
 
-def check_folder(workflow: Workflow, resume: bool) -> None:
-    """Raises RunError where the run's folder cannot be begun in, or gone on from."""
+def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> None:
+    """That the run's folder can be begun in, or gone on from, and is nobody else's.
+
+    Raises:
+        RunError: it cannot.
+        Claimed: another process trains in it, or may.
+    """
     folder = _folder(workflow)
-    exists = (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0
-    if exists and not resume:
+    claim.check(folder, take_over=take_over)
+    if resume:
+        if not present(folder / WORKFLOW):
+            raise RunError(
+                f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+            )
+        return
+    if _on_record(folder):
         raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
-    if resume and not (folder / WORKFLOW).is_file():
+    if foreign := _in_the_way(folder, workflow):
         raise RunError(
-            f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
+            f"{folder} holds {', '.join(foreign)} already, and a new run would write over that. Fix: choose another --output, or "
+            "move it elsewhere"
         )
-    if process := owner(folder):
-        raise RunError(f"process {process} is training in {folder}. Fix: stop it, or choose another --output")
+
+
+def _on_record(folder: Path) -> bool:
+    """Whether a run has iterations there."""
+    try:
+        metrics = os.lstat(folder / METRICS).st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        metrics = False
+    return metrics or bool(checkpoint.complete(folder / CHECKPOINTS))
+
+
+def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
+    """What a new run would write over: nothing where one began that has no iteration yet, or where the page prepared one."""
+    found = [name for name in WRITTEN if present(folder / name)]
+    if not found or read_own(folder, STATUS, _silent) is not None:
+        return []
+    try:
+        if found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph):
+            return []  # the very file that is about to be trained
+    except Damaged:
+        pass  # whatever it is, it stays
+    return found
 
 
 def _folder(workflow: Workflow) -> Path:
@@ -224,7 +277,7 @@ def _begun_before_restart(folder: Path) -> bool:
 
 
 def _changes(folder: Path, workflow: Workflow) -> list[str]:
-    return differences(json.loads((folder / WORKFLOW).read_text(encoding="utf-8")), workflow.graph)
+    return differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
 
 
 def differences(before: dict, now: dict) -> list[str]:

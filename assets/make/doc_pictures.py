@@ -24,6 +24,7 @@ from PIL import Image
 from ...trainer import guidance, lora, plots, rollout
 from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.features import PatchFeatures
+from ...trainer.files import read_lines
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, fuse_gains, moca
@@ -32,7 +33,6 @@ from ...trainer.grpo import clipped_objective
 from ...trainer.host import ALLOW_PYTHON
 from ...trainer.place import credit_map
 from ...trainer.prompts import choose
-from ...trainer.record import read_lines
 from ...trainer.rewards import preprocess, reward_class
 from ...trainer.rewards.base import score, score_stack
 from ...trainer.rewards.network import shared

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import host, lora, ownership, record
-from comfyui_otca.trainer.record import read_lines, read_object
+from comfyui_otca.trainer.files import read_json as read_object
+from comfyui_otca.trainer.files import read_lines
 from comfyui_otca.trainer.workflow import NodeError
 
 

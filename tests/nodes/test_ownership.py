@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from comfyui_otca.trainer import host, lora
-from comfyui_otca.trainer.record import read_lines, read_object
+from comfyui_otca.trainer.files import read_json as read_object
+from comfyui_otca.trainer.files import read_lines
 from comfyui_otca.trainer.workflow import NodeError
 
 UNIFORM = {

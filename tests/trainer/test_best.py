@@ -217,7 +217,7 @@ def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay,
         key = "transformer." + name.replace(".default", "")
         assert torch.equal(kept[key], tensor), name
     assert not torch.equal(kept[key], load_file(folder / "lora.safetensors")[key])
-    assert sorted(path.name for path in (folder / "best").iterdir()) == ["best.json", "lora.safetensors"]
+    assert sorted(path.name for path in (folder / "best").iterdir()) == [".otca", "best.json", "lora.safetensors"]
 
 
 def keep(folder):
@@ -365,7 +365,7 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     host.terminal.output = tmp_path / "two"
     assert train(small_workflow(changes), say=lambda line: None) == 0
     names = sorted(path.name for path in (tmp_path / "two" / "best").iterdir())
-    assert names == ["best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
+    assert names == [".otca", "best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
     record._open.clear()
     host.terminal.output = tmp_path / "whole"
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": changes["OTCA_TrainingRun"]}
@@ -375,7 +375,7 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     found = sorted(
         str(path.relative_to(tmp_path / "whole" / "best")) for path in (tmp_path / "whole" / "best").rglob("*.*")
     )
-    assert found == ["best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
+    assert found == [".otca", "best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
 
 
 def _train_together(workflow, folder):

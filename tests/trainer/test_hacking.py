@@ -12,6 +12,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.trainer import hacking, record
+from comfyui_otca.trainer.files import read_lines
 from comfyui_otca.trainer.hacking import shift, trend, warning
 
 
@@ -181,11 +182,11 @@ def test_pairs_without_a_score_are_left_out():
 
 def test_a_run_says_so_from_its_own_lines(finished_run, tmp_path, capsys, caplog, monkeypatch):
     """The verdict of a resumed run comes from what its file says of the iterations before."""
-    assert all(row["warning/reward_hacking"] == 0.0 for row in record.read_lines(finished_run / "metrics.jsonl"))
+    assert all(row["warning/reward_hacking"] == 0.0 for row in read_lines(finished_run / "metrics.jsonl"))
     monkeypatch.setattr(hacking, "SHORTEST", 7)
     monkeypatch.setattr(hacking, "FALL", -2.9)  # seven falling values come to z = -20 / √(7·6·19/18) = -3.004
     folder = shutil.copytree(finished_run, tmp_path / "run")
-    lines = record.read_lines(folder / "metrics.jsonl")
+    lines = read_lines(folder / "metrics.jsonl")
     for row in lines:
         row["held_out/accuracy/mean"] = 10.0 - row["iteration"]
         for name in ("clip_t", "colorfulness", "sharpness"):
@@ -193,7 +194,7 @@ def test_a_run_says_so_from_its_own_lines(finished_run, tmp_path, capsys, caplog
     (folder / "metrics.jsonl").write_text("".join(map(record.json_line, lines)))
     with caplog.at_level(logging.WARNING):
         assert main(["train", str(folder), "--resume", "--iterations", "7"]) == 0
-    assert record.read_lines(folder / "metrics.jsonl")[-1]["warning/reward_hacking"] == 1.0
+    assert read_lines(folder / "metrics.jsonl")[-1]["warning/reward_hacking"] == 1.0
     [told] = [r.getMessage() for r in caplog.records if "reward hacking" in r.getMessage()]
     assert told.startswith("iteration 7: ") and "accuracy, which is held out, falls from 8.5" in told
     assert told.removeprefix("iteration 7: ") in capsys.readouterr().out, "the summary says it too"

@@ -14,8 +14,6 @@ import psutil
 import pytest
 from safetensors.torch import load_file
 
-from comfyui_otca.trainer.layout import owner
-
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ["train", "small.json", "--device", "cpu"]
 MODULE = [sys.executable, "-m", "comfyui_otca"]
@@ -133,19 +131,3 @@ def test_bad_input_is_told_once_and_not_tried_again(start, folder, undisturbed):
     code, _, errors = end(start("new", "--set", "3.steps=0"))
     assert code == 2 and errors.count("steps") == errors.count("error: ") == 1
     assert (undisturbed / "metrics.jsonl").read_bytes() == before and not (folder / "new").exists()
-
-
-def test_a_run_that_the_parent_announced_is_nobody_elses(tmp_path, monkeypatch):
-    """The sidebar writes the launcher's id before the processes speak for themselves. Another parent is no launcher."""
-    launcher = psutil.Process(os.getppid())
-    stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    for launched in (True, False):
-        if launched:
-            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-        else:
-            monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-        for process in (launcher, psutil.Process(stranger.pid)):
-            row = {"status": "running", "pid": process.pid, "process_started": process.create_time()}
-            (tmp_path / "status.json").write_text(json.dumps(row))
-            assert owner(tmp_path) == (None if launched and process is launcher else process.pid)
-    stranger.communicate(b"")

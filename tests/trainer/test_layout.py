@@ -1,17 +1,15 @@
-"""Names that are given on the command line, files that take another one's place, and whose a run's folder is."""
+"""Names that are given on the command line, and files that take another one's place."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
 from comfyui_otca.trainer import layout
-from comfyui_otca.trainer.layout import named_place, owner, write_text
+from comfyui_otca.trainer.layout import named_place, write_text
 
 
 def test_a_place_and_its_name(tmp_path, monkeypatch):
@@ -82,24 +80,3 @@ def test_two_threads_write_aside_in_two_places(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(set(flushed)) == 2 and (tmp_path / "status.json").read_text() in ("one", "two")
-
-
-# --- whose a folder is ------------------------------------------------------------------------------------------------
-
-
-def test_a_run_that_was_claimed_for_this_process_is_its_own(tmp_path, monkeypatch):
-    """Whoever started it may have written down another process's number."""
-    other = psutil.Process(os.getppid())
-    status = {"status": "running", "pid": other.pid, "process_started": other.create_time()}
-    for claim, given, expected in (
-        ("a word", "a word", None),
-        ("a word", "another", other.pid),
-        ("a word", None, other.pid),
-        (None, None, other.pid),
-    ):
-        (tmp_path / "status.json").write_text(json.dumps(status | ({"claim": claim} if claim else {})))
-        if given:
-            monkeypatch.setenv("OTCA_CLAIM", given)
-        else:
-            monkeypatch.delenv("OTCA_CLAIM", raising=False)
-        assert owner(tmp_path) == expected

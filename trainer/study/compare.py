@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import subprocess
@@ -19,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import features, host, plots, sample
+from .. import claim, features, host, plots, sample
+from ..files import Damaged, read_json, read_lines, read_own
 from ..graph import RUN_NODE, STEP_NODE
 from ..launch import FOLDER
-from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, owner, write_text
-from ..record import EVALUATION_SEED, RunError, json_line, read_lines, read_object
+from ..layout import EVALUATIONS, LOG, STATUS, WORKFLOW, write_text
+from ..record import EVALUATION_SEED, RunError, json_line
 from ..run import differences, only
 from ..workflow import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity, fairness
@@ -38,6 +40,8 @@ _LAST_LINES = 5  # of a failed training's log, to be told
 _GLANCE = 0.3  # seconds between two looks at the processes
 
 Say = Callable[[str], None]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        status = read_object(self.folder / STATUS, {})
+        status = read_own(self.folder, STATUS) or {}
         return status.get("status") == "finished" and status.get("total") == self.iterations
 
 
@@ -234,7 +238,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
 
 def _check_folder(training: Training) -> None:
     """That what is there is this training, or one that only has to be prolonged."""
-    before = read_object(training.folder / WORKFLOW)
+    before = read_own(training.folder, WORKFLOW)
     if before is None:
         return
     run_node = only(training.workflow, RUN_NODE)
@@ -257,21 +261,25 @@ def _longer(before: dict, training: Training, run_node: str) -> str | None:
 
 def _state(training: Training) -> str:
     """Of one that is not finished, as its folder tells it."""
-    status = read_object(training.folder / STATUS, {})
+    status = read_own(training.folder, STATUS) or {}
     if status.get("status") == "failed":
         return f"failed: {status.get('error')}"
     if not status:
         return "not trained yet"
     return (
-        "still trained by a process" if owner(training.folder) is not None else "begun, and not yet trained to its end"
+        "still trained by a process"
+        if claim.holder(training.folder) is not None
+        else "begun, and not yet trained to its end"
     )
 
 
 def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
     """None where a process of an earlier call, which was killed, still trains."""
     folder = training.folder
-    if process := owner(folder):
-        say(f"{training}: process {process} still trains it")
+    if found := claim.holder(folder):
+        if not claim.lives(found):
+            claim.check(folder)  # which says what helps: waiting might never end
+        say(f"{training}: {found} still trains it")
         return None
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / WORKFLOW, json.dumps(training.workflow.graph, indent=1))
@@ -288,7 +296,7 @@ def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen
 
 
 def _goes_on(training: Training, process: subprocess.Popen | None) -> bool:
-    return owner(training.folder) is not None if process is None else process.poll() is None
+    return claim.holder(training.folder) is not None if process is None else process.poll() is None
 
 
 def _last_lines(log: Path) -> str:
@@ -387,9 +395,9 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
     place, key = training.folder / DIVERSITY, f"{settings.features}, {training.iterations} iterations"
     if untrained:
         key = f"{settings.features}, before training"
-    known = read_object(place, {})
+    known = _known_diversities(place)
     if key not in known:
-        evaluation = read_lines(training.folder / EVALUATIONS)[0]
+        [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
         model, how = sample.load_run(training.folder, training.workflow.node_classes)
         steps = fairness.run_inputs(training.workflow)["evaluation_steps"]
@@ -398,3 +406,13 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
             known[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
         write_text(place, json_line(known))
     return math.nan if known[key] is None else known[key]
+
+
+def _known_diversities(place: Path) -> dict[str, float | None]:
+    """Those measured before; where the file is damaged, which is said, they are measured again."""
+    try:
+        known = read_json(place) or {}
+    except Damaged as error:
+        logger.warning("%s %s, and is measured again", error.path, error.wrong)
+        return {}
+    return {key: value for key, value in known.items() if value is None or isinstance(value, int | float)}

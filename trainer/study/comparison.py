@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from ..best import fell
+from ..files import read_lines
+from ..hacking import measured
 from ..layout import EVALUATIONS, METRICS
-from ..record import RunError, read_lines
+from ..record import RunError
 from .statistics import Interval, holm, mean_interval, paired_p
 
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.
@@ -66,14 +68,24 @@ class Outcome:
         return float((np.maximum.accumulate(self.score) - self.score).max())
 
 
+_COSTS = ("seconds/iteration", "forwards/all", "forwards/with_gradient")  # of an iteration
+
+
 def read(folder: Path, diversity: float = math.nan) -> Outcome:
     """A finished training.
 
     Raises:
-        RunError: a trained reward told no two pictures apart before training, so that its rise has no unit.
+        RunError: its record has lost too much, or a trained reward told no two pictures apart before training, so that its rise
+            has no unit.
     """
-    evaluations, history = read_lines(folder / EVALUATIONS), read_lines(folder / METRICS)
-    first = evaluations[0]["rewards"]
+    evaluations = read_lines(folder / EVALUATIONS)
+    history = [row for row in read_lines(folder / METRICS) if all(measured(row.get(key)) for key in _COSTS)]
+    first = evaluations[0]["rewards"] if evaluations else {}
+    if not history or not evaluations or any(row["rewards"].keys() != first.keys() for row in evaluations):
+        raise RunError(
+            f"{folder}: {METRICS} or {EVALUATIONS} has lost what a comparison needs. Fix: put them back, or delete the folder to "
+            "train it again"
+        )
     trained = [name for name, figures in first.items() if not figures["held_out"]]
     for name in trained:
         if not first[name]["std"]:

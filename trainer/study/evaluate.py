@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import guidance, host, lora, plots, rollout, sample, weights
+from ..files import TEXT, TEXTS, WHOLE, check, read_json, read_lines
 from ..guidance import Guide
 from ..layout import ADAPTER, named_place, plain_name, write_text
 from ..media import eight_bits, mp4
-from ..record import RunError, json_line, read_lines, read_object
+from ..record import RunError, json_line
 from ..rewards.base import score
 from ..rewards.python import PythonReward
 from .scoring import METADATA, check_names
@@ -310,16 +311,23 @@ def _sample(
         record.describe(method.name)
 
 
+def _check_scores(row: dict) -> None:
+    check(row, dict, {"method": TEXT, "prompt": TEXT, "seed": WHOLE, "file": TEXT})
+    check(row.get("scores"), dict, {})
+
+
 class _Record:
     """The folder: its settings, and the scores of every picture.
 
     Raises:
         RunError: it was begun with other settings.
+        Damaged: one of its files is.
     """
 
     def __init__(self, folder: Path, identity: dict, prompts: Sequence[str]):
         self.folder = folder
-        known = read_object(folder / SETTINGS, {"prompts": []})
+        fix = "put the file back, or choose another --output"
+        known = read_json(folder / SETTINGS, fields={"prompts": TEXTS}, fix=fix) or {"prompts": []}
         for name, value in identity.items():
             if known.get(name, value) != value:
                 raise RunError(
@@ -329,7 +337,7 @@ class _Record:
         self.prompts = list(dict.fromkeys([*known["prompts"], *prompts]))  # numbered as they came
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, json.dumps({**known, **identity, "prompts": self.prompts}, indent=1))
-        rows = read_lines(folder / SCORES)
+        rows = read_lines(folder / SCORES, _check_scores)
         write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
         self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
 

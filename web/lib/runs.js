@@ -2,6 +2,7 @@
 
 /** Every status: its word, its PrimeIcon and the CSS class of its colour. */
 export const STATUS = {
+  queued: { word: "queued", icon: "pi-hourglass", tone: "running" }, // until another training ends
   running: { word: "running", icon: "pi-spin pi-spinner", tone: "running" },
   idle: { word: "idle", icon: "pi-clock", tone: "running" }, // on the canvas, until the next prompt is queued
   finished: { word: "finished", icon: "pi-check-circle", tone: "good" },
@@ -12,12 +13,17 @@ export const STATUS = {
 
 export const PLACE = { headless: "headless", canvas: "canvas" };
 
-/** Which buttons a run offers. A run that ended can go on if a checkpoint was saved; an idle one goes on by the queue. */
+/**
+ * Which buttons a run offers. A run that ended can go on if a checkpoint was saved, or if it never left the queue; an idle one
+ * goes on by the queue of prompts.
+ */
 export function offeredActions(run) {
+  const waits = run.status === "queued";
+  const ended = !waits && run.status !== "running" && run.status !== "idle";
   return {
-    stop: run.status === "running",
-    resume: run.status !== "running" && run.status !== "idle" && run.has_checkpoint,
-    canvas: run.status !== "running" && run.has_checkpoint,
+    stop: run.status === "running" || waits,
+    resume: ended && (run.has_checkpoint || (run.status === "stopped" && run.iteration === 0)),
+    canvas: run.status !== "running" && !waits && run.has_checkpoint,
     lora: run.has_lora,
     workflow: true,
   };

@@ -1,0 +1,286 @@
+"""Damages every file of a run, one at a time and in 15 ways, and goes on with the run by the real command line.
+
+Prints the table of bench/RESULTS.md: for every file how often the run went on, and how often it was refused in one line that
+names the file and the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
+
+    python -m comfyui_otca.bench.damages --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Small enough for a training in a second, and with all that a run can have.
+SETTINGS = {
+    "OTCA_LoadFlowModel": {"lora_rank": 1, "lora_alpha": 1.0, "device": "cpu"},
+    "OTCA_PromptDataset": {"prompts_per_iteration": 1},
+    "OTCA_SDESampler": {"group_size": 2, "steps": 2},
+    "OTCA_GRPOStep": {"ema_decay": 0.5},
+    "OTCA_TrainingRun": {
+        "iterations": 2,
+        "checkpoint_every": 1,
+        "evaluate_every": 1,
+        "evaluation_prompts": "a red circle",
+        "evaluation_seeds": 1,
+        "best_metric": "evaluation/sum",
+    },
+}
+
+
+def graph() -> dict:
+    content = json.loads((ROOT / "workflows" / "api" / "quickstart.json").read_text(encoding="utf-8"))
+    for entry in content.values():
+        entry["inputs"].update(SETTINGS.get(entry["class_type"], {}))
+    return content
+
+
+# --- damages ----------------------------------------------------------------------------------------------------------
+
+
+def _text(content: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(content)
+
+    return write
+
+
+def _cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(255 - byte for byte in content[middle : middle + 8])
+    path.write_bytes(bytes(content))
+
+
+def _zeros_at_the_end(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-20] + b"\0" * 20)
+
+
+def _wrong_types(path: Path) -> None:
+    """Every value of the first object is a list."""
+    first, _, rest = path.read_bytes().partition(b"\n") if path.suffix == ".jsonl" else (path.read_bytes(), b"", b"")
+    try:
+        value = json.loads(first)
+        content = json.dumps({key: [[]] for key in value}).encode()
+    except ValueError:
+        content = b'{"iteration": [[]]}'
+    path.write_bytes(content + b"\n" + rest)
+
+
+def _without_keys(path: Path) -> None:
+    path.write_bytes(b"{}\n")
+
+
+def _gone(path: Path) -> None:
+    path.unlink()
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _link_out(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+
+
+def _loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "empty": _text(b""),
+    "cut in half": _cut,
+    "eight bytes flipped": _flip,
+    "zeros at its end": _zeros_at_the_end,
+    "a list": _text(b"[1, 2]\n"),
+    "null": _text(b"null\n"),
+    "an empty object": _without_keys,
+    "values of wrong types": _wrong_types,
+    "NaN": _text(b'{"iteration": NaN, "status": "running"}\n'),
+    "2,000 levels deep": _text(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n"),
+    "no text": _text(b"\xff\xfe\x00\x80" * 8),
+    "missing": _gone,
+    "a folder": _folder,
+    "a link out or to itself": lambda path: _link_out(path) if len(path.name) % 2 else _loop(path),
+    "a pipe": _pipe,
+}
+
+
+def files_of(run: Path) -> list[str]:
+    """All that the trainer wrote and may read again; of what comes once a checkpoint only the last one's."""
+    last = max(place.name for place in (run / "checkpoints").glob("[0-9]*"))
+    found = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    kept = [path for path in found if path.parts[0] not in ("tensorboard", "checkpoints")]
+    kept += [path for path in found if path.parts[:2] == ("checkpoints", last)]
+    pictures = [path for path in kept if path.parts[0] == "samples" and path.suffix == ".png"]
+    return [str(path) for path in kept if path not in pictures[1:]]
+
+
+# --- trying -----------------------------------------------------------------------------------------------------------
+
+
+def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, str]:
+    """Runs that in a forked process, so that torch is loaded once; returns its exit code and what it printed.
+
+    "traceback", "hangs" or a signal's number stand for an end that is none.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        output, code = io.StringIO(), 99
+        try:
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                _log_to(output)
+                code = work()
+        except BaseException:
+            output.write(traceback.format_exc())
+        with os.fdopen(write, "w", encoding="utf-8", errors="backslashreplace") as pipe:
+            pipe.write(output.getvalue()[-20_000:])
+        os._exit(code if isinstance(code, int) else 99)
+    os.close(write)
+    import threading
+
+    timer = threading.Timer(seconds, os.kill, (child, 9))
+    timer.start()
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        printed = pipe.read()
+    _, status = os.waitpid(child, 0)
+    timer.cancel()
+    code = os.waitstatus_to_exitcode(status)
+    return ("hangs" if code == -9 else "traceback" if "Traceback" in printed else code), printed
+
+
+def _log_to(output: io.StringIO) -> None:
+    import logging
+
+    for handler in list(logging.getLogger().handlers):
+        logging.getLogger().removeHandler(handler)
+    logging.basicConfig(format="%(levelname)s: %(message)s", stream=output)
+
+
+def make_run(folder: Path) -> Path:
+    """A finished training of two iterations, with a checkpoint after each."""
+    from ..__main__ import main
+
+    workflow = folder / "given.json"
+    workflow.write_text(json.dumps(graph()), encoding="utf-8")
+    code, printed = in_a_child(lambda: main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"]))
+    if code:
+        raise RuntimeError(printed)
+    for place in (folder / "run" / "checkpoints").glob("*"):
+        assert place.is_dir()
+    return folder / "run"
+
+
+def outcome(run: Path, name: str, damage: str, place: Path) -> tuple[str, str]:
+    """What came of going on with a copy of the run in which one file is damaged; and what was printed."""
+    from ..__main__ import main
+
+    folder = place / "run"
+    shutil.copytree(run, folder)
+    try:
+        DAMAGES[damage](folder / name)
+        arguments = ["train", str(folder), "--resume", "--iterations", "3"]
+        code, printed = in_a_child(lambda: main(arguments))
+        told = _told(printed, folder, name)
+        if code == 0:
+            return ("went on, said" if told else "went on"), printed
+        lines = [line for line in printed.splitlines() if line.startswith(("otca: ", "error: "))]
+        named = len(lines) == 1 and folder.name in lines[0] and "Fix: " in lines[0] and told
+        if code == 2 and named:
+            return "refused", printed
+        return f"WRONG: {code}", printed
+    finally:
+        shutil.rmtree(folder)
+
+
+def _told(printed: str, folder: Path, name: str) -> bool:
+    return any(
+        str(folder / place) in printed for place in {Path(name), Path(name).parent if "/" in name else Path(name)}
+    )
+
+
+def _one(task: tuple[Path, str, str]) -> tuple[str, str, str, str]:
+    run, name, damage = task
+    with tempfile.TemporaryDirectory() as place:
+        return (name, damage, *outcome(run, name, damage, Path(place)))
+
+
+def table(results: list[tuple[str, str, str, str]]) -> str:
+    """Markdown: a row a file."""
+    lines = [
+        "| file | went on and said so | went on, had no need of it | refused in one line | else |",
+        "|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(result[0] for result in results):
+        count = Counter(kind for other, _, kind, _ in results if other == name)
+        known = [count.pop(kind, 0) for kind in ("went on, said", "went on", "refused")]
+        lines.append(f"| `{name}` | {' | '.join(map(str, known))} | {sum(count.values())} |")
+    return "\n".join(lines)
+
+
+def _prepare() -> None:
+    """Loads what all children need. Figures are composed but not painted, which would take most of the time."""
+    import torch
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    from .. import nodes  # noqa: F401
+    from ..trainer import run  # noqa: F401
+
+    torch.set_num_threads(1)
+    FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--files", nargs="*", help="only these")
+    given = parser.parse_args()
+    _prepare()
+    with tempfile.TemporaryDirectory() as place:
+        run = make_run(Path(place))
+        tasks = [(run, name, damage) for name in given.files or files_of(run) for damage in DAMAGES]
+        with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
+            results = []
+            for result in pool.imap(_one, tasks):
+                results.append(result)
+                if result[2].startswith("WRONG"):
+                    print(f"{result[0]}, {result[1]}: {result[2]}\n{result[3][-1500:]}\n", file=sys.stderr, flush=True)
+    wrong = sum(kind.startswith("WRONG") for _, _, kind, _ in results)
+    print(
+        f"{len(results)} damages of {len(results) // len(DAMAGES)} files, {wrong} neither went on nor were told in a line"
+    )
+    print(table(results))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
