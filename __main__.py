@@ -49,9 +49,10 @@ def _complain(error: BaseException) -> None:
 
 def _bad_input() -> tuple[type[Exception], ...]:
     """Errors of what the user gave: ValueError covers workflows, models and prompts."""
+    from .trainer.permissions import NotAllowed
     from .trainer.record import RunError
 
-    return (ValueError, FileNotFoundError, RunError)
+    return (ValueError, FileNotFoundError, NotAllowed, RunError)
 
 
 def _failures() -> tuple[type[Exception], ...]:

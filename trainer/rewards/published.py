@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .. import host
+from .. import search
 from .base import RewardError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Published:
     source: str
 
     def find(self, name: str = "") -> Path:
-        return host.find_reward_file(name or self.name, self.size, self.source)
+        return search.reward_file(name or self.name, self.size, self.source)
 
     def find_folder(self, name: str, marker: str) -> Path:
-        return host.find_model(name, marker, f"{self.source} ({self.size})")
+        return search.model(name, marker, f"{self.source} ({self.size})")
 
     def read(self, place: Path) -> dict[str, Any]:
         """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
