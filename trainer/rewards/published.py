@@ -129,7 +129,12 @@ def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) ->
     """
     try:
         model, report = kind.from_pretrained(
-            place, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            place,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,  # what the folder brings is not run, and nobody is asked
         )
     except _READING_ERRORS as error:
         reason = _reason(error)
