@@ -17,6 +17,8 @@ POSTS = [
     "/otca/runs/first/lora",
     "/otca/export",
     "/otca/release",
+    "/otca/permissions/wants",
+    "/otca/permissions/allow",
 ]
 GETS = [
     "/otca/nodes/9",
