@@ -50,9 +50,10 @@ def _complain(error: BaseException) -> None:
 def _bad_input() -> tuple[type[Exception], ...]:
     """Errors of what the user gave: ValueError covers workflows, models and prompts."""
     from .trainer.claim import Claimed
+    from .trainer.permissions import NotAllowed
     from .trainer.record import RunError
 
-    return (ValueError, FileNotFoundError, RunError, Claimed)
+    return (ValueError, FileNotFoundError, NotAllowed, RunError, Claimed)
 
 
 def _failures() -> tuple[type[Exception], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 EXIT_BAD_INPUT = 2
@@ -14,7 +13,7 @@ def workflow_arguments(parser: argparse.ArgumentParser) -> None:
         "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
     )
     set_argument(parser)
-    python_argument(parser)
+    permission_arguments(parser)
 
 
 def set_argument(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +46,26 @@ def reward_argument(parser: argparse.ArgumentParser) -> None:
     rewards.add_argument("--rewards", nargs="+", dest="reward", metavar=kind, help="the same, all at once")
 
 
-def python_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def permission_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only the user may allow a workflow, or a run's; `allow` heeds them."""
+    allow = parser.add_argument_group("what workflows may touch (docs/security.md)")
+    allow.add_argument(
+        "--allow-folder",
+        action="append",
+        default=[],
+        type=existing_folder,
+        metavar="FOLDER",
+        help="let workflows name models and prompt files in that folder. May be given more than once",
+    )
+    allow.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        type=host_name,
+        metavar="HOST[:PORT]",
+        help="let workflows send pictures, prompts or figures to that host. May be given more than once",
+    )
+    allow.add_argument(
         "--allow-python",
         action="append",
         default=[],
@@ -56,6 +73,7 @@ def python_argument(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="let Python rewards run the files in that folder, with all your rights. May be given more than once",
     )
+    allow.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
 
 
 def folder(text: str) -> Path:
@@ -70,6 +88,14 @@ def existing_folder(text: str) -> Path:
     return Path(text).resolve()
 
 
+def host_name(text: str) -> str:
+    from ..trainer.addresses import HOST
+
+    if not HOST.fullmatch(text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no host, as in score.example.org or score.example.org:8443")
+    return text.lower()
+
+
 def positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
@@ -82,7 +108,7 @@ def load(given: argparse.Namespace):
     from ..trainer.layout import WORKFLOW
     from ..trainer.workflow import Workflow
 
-    allow_python(given)
+    allow(given)
     path = given.workflow
     if path.is_dir():
         read_own(path, WORKFLOW)  # tells of a damaged one what helps a run
@@ -92,8 +118,18 @@ def load(given: argparse.Namespace):
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
-        workflow.set(name, value)
+        _user_names(workflow, workflow.set(name, value))
     return workflow
+
+
+def _user_names(workflow, address: tuple[str, str]) -> None:
+    """What the user typed into an input is his word, so what that input asks for is allowed."""
+    from ..trainer import permissions
+    from ..trainer.wants import wants_of
+
+    node, name = address
+    wants = wants_of({node: workflow.graph[node]}, workflow.node_classes)
+    permissions.user_wants(want for want in wants if want.input == name)
 
 
 def set_seeds(workflow, seed: int | None) -> None:
@@ -103,10 +139,46 @@ def set_seeds(workflow, seed: int | None) -> None:
                 workflow.set(f"{node}.seed", seed)
 
 
-def allow_python(given: argparse.Namespace) -> None:
-    """By the environment, so that child processes are allowed the same."""
-    from ..trainer.host import ALLOW_PYTHON
+def allow(given: argparse.Namespace) -> None:
+    """Heeds `permission_arguments`."""
+    from ..trainer import host, permissions
 
-    if given.allow_python:
-        allowed = [os.environ.get(ALLOW_PYTHON), *map(str, given.allow_python)]
-        os.environ[ALLOW_PYTHON] = os.pathsep.join(filter(None, allowed))
+    permissions.user_allows(given.allow_folder, given.allow_host, given.allow_python, given.download)
+    host.terminal.download = given.download
+
+
+def user_names(*places: str | Path | None) -> None:
+    """Files and folders that the user typed are his word."""
+    from ..trainer import permissions
+
+    for place in places:
+        if place is not None:
+            permissions.user_named(place)
+
+
+def allow_rewards(texts: list[str]) -> None:
+    """Models and servers that the user names by --reward are his word."""
+    from ..trainer import permissions
+    from ..trainer.wants import posts
+
+    for text in texts:
+        for part in text.partition(":")[2].split(","):
+            value = part.partition("=")[2]
+            permissions.user_wants(posts(value, "pictures and prompts", "url"))
+            permissions.user_named(value)
+
+
+def say_wants(workflow) -> None:
+    """Prints what a workflow would touch outside of itself, and whether it may."""
+    from ..trainer import permissions
+    from ..trainer.wants import wants_of
+
+    lines = {}
+    for want in wants_of(workflow.graph, workflow.node_classes):
+        if want.linked:
+            may = "judged when it runs"
+        else:
+            may = "allowed" if permissions.allowed(want) else f"not allowed: {permissions.fix(want)}"
+        lines[f"this workflow wants: {permissions.told(want)} ({may})"] = None
+    for line in lines:
+        print(line)

@@ -26,6 +26,7 @@ def add(commands) -> None:
         "steps on. May be given more than once",
     )
     options.sampling_arguments(sample)
+    options.permission_arguments(sample)
     sample.set_defaults(command=_sample)
 
     export = commands.add_parser(
@@ -34,6 +35,7 @@ def add(commands) -> None:
     export.add_argument("run", help="a run's folder")
     export.add_argument("--output", type=Path, required=True, help="folder of the new model, in diffusers' layout")
     export.add_argument("--device", help="auto, cpu, cuda …")
+    options.permission_arguments(export)
     export.set_defaults(command=_export)
 
     report = commands.add_parser(
@@ -53,6 +55,9 @@ def _sample(given: argparse.Namespace) -> int:
     from ..trainer import guidance, host
     from ..trainer.sample import sample_to_file
 
+    options.allow(given)
+    guides = [guidance.parse(text) for text in given.guide]
+    options.user_names(given.source, *(guide.source for guide in guides))
     host.terminal.device = given.device
     host.quiet_libraries()
     path = sample_to_file(
@@ -65,7 +70,7 @@ def _sample(given: argparse.Namespace) -> int:
         batch_size=given.batch_size,
         output=given.output,
         node_classes=NODE_CLASS_MAPPINGS,
-        guides=[guidance.parse(text) for text in given.guide],
+        guides=guides,
     )
     print(path)
     return 0
@@ -78,6 +83,7 @@ def _export(given: argparse.Namespace) -> int:
     from ..trainer.sample import load_run
     from ..trainer.weights import export
 
+    options.allow(given)
     host.terminal.device = given.device
     host.quiet_libraries()
     if given.output.exists() and any(given.output.iterdir()):

@@ -27,7 +27,7 @@ def add(commands) -> None:
     score.add_argument("--csv", type=Path, metavar="FILE", help="writes every single score")
     score.add_argument("--batch-size", type=options.positive, default=8, metavar="N", help="files at once (default 8)")
     score.add_argument("--device", help="cpu, cuda, cuda:1 …")
-    options.python_argument(score)
+    options.permission_arguments(score)
     score.set_defaults(command=_score)
 
     evaluate = commands.add_parser(
@@ -62,7 +62,7 @@ def add(commands) -> None:
         metavar="DIR",
         help="goes on with what is there (default: evaluation in the run, or here)",
     )
-    options.python_argument(evaluate)
+    options.permission_arguments(evaluate)
     evaluate.set_defaults(command=_eval)
 
     analyze = commands.add_parser(
@@ -136,7 +136,7 @@ def add(commands) -> None:
     compare.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
     compare.add_argument("--device", help="cpu, cuda, cuda:1 …")
     options.set_argument(compare)
-    options.python_argument(compare)
+    options.permission_arguments(compare)
     compare.set_defaults(command=_compare)
 
     vbench = commands.add_parser("vbench", help="a table of VBench's results", description=_vbench.__doc__)
@@ -164,9 +164,11 @@ def _score(given: argparse.Namespace) -> int:
     from ..trainer import host
     from ..trainer.study import scoring
 
-    options.allow_python(given)
+    options.allow(given)
+    options.allow_rewards(given.reward)
     host.terminal.device = given.device
     host.quiet_libraries()
+    options.user_names(given.prompts)
     files = scoring.find_files(given.files)
     if given.prompt is not None:
         prompts = [given.prompt] * len(files)
@@ -192,7 +194,10 @@ def _eval(given: argparse.Namespace) -> int:
     from ..trainer.sample import is_run
     from ..trainer.study import evaluate, scoring
 
-    options.allow_python(given)
+    options.allow(given)
+    options.allow_rewards(given.reward)
+    others = [*map(evaluate.parse_lora, given.lora), *evaluate.parse_guides(given.guide)]
+    options.user_names(given.source, given.prompts, *(guide.source for other in others for guide in other.guides))
     host.terminal.device = given.device
     host.quiet_libraries()
     folder = given.output or (Path(given.source) if is_run(given.source) else Path(".")) / "evaluation"
@@ -200,7 +205,7 @@ def _eval(given: argparse.Namespace) -> int:
     def work() -> int:
         table = evaluate.evaluate(
             given.source,
-            [*map(evaluate.parse_lora, given.lora), *evaluate.parse_guides(given.guide)],
+            others,
             read_prompts("", given.prompts),
             range(given.seed, given.seed + given.seeds),
             {text: scoring.parse_reward(text) for text in given.reward},
@@ -258,6 +263,7 @@ def _compare(given: argparse.Namespace) -> int:
         )
     host.terminal.device = given.device
     host.quiet_libraries()
+    options.user_names(given.prompts, given.features)
     workflows = {}
     for text in given.workflows:
         name, given.workflow = named_place(text, "workflow")

@@ -43,7 +43,6 @@ def add(commands) -> None:
     train.add_argument(
         "--max-restarts", type=int, default=0, metavar="R", help="with --gpus: go on by itself after up to R failures"
     )
-    train.add_argument("--download", action="store_true", help="hub ids that Load Flow Model names may be fetched")
     train.set_defaults(command=_train)
 
     validate = commands.add_parser("validate", help="check a workflow", description=_validate.__doc__)
@@ -66,7 +65,7 @@ def _train(given: argparse.Namespace) -> int:
     if given.output is None and given.workflow.is_dir():
         given.output = given.workflow
     host.terminal.output = given.output
-    host.terminal.device, host.terminal.download = given.device, given.download
+    host.terminal.device = given.device
     problems = workflow.validate()
     for problem in problems if distributed.is_main() else ():
         _show(problem)
@@ -93,7 +92,9 @@ def _train(given: argparse.Namespace) -> int:
 
 def _validate(given: argparse.Namespace) -> int:
     """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
-    severities = [_show(problem) for problem in options.load(given).validate()]
+    workflow = options.load(given)
+    options.say_wants(workflow)
+    severities = [_show(problem) for problem in workflow.validate()]
     if "error" in severities:
         return options.EXIT_BAD_INPUT
     print(f"{given.workflow}: ready to train")

@@ -1,6 +1,6 @@
 """Stage 5a, when: how much credit each denoising step gets."""
 
-from ..trainer import host
+from ..trainer import host, search
 from . import live, payloads
 from .rewards import complaint
 
@@ -112,8 +112,14 @@ class TCDWeights(_Credit):
             return True  # linked: what comes is known only when the graph runs
         wrong = proxies.complaint(proxy, input_types)
         if wrong is None and proxy == "image_features":
-            wrong = complaint("features", host.find_model, features, encoders.MARKER)
+            wrong = complaint("features", search.model, features, encoders.MARKER)
         return wrong or True
+
+    @classmethod
+    def WANTS(cls, proxy="latents", features="", **_):
+        from ..trainer.wants import reads
+
+        return reads(features, "an image encoder", "features") if proxy in (None, "image_features") else []
 
     @host.outside_inference
     def weigh(
@@ -325,7 +331,13 @@ class SpatialCredit(_Credit):
     def VALIDATE_INPUTS(cls, model):
         from ..trainer.features import MARKER
 
-        return complaint("model", host.find_model, model, MARKER) or True
+        return complaint("model", search.model, model, MARKER) or True
+
+    @classmethod
+    def WANTS(cls, model="", **_):
+        from ..trainer.wants import reads
+
+        return reads(model, "an image encoder", "model")
 
     @host.outside_inference
     def weigh(
@@ -349,7 +361,7 @@ class SpatialCredit(_Credit):
 
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
-        self.network = shared(features.PatchFeatures, host.find_model(model, features.MARKER), device, dtype)
+        self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
         own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
         credit = placed(credit, own)
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)

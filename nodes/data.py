@@ -51,8 +51,8 @@ class PromptDataset:
                     "STRING",
                     {
                         "default": "",
-                        "tooltip": "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`. "
-                        "Used instead of the text box.",
+                        "tooltip": "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, in "
+                        "ComfyUI's input folder or one that you allow. Used instead of the text box.",
                     },
                 ),
             },
@@ -60,15 +60,22 @@ class PromptDataset:
 
     @classmethod
     def VALIDATE_INPUTS(cls, prompts, file=""):
+        from ..trainer.permissions import NotAllowed
         from ..trainer.prompts import PromptError, read_prompts
 
         if file is None or (prompts is None and not file):
             return True  # linked: what comes is known only when the graph runs
         try:
             read_prompts(prompts, file)
-        except PromptError as error:
-            return str(error)
+        except (NotAllowed, PromptError) as error:
+            return f"file: {error}" if file else f"prompts: {error}"
         return True
+
+    @classmethod
+    def WANTS(cls, file="", **_):
+        from ..trainer.wants import reads
+
+        return reads(file, "prompts", "file", always=True)
 
     @classmethod
     def IS_CHANGED(cls, file="", **_):

@@ -1,6 +1,6 @@
 """Stage 4, rewards that are not ours: a server's, and a function's in a file of the user's."""
 
-from ..trainer import host
+from ..trainer import permissions
 from .rewards import RewardNode, complaint, text_input
 
 
@@ -15,7 +15,8 @@ class RewardHTTP(RewardNode):
     def own_inputs(cls):
         return {
             "url": text_input(
-                "http://127.0.0.1:8189/score", "Where the server takes scores by POST. Pictures and prompts go there."
+                "http://127.0.0.1:8189/score",
+                "Where the server takes scores by POST. Pictures and prompts go there, so you have to allow another machine.",
             )
         }
 
@@ -44,7 +45,9 @@ class RewardHTTP(RewardNode):
             ),
             "batch_size": ("INT", {"default": 16, "min": 0, "max": 4096, "tooltip": "Samples to one request; 0: all."}),
             "token_variable": text_input(
-                "", "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so."
+                "",
+                "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes only to "
+                "the host that the variable of that name and _HOST names.",
             ),
             "fps": (
                 "FLOAT",
@@ -60,13 +63,22 @@ class RewardHTTP(RewardNode):
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
-        from ..trainer.rewards.http import check_token_variable, check_url
+        from ..trainer.permissions import check_token
+        from ..trainer.rewards.http import check_host, check_token_variable
 
+        sent = token_variable or None if url else None  # which is known here only with the address
         return (
-            complaint("url", check_url, url)
+            complaint("url", check_host, url)
             or complaint("token_variable", check_token_variable, token_variable)
+            or complaint("token_variable", check_token, sent, url)
             or super().VALIDATE_INPUTS(clip)
         )
+
+    @classmethod
+    def WANTS(cls, url="", **_):
+        from ..trainer.wants import posts
+
+        return posts(url, "pictures and prompts", "url")
 
 
 class RewardPython(RewardNode):
@@ -86,10 +98,16 @@ class RewardPython(RewardNode):
 
     @classmethod
     def VALIDATE_INPUTS(cls, file, clip=""):
-        return complaint("file", host.find_python_reward, file) or super().VALIDATE_INPUTS(clip)
+        return complaint("file", permissions.python_file, file) or super().VALIDATE_INPUTS(clip)
+
+    @classmethod
+    def WANTS(cls, file="", **_):
+        return [permissions.Want(permissions.RUN, file if isinstance(file, str) else "", "a reward", "file")]
 
     @classmethod
     def IS_CHANGED(cls, file, **_):
         import hashlib
 
-        return hashlib.sha256(host.find_python_reward(file).read_bytes()).hexdigest()
+        if file is None:  # linked
+            return float("nan")
+        return hashlib.sha256(permissions.python_file(file).read_bytes()).hexdigest()

@@ -101,12 +101,13 @@ class ImplicitRewardGuidance:
     @classmethod
     def VALIDATE_INPUTS(cls, guides, prompts):
         from ..trainer.guidance import find, parse_lines
+        from ..trainer.permissions import NotAllowed
         from ..trainer.prompts import read_prompts
 
         try:
             for guide in parse_lines(guides) if guides is not None else ():  # None: linked, known when the graph runs
                 find(guide.source)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, NotAllowed) as error:
             return f"guides: {error}"
         try:
             if prompts is not None:
@@ -114,6 +115,18 @@ class ImplicitRewardGuidance:
         except ValueError as error:
             return f"prompts: {error}"
         return True
+
+    @classmethod
+    def WANTS(cls, guides="", **_):
+        from ..trainer.guidance import parse_lines
+        from ..trainer.wants import reads
+
+        if guides is None:
+            return reads(None, "a guide", "guides")
+        try:
+            return [want for guide in parse_lines(str(guides)) for want in reads(guide.source, "a guide", "guides")]
+        except ValueError:  # it is refused anyway
+            return []
 
     @classmethod
     def IS_CHANGED(cls, guides, **_):

@@ -1,6 +1,6 @@
 """Rewards that look at a picture with a network: CLIP and its descendants, and BLIP's."""
 
-from ..trainer import host
+from ..trainer import host, search
 from .rewards import NetworkReward, complaint, text_input
 
 
@@ -8,6 +8,7 @@ class RewardClipT(NetworkReward):
     TITLE = "Reward: CLIP-T"
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
     KIND = "clip_t"
+    MODEL_INPUTS = ("model", "path")
 
     @classmethod
     def own_inputs(cls):
@@ -36,7 +37,7 @@ class RewardClipT(NetworkReward):
         if path is None or (model is None and not path):
             return super().VALIDATE_INPUTS(clip)  # linked: what comes is known only when the graph runs
         return complaint(
-            "path" if path else "model", host.find_model, path or model, "preprocessor_config.json"
+            "path" if path else "model", search.model, path or model, "preprocessor_config.json"
         ) or super().VALIDATE_INPUTS(clip)
 
     def build(self, model, path="", **settings):
@@ -47,6 +48,7 @@ class RewardAesthetic(NetworkReward):
     TITLE = "Reward: Aesthetic (LAION v2)"
     DESCRIPTION = "How much people would like the picture, whatever the prompt: a small head on CLIP ViT-L/14."
     KIND = "aesthetic"
+    MODEL_INPUTS = ("path", "model")
 
     @classmethod
     def own_inputs(cls):
@@ -79,6 +81,7 @@ class RewardPickScore(NetworkReward):
         "Which of two pictures of the prompt people would pick: CLIP ViT-H/14, trained on half a million choices."
     )
     KIND = "pickscore"
+    MODEL_INPUTS = ("path", "processor")
 
     @classmethod
     def own_inputs(cls):
@@ -107,6 +110,7 @@ class RewardHPSv2(NetworkReward):
     TITLE = "Reward: HPSv2.1"
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
     KIND = "hpsv2"
+    MODEL_INPUTS = ("path", "tokenizer")
 
     @classmethod
     def own_inputs(cls):
@@ -144,6 +148,7 @@ class RewardImageReward(NetworkReward):
     TITLE = "Reward: ImageReward"
     DESCRIPTION = "How well the picture follows the prompt and pleases, by BLIP trained on experts' rankings."
     KIND = "image_reward"
+    MODEL_INPUTS = ("path", "config", "tokenizer")
 
     @classmethod
     def own_inputs(cls):

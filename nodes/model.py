@@ -1,6 +1,6 @@
 """Stage 1: the model that is trained."""
 
-from ..trainer import claim, host
+from ..trainer import claim, host, search
 from ..trainer.layout import CHECKPOINTS, plain_name
 
 
@@ -139,7 +139,9 @@ class LoadFlowModel:
         start_from="",
         training="lora",
     ):
+        from ..trainer.addresses import is_hub_id
         from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
+        from ..trainer.permissions import NotAllowed
 
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is none of {', '.join(TRAININGS)}"
@@ -165,17 +167,25 @@ class LoadFlowModel:
         if not path and model not in known:
             return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
         try:
-            given = {"transformer": host.find_weights(transformer_file, "diffusion_models")} if transformer_file else {}
-            if (download or host.terminal.download) and host.is_hub_id(path):
+            given = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
+            if search.may_download(path, download):
                 return True  # it may not be here yet
             # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
-            check_model_folder(host.find_model(path or model, "model_index.json"), None if files is None else given)
+            check_model_folder(search.model(path or model, "model_index.json"), None if files is None else given)
         except FileNotFoundError as error:
-            more = ", or switch download on" if host.is_hub_id(path) else ""
+            more = ", or switch download on" if is_hub_id(path) else ""
             return f"{'path' if path else 'model'}: {error}{more}"
-        except FlowModelError as error:
+        except (FlowModelError, NotAllowed) as error:
             return f"{'path' if path else 'model'}: {error}"
         return True
+
+    @classmethod
+    def WANTS(cls, model="", path="", transformer_file="", download=False, **_):
+        from ..trainer.wants import downloads, reads
+
+        files = reads(transformer_file, "its transformer", "transformer_file")
+        named = reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")
+        return [*named, *files, *downloads(path, download, "path")]
 
     @host.outside_inference
     def load(
@@ -202,13 +212,13 @@ class LoadFlowModel:
         from ..trainer.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
-        found = {component: host.find_weights(name, SINGLE_FILES[component]) for component, name in names.items()}
+        found = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}
         host.make_room()
         host.empty_cache()
-        if (download or host.terminal.download) and host.is_hub_id(path):
-            host.download_model(path, without=found)
+        if search.may_download(path, download):
+            search.download(path, without=found)
         loaded = load_flow_model(
-            host.find_model(path or model, "model_index.json"),
+            search.model(path or model, "model_index.json"),
             lora_rank=lora_rank,
             lora_alpha=lora_alpha,
             lora_targets=lora_targets,
@@ -340,15 +350,24 @@ class ModelFiles:
     @classmethod
     def VALIDATE_INPUTS(cls, transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae):
         from ..trainer.flow import SINGLE_FILES
+        from ..trainer.permissions import NotAllowed
 
         given = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
         for (component, kind), name in zip(SINGLE_FILES.items(), given, strict=True):
             try:
                 if name not in (None, cls.FOLDERS_OWN):
-                    host.find_weights(name, kind)
-            except FileNotFoundError as error:
+                    search.weights(name, kind)
+            except (FileNotFoundError, NotAllowed) as error:
                 return f"{component}: {error}"
         return True
+
+    @classmethod
+    def WANTS(cls, **names):
+        from ..trainer.wants import reads
+
+        return [
+            want for component in cls.WHAT for want in reads(names.get(component, ""), f"its {component}", component)
+        ]
 
     def choose(self, **names):
         return ({component: name for component, name in names.items() if name != self.FOLDERS_OWN},)

@@ -68,6 +68,15 @@ class RewardNode:
             },
         }
 
+    # Inputs that name a model's folder or file.
+    MODEL_INPUTS: tuple[str, ...] = ()
+
+    @classmethod
+    def WANTS(cls, **given):
+        from ..trainer.wants import reads
+
+        return [want for name in cls.MODEL_INPUTS for want in reads(given.get(name, ""), "a reward model", name)]
+
     @classmethod
     def VALIDATE_INPUTS(cls, clip=""):
         from ..trainer.rewards import parse_bounds

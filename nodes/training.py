@@ -257,8 +257,22 @@ class TrainingRun:
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, run_name):
+    def VALIDATE_INPUTS(cls, run_name, wandb_project=""):
+        from ..trainer.permissions import NotAllowed, check
+        from ..trainer.wants import figures_go_out
+
+        try:
+            for want in figures_go_out(wandb_project) if wandb_project is not None else ():
+                check(want)
+        except NotAllowed as error:
+            return f"wandb_project: {error}"
         return _plain_name("run_name", run_name)
+
+    @classmethod
+    def WANTS(cls, wandb_project="", **_):
+        from ..trainer.wants import figures_go_out
+
+        return figures_go_out(wandb_project)
 
     @host.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
@@ -313,6 +327,7 @@ class SaveLoRA:
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
         from ..trainer import distributed, lora
 
+        plain_name(filename)  # a linked one was not seen before
         if not distributed.is_main():
             return ()
         if not (model.is_adapted or host.in_comfyui()):  # which would be found out after a long training

@@ -47,6 +47,7 @@ class RewardVideoAlign(_VideoReward):
     TITLE = "Reward: VideoAlign"
     DESCRIPTION = "Visual quality, motion quality and text alignment of a video, judged by VideoAlign's VideoReward."
     KIND = "video_align"
+    MODEL_INPUTS = ("model", "base")
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
 
     @classmethod
@@ -87,6 +88,7 @@ class RewardVideoScore(_VideoReward):
     TITLE = "Reward: VideoScore"
     DESCRIPTION = "Five dimensions of a video's quality, judged by VideoScore as people would rate them from 1 to 4."
     KIND = "video_score"
+    MODEL_INPUTS = ("model",)
     DIMENSIONS = {
         "visual": "visual quality",
         "temporal": "temporal consistency",

@@ -24,6 +24,7 @@ from ..trainer import claim, files, host
 from ..trainer.flow import SINGLE_FILES
 from ..trainer.graph import RUN_NODE, STEP_NODE, resumable
 from ..trainer.layout import CANVAS, LOG, STATUS, STOP, WORKFLOW
+from ..trainer.permissions import FROM_PAGE
 from ..trainer.workflow import Problem, Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
@@ -307,6 +308,7 @@ class Jobs:
             **os.environ,
             **{variable: os.pathsep.join(map(str, places)) for variable, places in folders.items()},
             "OTCA_INPUT": str(self.input_folder()),
+            FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
         }

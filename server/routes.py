@@ -25,6 +25,7 @@ from .checks import (
 )
 from .export import commands
 from .jobs import Gpus, Jobs, as_json
+from .permissions import add_permission_routes
 from .runs import Run, Runs
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
@@ -149,6 +150,8 @@ def add_routes(
         await body(request, NOTHING)
         run = await asked_run(request)
         return {"lora_names": await in_thread(run.copy_lora, loras_folder())}
+
+    add_permission_routes(post, jobs.node_classes)
 
     # --- training ---------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import sys
 import types
@@ -15,7 +16,7 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, ownership, record, rollout
+from comfyui_otca.trainer import host, ownership, permissions, record, remembered, rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow import Workflow
@@ -83,6 +84,25 @@ def forget():
     """What is gone when a process ends: all but the files."""
     record._open.clear()
     ownership.forget()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_remembered(tmp_path_factory):
+    """What the person at this machine has allowed is no part of a test."""
+    os.environ[remembered.FILE] = str(tmp_path_factory.mktemp("permissions") / "permissions.json")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_files(tmp_path_factory, _nothing_remembered):
+    """Tests may name what they wrote."""
+    os.environ[permissions.FOLDERS] = str(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_allowed(monkeypatch):
+    """What a command line allows, it allows by the environment."""
+    for variable in (permissions.FOLDERS, permissions.HOSTS, permissions.DOWNLOADS, permissions.PYTHON):
+        monkeypatch.setenv(variable, os.environ.get(variable, ""))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import host
+from . import search
 from .rewards import preprocess
 from .rewards.base import RewardError
 from .rewards.clip import MARKER, Clip
@@ -23,7 +23,7 @@ AT_ONCE = 32  # pictures to one forward pass, where each has many patches
 
 def find(name: str) -> Path:
     """The folder of an encoder, by its path or name. Raises FileNotFoundError."""
-    return host.find_model(name, MARKER)
+    return search.model(name, MARKER)
 
 
 def load(name: str) -> Encoder | Clip:

@@ -7,8 +7,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from . import permissions
 from .files import read_own
 from .layout import WANDB, write_text
+from .wants import figures_go_out
 
 
 class Figures:
@@ -22,6 +24,7 @@ class Figures:
         settings: what wandb shows as the run's configuration.
 
     Raises:
+        NotAllowed: the user has not allowed that figures go there.
         ValueError: wandb was asked for and is not installed, or nobody is logged in.
     """
 
@@ -46,6 +49,8 @@ class Figures:
 
 def _begin_wandb(folder: Path, project: str, settings: Mapping):
     """The run there that this folder's figures have gone to so far, or a new one; WANDB_MODE=offline is wandb's own affair."""
+    for want in figures_go_out(project):
+        permissions.check(want)
     try:
         import wandb
     except ImportError as error:

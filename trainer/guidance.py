@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import host, lora
+from . import host, lora, permissions, search
 from .files import read_own
 from .flow.base import OWN
 from .layout import ADAPTER, WEIGHTS, WORKFLOW
@@ -169,11 +169,11 @@ def find(source: str) -> Path:
     """The adapter of a run, by its folder or name, or a LoRA file, by its path or its name in ComfyUI's loras folders.
 
     Raises:
+        NotAllowed: a path that workflows may not read.
         FileNotFoundError: nothing there, or a run that has saved nothing yet.
         ValueError: a run that trained all weights.
     """
-    places = [Path(source).expanduser(), host.runs_folder() / source]
-    places += [folder / source for folder in host.weight_folders("loras")]
+    places = permissions.places(source, [host.runs_folder(), *host.weight_folders("loras")], "a guide")
     for place in places:
         adapter = place / ADAPTER if place.is_dir() else place
         if _files(adapter):
@@ -210,8 +210,8 @@ def _check_base(model: FlowModel, adapter: Path) -> None:
         if not isinstance(name, str):  # linked
             continue
         try:
-            base = host.find_model(name, "model_index.json").resolve()
-        except FileNotFoundError:  # trained elsewhere
+            base = search.model(name, "model_index.json").resolve()
+        except (FileNotFoundError, permissions.NotAllowed):  # trained elsewhere
             continue
         if base != model.path.resolve():
             raise ValueError(

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import reprlib
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-ALLOW_PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
+from .layout import plain_name
+
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
@@ -251,8 +253,17 @@ def free_memory(device) -> int:
 
 
 def run_folder(name: str) -> Path:
-    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs."""
-    return terminal.output or runs_folder() / name
+    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
+
+    Raises:
+        ValueError: the name is no plain one, and would lead elsewhere.
+    """
+    if terminal.output is not None:
+        return terminal.output
+    try:
+        return runs_folder() / plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"the name of a run, {reprlib.repr(name)}, {error}") from error
 
 
 def runs_folder() -> Path:
@@ -317,88 +328,8 @@ def save_temporary(picture, name: str) -> dict:
     return {"filename": name, "subfolder": "", "type": "temp"}
 
 
-def find_model(name: str, marker: str, published: str = "") -> Path:
-    """The folder of a model: a path as it is, else a folder of that name in one of `model_folders`, else a hub id that is
-    in the local hub cache. Nothing is downloaded.
-
-    Args:
-        marker: a file that it has.
-        published: the hub id that publishes it and, in brackets, its size: for the message.
-
-    Raises:
-        FileNotFoundError: says where it looked.
-    """
-    places = [Path(name).expanduser(), *(folder / name for folder in model_folders())]
-    if is_hub_id(name) and (cached := _in_hub_cache(name)):
-        places.append(cached)
-    for place in places:
-        if (place / marker).is_file():
-            return place
-    folders, known = ", ".join(map(str, model_folders())), ", ".join(list_models(marker)) or "nothing"
-    if published:
-        advice = (
-            f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
-            f"by $OTCA_MODELS, or give the path of its folder"
-        )
-    else:
-        folders += f", which hold {known}"
-        advice = f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
-    raise FileNotFoundError(
-        f"model {name!r} was not found (no {marker} there), neither as a path nor in {folders}. {advice}"
-    )
-
-
-def is_hub_id(name: str) -> bool:
-    """owner/name, as model hubs call what they hold."""
-    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and all(name.split("/"))
-
-
-def _in_hub_cache(name: str) -> Path | None:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except LocalEntryNotFoundError:
-        return None
-
-
-def download_model(name: str, without: Collection[str] = ()) -> Path:
-    """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request.
-
-    Args:
-        without: components whose weights are not needed.
-    """
-    from huggingface_hub import snapshot_download
-
-    # Not the one-file copies that some keep beside the folders.
-    wanted = ["*.json", "*.txt", "*.model", "*/*.safetensors"]
-    return Path(
-        snapshot_download(name, allow_patterns=wanted, ignore_patterns=[f"{part}/*.safetensors" for part in without])
-    )
-
-
-def find_weights(name: str, kind: str) -> Path:
-    """A single .safetensors file: a path as it is, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
-
-    Args:
-        kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.
-
-    Raises:
-        FileNotFoundError: says where it looked.
-    """
-    folders = [*weight_folders(kind), *_folders_of("OTCA_MODELS")]
-    for place in [Path(name).expanduser(), *(folder / name for folder in folders)]:
-        if place.is_file():
-            return place
-    looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
-    raise FileNotFoundError(
-        f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
-    )
-
-
 def list_weights(kind: str) -> list[str]:
-    """Names that `find_weights` knows: .safetensors files at any depth."""
+    """Names that `search.weights` knows: .safetensors files at any depth."""
     found = [
         file.relative_to(folder).as_posix()
         for folder in weight_folders(kind)
@@ -409,7 +340,7 @@ def list_weights(kind: str) -> list[str]:
 
 def weight_folders(kind: str) -> list[Path]:
     """ComfyUI's folders of that kind, those of `weights_variable`, and those of that name in a folder of $OTCA_MODELS."""
-    folders = [*_folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in _folders_of("OTCA_MODELS"))]
+    folders = [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
     if in_comfyui():
         import folder_paths
 
@@ -423,76 +354,14 @@ def weights_variable(kind: str) -> str:
     return f"OTCA_MODELS_{kind.upper()}"
 
 
-def find_reward_file(name: str, size: str, source: str) -> Path:
-    """One file of a reward model, by its path or by its published name: in `model_folders`, in a folder of one of them, or,
-    where its source is a hub id, in the local hub cache. Nothing is downloaded.
-
-    Args:
-        name: a path, or the published file name.
-        size: of the published file, for the message.
-        source: the hub id that publishes it, or another address.
-
-    Raises:
-        FileNotFoundError: says what is missing, how large it is, where it comes from and where to put it.
-    """
-    places = [Path(name).expanduser()]
-    for folder in model_folders():
-        places += [folder / name, *sorted(folder.glob(f"*/{Path(name).name}"))]
-    if is_hub_id(source):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(source, Path(name).name)
-        places += [Path(cached)] if isinstance(cached, str) else []
-    for place in places:
-        if place.is_file():
-            return place
-    address = f"https://huggingface.co/{source}" if is_hub_id(source) else source
-    raise FileNotFoundError(
-        f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, model_folders()))}. Fix: get it from "
-        f"{address} and put it into ComfyUI's models/otca_rewards or a folder named by $OTCA_MODELS"
-    )
-
-
-def find_python_reward(name: str) -> Path:
-    """A .py file that may be run as a reward: a path, or a name in a folder of $OTCA_ALLOW_PYTHON_REWARDS; links followed.
-
-    A workflow is often somebody else's, so it alone runs nothing: the file must lie in a folder that the user has named.
-
-    Raises:
-        PermissionError: no folder is allowed, or the file lies outside all of them.
-        FileNotFoundError: it lies in none of them.
-    """
-    folders = [Path(os.path.realpath(folder)) for folder in _folders_of(ALLOW_PYTHON)]
-    if not folders:
-        raise PermissionError(
-            f"{name!r} is Python code, which would run with all your rights, and no folder is allowed. Fix: read the file; if "
-            f"you trust it, start ComfyUI or otca with {ALLOW_PYTHON} set to its folder, or otca with --allow-python FOLDER"
-        )
-    listed = ", ".join(map(str, folders))
-    for place in [folder / Path(name).expanduser() for folder in folders]:  # an absolute path stays what it is
-        real = Path(os.path.realpath(place))
-        if not real.is_file():
-            continue
-        if real.suffix == ".py" and any(folder in real.parents for folder in folders):
-            return real
-        raise PermissionError(
-            f"{name!r} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
-        )
-    raise FileNotFoundError(f"{name!r} was not found in {listed}. Fix: put it there, or correct the name")
-
-
-def find_file(name: str) -> Path:
-    """A small input file: a path as it is, else a name in ComfyUI's input folder, $OTCA_INPUT or assets/prompts."""
-    folders = [*_folders_of("OTCA_INPUT"), ASSETS / "prompts"]
+def input_folders() -> list[Path]:
+    """Of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
+    folders = [*folders_of("OTCA_INPUT"), ASSETS / "prompts"]
     if in_comfyui():
         import folder_paths
 
         folders.insert(0, Path(folder_paths.get_input_directory()))
-    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
-    for place in places:
-        if place.is_file():
-            return place
-    raise FileNotFoundError(f"file {name!r} was not found, neither as a path nor in {', '.join(map(str, folders))}")
+    return folders
 
 
 def list_models(marker: str) -> list[str]:
@@ -508,7 +377,7 @@ def list_models(marker: str) -> list[str]:
 
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
-    folders = _folders_of("OTCA_MODELS")
+    folders = folders_of("OTCA_MODELS")
     if in_comfyui():
         import folder_paths
 
@@ -521,5 +390,6 @@ def model_folders() -> list[Path]:
     return [*folders, ASSETS]
 
 
-def _folders_of(variable: str) -> list[Path]:
+def folders_of(variable: str) -> list[Path]:
+    """Those that a variable of the environment lists."""
     return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]

@@ -5,14 +5,17 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
 
-from . import host
+from . import host, opening, permissions
 from .types import Prompts
 
 logger = logging.getLogger(__name__)
+
+PURPOSE = "prompts"  # that a file is read for, as it is told
 
 
 class PromptError(ValueError):
@@ -23,18 +26,15 @@ def read_prompts(text: str, file: str = "") -> list[str]:
     """The prompts of a text box (one a line), or of a .txt or .jsonl file when one is named.
 
     Raises:
-        PromptError: no file there, a line that is no object with a `prompt`, or no prompt at all.
+        NotAllowed: a file that workflows may not read.
+        PromptError: no file there, one that cannot be read, a line that is no object with a `prompt`, or no prompt at all.
     """
     if not file:
         prompts = _lines(text)
         source = "the text box"
     else:
-        try:
-            path = source = host.find_file(file)
-        except FileNotFoundError as error:
-            raise PromptError(f"{error}. Fix: give the path of a .txt or .jsonl file") from error
-        content = path.read_text(encoding="utf-8-sig")
-        prompts = _json_lines(content, path) if path.suffix in (".jsonl", ".json") else _lines(content)
+        source, content = _content(file)
+        prompts = _json_lines(content, source) if source.suffix.lower() == ".jsonl" else _lines(content)
     if not prompts:
         raise PromptError(f"{source} has no prompt. Fix: write one prompt a line")
     return prompts
@@ -68,8 +68,38 @@ def file_state(file: str) -> str:
     """Changes when the file does, so that an edited prompt file is read again."""
     if not file:
         return ""
-    state = host.find_file(file).stat()
-    return f"{state.st_mtime_ns}:{state.st_size}"
+
+    def state() -> os.stat_result:
+        _, descriptor = permissions.open_file(file, host.input_folders(), PURPOSE)
+        try:
+            return os.fstat(descriptor)
+        finally:
+            os.close(descriptor)
+
+    found = opening.in_time(state)
+    return f"{found.st_mtime_ns}:{found.st_size}"
+
+
+def _content(file: str) -> tuple[Path, str]:
+    """The file's place and its text, read within a time: a name may lead to a network drive that hangs."""
+
+    def read() -> tuple[Path, bytes]:
+        place, descriptor = permissions.open_file(file, host.input_folders(), PURPOSE)
+        return place, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+
+    try:
+        place, content = opening.in_time(read)
+        return place, content.decode("utf-8-sig")
+    except permissions.NotAllowed:
+        raise
+    except FileNotFoundError as error:
+        raise PromptError(f"{error}. Fix: give the name of a .txt or .jsonl file there") from error
+    except UnicodeDecodeError as error:
+        raise PromptError(f"file {file!r} is no text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
+    except (OSError, opening.Refused) as error:
+        raise PromptError(f"file {file!r} {error}. Fix: copy it into ComfyUI's input folder") from error
+    except ValueError as error:
+        raise PromptError(str(error)) from error
 
 
 def _lines(text: str) -> list[str]:
@@ -83,7 +113,7 @@ def _json_lines(content: str, path: Path) -> list[str]:
             continue
         try:
             prompt = json.loads(line)["prompt"]
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PromptError(
                 f'{path}, line {number} is no object like {{"prompt": "…"}} ({error!r}). Fix: one such object a line'
             ) from error

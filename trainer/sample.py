@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import guidance, host, plots, rollout, weights
+from . import guidance, host, plots, rollout, search, weights
 from .flow import load_flow_model
 from .layout import WORKFLOW
 from .types import SamplerSettings
@@ -95,7 +95,7 @@ def load(
     if is_run(source):
         model, usual = load_run(Path(source).expanduser(), node_classes)
     else:
-        path = host.find_model(source, "model_index.json")
+        path = search.model(source, "model_index.json")
         model = load_flow_model(path, device=host.chosen_device("auto"))
         side = model.pipeline.vae.config.get("sample_size")
         if side is None and not size:

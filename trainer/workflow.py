@@ -135,10 +135,11 @@ class Workflow:
 
     # --- changing -----------------------------------------------------------------------------------------------
 
-    def set(self, address: str, value: Any) -> None:
+    def set(self, address: str, value: Any) -> tuple[str, str]:
         """Give the input `NODE.INPUT` a constant, in place of its constant or link; text becomes the declared type.
 
         NODE is an id, a title, or a class that occurs once (with or without OTCA_). Ranges are left to validate().
+        Returns (node id, input).
 
         Raises:
             WorkflowError: no such node or input, several such nodes, an edge input, or a value of another type.
@@ -156,6 +157,7 @@ class Workflow:
             raise WorkflowError([self._not_a_choice(node.id, input_name, value, declaration)])
         self._graph[node.id]["inputs"][input_name] = wrapped(value)
         self._read_nodes()
+        return node.id, input_name
 
     def _resolve(self, name: str) -> str:
         """The id that `name` means; ids win over titles, titles over classes."""

@@ -30,7 +30,7 @@ from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, fuse_gains, moca
 from ...trainer.gains import rewards_along
 from ...trainer.grpo import clipped_objective
-from ...trainer.host import ALLOW_PYTHON
+from ...trainer.permissions import PYTHON
 from ...trainer.place import credit_map
 from ...trainer.prompts import choose
 from ...trainer.rewards import preprocess, reward_class
@@ -317,7 +317,7 @@ def reward_python():
     page = (ROOT / "web" / "docs" / "OTCA_RewardPython.md").read_text(encoding="utf-8")
     file = Path(workplace().name) / "by_hand.py"
     file.write_text(textwrap.dedent(page[page.index("    def score(") :].split("\n\n")[0]), encoding="utf-8")
-    os.environ[ALLOW_PYTHON] = str(file.parent)
+    os.environ[PYTHON] = str(file.parent)
     return score_strip(
         score([reward_class("python")(file=str(file))], trajectories().images, trajectories().texts)[:, 0]
     )

@@ -12,8 +12,8 @@ import threading
 import psutil
 import pytest
 
-from comfyui_otca.server import jobs
 from comfyui_otca.server.runs import Run
+from comfyui_otca.trainer import search
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -261,7 +261,7 @@ def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, st
     assert refused.status == 400 and "'mine.safetensors' were not found" in refused.error, "this process is not told"
     for name in options["env"].keys() - os.environ.keys():
         monkeypatch.setenv(name, options["env"][name])
-    assert jobs.host.find_weights("mine.safetensors", "vae") == tmp_path / "vae" / "mine.safetensors"
+    assert search.weights("mine.safetensors", "vae") == tmp_path / "vae" / "mine.safetensors"
     assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 500, "it got so far"
 
 

@@ -18,6 +18,8 @@ POSTS = [
     "/otca/export",
     "/otca/release",
     "/otca/results",
+    "/otca/permissions/wants",
+    "/otca/permissions/allow",
 ]
 GETS = [
     "/otca/preview?node=9&sample=0&step=0",

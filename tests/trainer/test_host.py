@@ -4,7 +4,9 @@ import huggingface_hub
 import huggingface_hub.constants
 import pytest
 
-from comfyui_otca.trainer import host
+from comfyui_otca.trainer import host, search
+from comfyui_otca.trainer.addresses import is_hub_id
+from comfyui_otca.trainer.prompts import PromptError, read_prompts
 
 MARKER = "model_index.json"
 
@@ -29,29 +31,30 @@ def test_models_lie_up_to_two_levels_deep(folder):
     put(folder / "plain"), put(folder / "owner" / "name"), put(folder / "a" / "b" / "too_deep")
     listed = host.list_models(MARKER)
     assert listed[:2] == ["plain", "owner/name"] and "shapes-flux" in listed and len(listed) == 3
-    assert host.find_model("owner/name", MARKER) == folder / "owner" / "name"
-    assert host.find_model(str(folder / "plain"), MARKER) == folder / "plain"
+    assert search.model("owner/name", MARKER) == folder / "owner" / "name"
+    assert search.model(str(folder / "plain"), MARKER) == folder / "plain"
 
 
 def test_a_hub_id_is_found_in_the_local_cache_alone(folder, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("socket.create_connection", lambda *args, **kwargs: asked.append(args))
     with pytest.raises(FileNotFoundError, match="model 'owner/name' was not found .*Fix: "):
-        host.find_model("owner/name", MARKER)
+        search.model("owner/name", MARKER)
     repository = tmp_path / "cache" / "models--owner--name"
     snapshot = put(repository / "snapshots" / "abc")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("abc")
-    assert host.find_model("owner/name", MARKER) == snapshot
+    assert search.model("owner/name", MARKER) == snapshot
     assert asked == []
 
 
 def test_a_download_is_asked_for_by_name(monkeypatch):
     asked = []
+    monkeypatch.setattr(host.terminal, "download", True)
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda *name, **how: asked.append((*name, how)) or "/there"
     )
-    assert str(host.download_model("owner/name", without=["vae"])) == "/there"
+    assert str(search.download("owner/name", without=["vae"])) == "/there"
     ((name, how),) = asked
     assert name == "owner/name" and how["ignore_patterns"] == ["vae/*.safetensors"]
 
@@ -61,24 +64,24 @@ def test_a_download_is_asked_for_by_name(monkeypatch):
     [("owner/name", True), ("name", False), ("a/b/c", False), ("/abs/path", False), ("./rel", False), ("~/x", False)],
 )
 def test_what_a_hub_id_looks_like(name, expected):
-    assert host.is_hub_id(name) is expected
+    assert is_hub_id(name) is expected
 
 
 def test_weights_by_name_and_by_path(folder):
     file = put(folder / "vae" / "sub", "ae.safetensors") / "ae.safetensors"
-    assert host.find_weights("sub/ae.safetensors", "vae") == file == host.find_weights(str(file), "text_encoders")
-    assert host.find_weights("vae/sub/ae.safetensors", "diffusion_models") == file
+    assert search.weights("sub/ae.safetensors", "vae") == file == search.weights(str(file), "text_encoders")
+    assert search.weights("vae/sub/ae.safetensors", "diffusion_models") == file
     assert host.list_weights("vae") == ["sub/ae.safetensors"] and host.list_weights("text_encoders") == []
     with pytest.raises(FileNotFoundError, match="weights 'sub/ae.safetensors' were not found.*Fix: put the file there"):
-        host.find_weights("sub/ae.safetensors", "text_encoders")
+        search.weights("sub/ae.safetensors", "text_encoders")
 
 
 def test_prompt_files_of_comfyuis_input_folder(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="mine.txt"):
-        host.find_file("mine.txt")
+    with pytest.raises(PromptError, match="mine.txt"):
+        read_prompts("", "mine.txt")
     monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
     (tmp_path / "mine.txt").write_text("a prompt\n")
-    assert host.find_file("mine.txt") == tmp_path / "mine.txt"
+    assert read_prompts("", "mine.txt") == ["a prompt"]
 
 
 def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
@@ -90,5 +93,5 @@ def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
         known[kind] = ([], set())
     assert host.list_models(MARKER)[:2] == ["one", "two"]
     put(tmp_path / "diffusion_models" / "flux", "dev.safetensors")
-    assert host.find_weights("flux/dev.safetensors", "diffusion_models").is_file()
+    assert search.weights("flux/dev.safetensors", "diffusion_models").is_file()
     assert host.list_weights("diffusion_models") == ["flux/dev.safetensors"]

@@ -102,5 +102,5 @@ def test_file_state_follows_the_file(tmp_path):
 
 
 def test_the_prompts_for_large_models_are_200_and_all_different():
-    texts = host.find_file("general.txt").read_text(encoding="utf-8").splitlines()
+    texts = (host.ASSETS / "prompts" / "general.txt").read_text(encoding="utf-8").splitlines()
     assert len(texts) == len(set(texts)) == 200 and all(text.strip() == text for text in texts)

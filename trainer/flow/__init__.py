@@ -6,11 +6,13 @@ A new family is one file with a subclass of `FlowModel` and one row in FAMILIES.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .base import FlowModel
@@ -27,6 +29,8 @@ SINGLE_FILES = {
     "text_encoder_3": "text_encoders",
     "vae": "vae",
 }
+LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
+DIFFUSERS = (0, 38)  # earlier ones run Python files that lie in a model's folder
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
 
 
@@ -93,6 +97,7 @@ def load_flow_model(
         FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,
             too little memory, or an option that cannot be had here.
     """
+    check_libraries()
     if training not in TRAININGS:
         raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
     if training == "full" and options.get("quantize", "none") != "none":
@@ -139,15 +144,12 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
             f"{path} is not a diffusers model folder: it has no model_index.json. Fix: choose the folder that holds "
             "model_index.json, transformer/ and vae/"
         )
-    try:
-        components = json.loads(index.read_text(encoding="utf-8"))
-        family = components["_class_name"]
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise FlowModelError(
-            f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
-        ) from error
+    components = read_index(path)
+    family = components["_class_name"]
     if family not in FAMILIES:
-        raise FlowModelError(f"{path} is a {family}; supported are {', '.join(FAMILIES)}. Fix: choose one of those")
+        raise FlowModelError(
+            f"{path} is a {str(family)[:100]}; supported are {', '.join(FAMILIES)}. Fix: choose one of those"
+        )
     if unknown := sorted(set(files or ()) - {name for name, source in components.items() if isinstance(source, list)}):
         raise FlowModelError(
             f"{path}, a {family}, has no {unknown[0]}. Fix: choose no file for {unknown[0]} in Model Files"
@@ -171,6 +173,56 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         for file in found:
             _check_header(file)
     return family
+
+
+def check_libraries() -> None:
+    """Raises FlowModelError where the installed diffusers is one that runs what a model's folder brings."""
+    installed = importlib.metadata.version("diffusers")
+    if tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) < DIFFUSERS:
+        raise FlowModelError(
+            f"diffusers {installed} runs Python files that lie in a model's folder, so none is loaded by it. Fix: pip install "
+            f"-U 'diffusers>={'.'.join(map(str, DIFFUSERS))}' into this Python"
+        )
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What model_index.json in a diffusers folder says; its components are classes of LIBRARIES and nothing else.
+
+    Raises:
+        FlowModelError: it cannot be read, or names foreign code.
+    """
+    index = path / "model_index.json"
+    try:
+        components = json.loads(index.read_text(encoding="utf-8"))
+        family = components["_class_name"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FlowModelError(
+            f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
+        ) from error
+    if not isinstance(family, str):
+        raise _foreign(index, "_class_name", family)
+    for component, source in components.items():
+        if not isinstance(source, list) or source in ([None, None], []):
+            continue
+        plain = len(source) == 2 and all(isinstance(part, str) for part in source)
+        if not (plain and component.isidentifier() and source[0] in LIBRARIES and source[1].isidentifier()):
+            raise _foreign(index, component, source)
+    return components
+
+
+def library_class(folder: Path, library: str, name: str) -> type:
+    """A network's class, of a component that `read_index` has let pass. Raises FlowModelError where it is none."""
+    found = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
+    if not isinstance(found, type) or not hasattr(found, "from_pretrained"):
+        raise _foreign(folder.parent / "model_index.json", folder.name, [library, name])
+    return found
+
+
+def _foreign(index: Path, component: str, source: object) -> FlowModelError:
+    return FlowModelError(
+        f"{index} wants {str(component)[:100]} to be {str(source)[:200]}, and only classes of {' and '.join(LIBRARIES)} are "
+        "loaded. Fix: use a model in diffusers' own layout, from whom you trust"
+    )
 
 
 def _check_header(file: Path) -> None:

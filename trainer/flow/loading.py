@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 import logging
 import math
 import warnings
@@ -15,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from .. import distributed, host
-from . import FlowModelError, single_file
+from . import FlowModelError, library_class, read_index, single_file
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -75,7 +73,9 @@ def load_pipeline(
         left_out = {name: None for name in _index(path) if name not in parts and isinstance(_index(path)[name], list)}
         try:
             pipeline = getattr(diffusers, family.PIPELINE)
-            return pipeline.from_pretrained(path, torch_dtype=dtype, local_files_only=True, **networks, **left_out)
+            # It never runs what the folder brings: unasked it would ask in a terminal, for a tokenizer too.
+            safe = {"local_files_only": True, "trust_remote_code": False}
+            return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **left_out)
         except _LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 
@@ -180,7 +180,7 @@ def _quantization(kind: str, device: torch.device, dtype: torch.dtype) -> dict:
 
 
 def _index(path: Path) -> dict:
-    return json.loads((path / "model_index.json").read_text(encoding="utf-8"))
+    return read_index(path)
 
 
 def _parts(path: Path) -> dict[str, tuple[str, str]]:
@@ -195,8 +195,10 @@ def _elements(file: Path) -> int:
 
 
 def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype, **more) -> torch.nn.Module:
-    network = getattr(importlib.import_module(library), name)
+    network = library_class(folder, library, name)
     options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **more}
+    if library == "transformers":
+        options["trust_remote_code"] = False  # else it would ask in a terminal whether to run the folder's own
     try:
         name_of_dtype = "dtype" if library == "transformers" else "torch_dtype"
         module, information = network.from_pretrained(folder, **{name_of_dtype: dtype}, **options)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
-from . import SINGLE_FILES, FlowModelError
+from . import SINGLE_FILES, FlowModelError, library_class
 
 _LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 # ComfyUI's 8-bit files hold such a factor beside each weight, by one of these names.
@@ -21,7 +20,7 @@ def load(folder: Path, component: str, library: str, name: str, file: Path, dtyp
     Raises:
         FlowModelError: the file holds other weights than the folder's configuration describes.
     """
-    network = getattr(importlib.import_module(library), name)
+    network = library_class(folder / component, library, name)
     read = _encoder if library == "transformers" else _network
     try:
         module = read(network, folder, component, file, dtype)

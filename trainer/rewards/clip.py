@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
+from .. import search
 from . import preprocess
 from .base import RewardError
 from .network import Network, NetworkReward, shared
@@ -110,7 +110,7 @@ class ClipT(ClipReward):
         dtype: str = "auto",
         **use,
     ):
-        network = shared(Clip, host.find_model(model, MARKER), device, dtype)
+        network = shared(Clip, search.model(model, MARKER), device, dtype)
         super().__init__(name, coefficient, held_out, network, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -6,8 +6,8 @@ The request, a POST of application/json, and the two forms of the answer:
     {"scores": [0.25, null, …]}
     {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
 
-`data` is a whole PNG, or an mp4 of `fps` frames a second, in base64; null is what could not be scored. A server to begin with:
-assets/examples/reward_server.py.
+`data` is a whole PNG, or an mp4 of `fps` frames a second, in base64; null is what could not be scored. An answer may have
+ANSWER_BYTES, and SAMPLE_BYTES more for each sample. A server to begin with: assets/examples/reward_server.py.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ import math
 import os
 import threading
 import weakref
+import zlib
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
 
 import torch
 
-from .. import host, media
+from .. import host, media, permissions
+from ..addresses import host_of
 from .base import OncePerBatch, Reward, RewardError
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
 FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 SHOWN = 200  # characters of an answer in an error
+# What is read of an answer: room for forty named scores of a sample, with all their digits.
+ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024
+COMPRESSIONS = ("gzip", "deflate")  # which zlib tells apart by itself
 
 T = TypeVar("T")
 
@@ -95,6 +99,7 @@ class Server(OncePerBatch):
         super().__init__()
         self.url, self.timeout, self.retries, self.batch_size = url, timeout, retries, batch_size
         self.token_variable, self.fps = token_variable, fps
+        check_host(url)
 
     def scores(self, batch: Tensor, prompts: Sequence[str]) -> dict[str, list[float]]:
         """{name of a score: one a sample}; the name is empty where the server gives only one.
@@ -103,8 +108,10 @@ class Server(OncePerBatch):
             batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
 
         Raises:
+            NotAllowed: the user has not allowed that host, or not that it gets the token.
             RewardError: the server could not be reached, or gave something else.
         """
+        check_host(self.url)
         frames = media.eight_bits(batch).numpy()
         kind = "mp4" if batch.ndim == 5 else "png"
         encoded = [media.mp4(clip, self.fps) if kind == "mp4" else _png(clip) for clip in frames]
@@ -125,24 +132,26 @@ class Server(OncePerBatch):
     async def _ask(self, requests: Sequence[dict]) -> list[str]:
         import aiohttp
 
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if self.token_variable:
             headers["Authorization"] = f"Bearer {self._token()}"
         limit = aiohttp.ClientTimeout(total=self.timeout)
-        async with aiohttp.ClientSession(headers=headers, timeout=limit) as session:
-            return [await self._answer(session, json.dumps(request).encode()) for request in requests]
+        # Decompressed by us, since aiohttp would do it without a limit.
+        async with aiohttp.ClientSession(headers=headers, timeout=limit, auto_decompress=False) as session:
+            return [await self._answer(session, request) for request in requests]
 
-    async def _answer(self, session: aiohttp.ClientSession, body: bytes) -> str:
+    async def _answer(self, session: aiohttp.ClientSession, request: dict) -> str:
         """The text of a good answer to one request."""
         import aiohttp
 
+        body, most = json.dumps(request).encode(), ANSWER_BYTES + SAMPLE_BYTES * len(request["samples"])
         for attempt in range(self.retries + 1):
             if attempt:
                 await asyncio.sleep(FIRST_WAIT * 2 ** (attempt - 1))
             try:
                 # A redirect would take pictures and token to another host.
                 async with session.post(self.url, data=body, allow_redirects=False) as response:
-                    text = (await response.read()).decode("utf-8", "replace")
+                    content, whole = await _read_at_most(response, most)
             except asyncio.TimeoutError:
                 problem = f"gave no answer within {self.timeout:g} s"
                 fix = "raise timeout, lower batch_size, or look at the server's own log"
@@ -151,8 +160,14 @@ class Server(OncePerBatch):
                 problem = f"could not be reached ({type(error).__name__}: {error})"
                 fix = "start the reward server, or correct url"
                 continue
-            if response.status == 200:
+            text = content.decode("utf-8", "replace")
+            if response.status == 200 and whole:
                 return text
+            if response.status == 200:
+                raise RewardError(
+                    f"{self.url} answered more than {most:,} bytes about {len(request['samples'])} samples, or in a compression "
+                    f"that is not read: {text[:SHOWN]!r}. Fix: it must answer with scores alone, uncompressed"
+                )
             problem, fix = f"answered {response.status} {response.reason}: {text[:SHOWN]!r}", _remedy(response)
             if response.status != 429 and response.status < 500:
                 raise RewardError(f"{self.url} {problem}. Fix: {fix}")
@@ -164,7 +179,7 @@ class Server(OncePerBatch):
         shown = f"{text[:SHOWN]!r}"
         try:
             scores = json.loads(text)["scores"]
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):  # the last one where it is nested very deep
             raise RewardError(
                 f'{self.url} answered {shown}. Fix: it must be JSON like {{"scores": [0.5, null]}}'
             ) from None
@@ -182,11 +197,10 @@ class Server(OncePerBatch):
                         f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a "
                         "number, or null for what cannot be scored"
                     )
-        return {
-            name: [math.nan if value is None else float(value) for value in column] for name, column in columns.items()
-        }
+        return {name: list(map(_score, column)) for name, column in columns.items()}
 
     def _token(self) -> str:
+        permissions.check_token(self.token_variable, self.url)
         token = os.environ.get(self.token_variable)
         if not token:
             raise RewardError(
@@ -208,15 +222,13 @@ def _shared(*settings) -> Server:
 
 def check_url(url: str) -> str:
     """The address of a server. Raises ValueError for anything but http and https, and for one that carries a password."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address of a server. Fix: for example http://127.0.0.1:8189/score")
-    if parts.username or parts.password:
-        raise ValueError(
-            f"the address of {parts.hostname} carries a name or password, which would be saved with the workflow. Fix: put "
-            "a token into an environment variable, and name that in token_variable"
-        )
+    host_of(url)
     return url
+
+
+def check_host(url: str) -> None:
+    """Raises NotAllowed where the user has not allowed that pictures go there, ValueError as `check_url`."""
+    permissions.check(permissions.Want(permissions.POST, host_of(url), "pictures and prompts"))
 
 
 def check_token_variable(name: str) -> str:
@@ -226,6 +238,34 @@ def check_token_variable(name: str) -> str:
             f"{name!r} does not begin with {TOKEN_PREFIX}. Fix: rename the variable, as in {TOKEN_PREFIX}_MINE"
         )
     return name
+
+
+def _score(value: float | None) -> float:
+    """NaN is what could not be scored; so is what no sum could hold."""
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:  # a whole number of more than 308 digits
+        number = math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[bytes, bool]:
+    """The first `most` bytes of an answer, decompressed, and whether that is all of it."""
+    content = bytearray()
+    async for piece in response.content.iter_any():
+        content += piece
+        if len(content) > most:
+            response.close()  # else the rest would be waited for
+            break
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding in COMPRESSIONS and len(content) <= most:
+        try:
+            content = zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(bytes(content), most + 1)
+        except zlib.error:
+            return b"", False
+    elif encoding not in ("identity", ""):
+        return b"", False
+    return bytes(content[:most]), len(content) <= most
 
 
 def _remedy(response: aiohttp.ClientResponse) -> str:

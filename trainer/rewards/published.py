@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .. import host
+from .. import search
 from .base import RewardError
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ class Published:
     source: str
 
     def find(self, name: str = "") -> Path:
-        return host.find_reward_file(name or self.name, self.size, self.source)
+        return search.reward_file(name or self.name, self.size, self.source)
 
     def find_folder(self, name: str, marker: str) -> Path:
-        return host.find_model(name, marker, f"{self.source} ({self.size})")
+        return search.model(name, marker, f"{self.source} ({self.size})")
 
     def read(self, place: Path) -> dict[str, Any]:
         """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
@@ -129,7 +129,12 @@ def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) ->
     """
     try:
         model, report = kind.from_pretrained(
-            place, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True
+            place,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,  # what the folder brings is not run, and nobody is asked
         )
     except _READING_ERRORS as error:
         reason = _reason(error)

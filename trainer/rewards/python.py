@@ -1,4 +1,4 @@
-"""A reward that is one function in a file of the user's. Off until the user allows a folder: see `host.find_python_reward`."""
+"""A reward that is one function in a file of the user's. Off until the user allows a folder: see `permissions.python_file`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .. import host
+from .. import host, permissions
 from .base import Reward, RewardError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class PythonReward(Reward):
     def __init__(
         self, name: str = "", coefficient: float = 1.0, held_out: bool = False, *, file: str, function: str = "score"
     ):
-        self.path = host.find_python_reward(file)
+        self.path = permissions.python_file(file)
         super().__init__(name or self.path.stem, coefficient, held_out)
         module = _load(self.path)
         self.function = getattr(module, function, None)

@@ -103,7 +103,9 @@ class VideoAlignNetwork(Network):
         self.std = torch.tensor([figures.get(f"{dimension}_std", 1.0) for dimension in of_each])
 
         tokenizer = transformers_class("AutoTokenizer")
-        self.tokenizer = tokenizer.from_pretrained(base, local_files_only=True, padding_side="right")
+        self.tokenizer = tokenizer.from_pretrained(
+            base, local_files_only=True, padding_side="right", trust_remote_code=False
+        )
         self.tokenizer.add_tokens(list(REWARD_TOKENS), special_tokens=True)
         self.reward_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)))
         self.prompt = (host.ASSETS / "reward_prompts" / "video_align.txt").read_text(encoding="utf-8")

@@ -85,7 +85,7 @@ class VideoScoreNetwork(Network):
         tokenizer = transformers_class("AutoTokenizer")
         self.processor = transformers_class("Idefics2Processor")(
             pillow_processor("Idefics2ImageProcessor").from_pretrained(place, local_files_only=True),
-            tokenizer.from_pretrained(place, local_files_only=True, padding_side="right"),
+            tokenizer.from_pretrained(place, local_files_only=True, padding_side="right", trust_remote_code=False),
             image_seq_len=config.perceiver_config.resampler_n_latents,
         )
         self.prompt = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")

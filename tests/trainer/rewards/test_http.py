@@ -293,6 +293,7 @@ def test_a_wrong_count_or_type_is_named(answering, answer, told):
 def test_a_token_comes_from_the_environment(answering, monkeypatch):
     url, requests = answering({"scores": [1, 2, 3]})
     monkeypatch.delenv("OTCA_REWARD_TOKEN_TEST", raising=False)
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_TEST_HOST", "127.0.0.1")
     assert "OTCA_REWARD_TOKEN_TEST, which is not set" in error_of(url, token_variable="OTCA_REWARD_TOKEN_TEST")
     assert not requests
     monkeypatch.setenv("OTCA_REWARD_TOKEN_TEST", "s3cret")
@@ -303,6 +304,7 @@ def test_a_token_comes_from_the_environment(answering, monkeypatch):
 def test_a_token_never_stands_in_an_error(answering, monkeypatch):
     url, _ = answering(status(403))
     monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "127.0.0.1")
     assert "s3cret" not in error_of(url, token_variable="OTCA_REWARD_TOKEN")
 
 

@@ -13,7 +13,7 @@ import torch
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.external_rewards import RewardPython
-from comfyui_otca.trainer import host
+from comfyui_otca.trainer import host, permissions
 from comfyui_otca.trainer.rewards.base import RewardError, score
 from comfyui_otca.trainer.rewards.python import PythonReward
 from comfyui_otca.trainer.workflow import Workflow
@@ -27,14 +27,14 @@ def score(images, prompts):
 
 @pytest.fixture(autouse=True)
 def _nothing_allowed(monkeypatch):
-    monkeypatch.delenv(host.ALLOW_PYTHON, raising=False)
+    monkeypatch.delenv(permissions.PYTHON, raising=False)
 
 
 @pytest.fixture
 def allowed(tmp_path, monkeypatch):
     folder = tmp_path / "allowed"
     folder.mkdir()
-    monkeypatch.setenv(host.ALLOW_PYTHON, str(folder))
+    monkeypatch.setenv(permissions.PYTHON, str(folder))
     return folder
 
 
@@ -115,11 +115,11 @@ def test_nor_through_a_link_that_cannot_be_checked_beforehand(small_graph, tmp_p
 
 
 def test_the_command_line_allows_a_folder(small_graph, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(host.ALLOW_PYTHON, str(tmp_path / "another"))
+    monkeypatch.setenv(permissions.PYTHON, str(tmp_path / "another"))
     workflow = tmp_path / "workflow.json"
     workflow.write_text(json.dumps(graph_with(small_graph, write(tmp_path, MARK))))
     assert main(["validate", str(workflow), "--allow-python", str(tmp_path)]) == 0
-    assert os.environ[host.ALLOW_PYTHON] == os.pathsep.join([str(tmp_path / "another"), str(tmp_path)])
+    assert os.environ[permissions.PYTHON] == os.pathsep.join([str(tmp_path / "another"), str(tmp_path)])
     with pytest.raises(SystemExit):
         main(["validate", str(workflow), "--allow-python", str(tmp_path / "missing")])
     assert "is no folder" in capsys.readouterr().err
@@ -134,7 +134,7 @@ def test_a_file_in_an_allowed_folder(allowed, tmp_path, monkeypatch):
     assert PythonReward(file="deeper/own.py").path == below
     second = tmp_path / "second"
     second.mkdir()
-    monkeypatch.setenv(host.ALLOW_PYTHON, os.pathsep.join([str(allowed), str(second)]))
+    monkeypatch.setenv(permissions.PYTHON, os.pathsep.join([str(allowed), str(second)]))
     other = write(second, name="other.py")
     assert PythonReward(file="other.py").path == other
 
@@ -164,7 +164,7 @@ def test_a_link_out_of_the_folder(allowed, tmp_path):
 def test_an_allowed_folder_may_itself_be_a_link(tmp_path, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.setenv(host.ALLOW_PYTHON, str(tmp_path / "link"))
+    monkeypatch.setenv(permissions.PYTHON, str(tmp_path / "link"))
     path = write(tmp_path / "real")
     assert PythonReward(file="mine.py").path == path
 

@@ -1,0 +1,140 @@
+"""F8, and links: a prompt file is opened and judged, in time."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import opening, permissions
+from comfyui_otca.trainer.permissions import NotAllowed
+from comfyui_otca.trainer.prompts import PromptError, file_state, read_prompts
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The one folder that may be read."""
+    place = tmp_path / "allowed"
+    place.mkdir()
+    monkeypatch.setenv(permissions.FOLDERS, str(place))
+    return place
+
+
+READERS = {"read": lambda name: read_prompts("", str(name)), "state": lambda name: file_state(str(name))}
+both = pytest.mark.parametrize("read", READERS)
+
+
+def complaint(read, name):
+    with pytest.raises((PromptError, NotAllowed, ValueError), match="Fix: ") as caught:
+        READERS[read](name)
+    return str(caught.value)
+
+
+@both
+def test_a_fifo_neither_hangs_nor_is_read(folder, read):
+    os.mkfifo(folder / "a.txt")
+    assert "no regular file" in complaint(read, folder / "a.txt")
+
+
+@both
+def test_a_device_by_a_link(folder, read):
+    (folder / "a.txt").symlink_to("/dev/zero")
+    assert "no regular file" in complaint(read, folder / "a.txt")
+
+
+@both
+def test_a_folder(folder, read):
+    (folder / "a.txt").mkdir()
+    assert "no regular file" in complaint(read, folder / "a.txt")
+
+
+@both
+def test_a_link_out_of_the_folder(folder, tmp_path, read):
+    (tmp_path / "secret.txt").write_text("s3cret\n")
+    (folder / "a.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "deep").symlink_to(tmp_path)
+    for name in ("a.txt", "deep/secret.txt"):
+        told = complaint(read, folder / name)
+        assert "link out of its folder" in told and "s3cret" not in told
+
+
+def test_a_link_within_the_folder_and_a_linked_folder(folder, tmp_path, monkeypatch):
+    (folder / "real.txt").write_text("one\n")
+    (folder / "a.txt").symlink_to(folder / "real.txt")
+    assert read_prompts("", str(folder / "a.txt")) == ["one"]
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.setenv(permissions.FOLDERS, str(tmp_path / "link"))
+    assert (
+        read_prompts("", str(tmp_path / "link" / "real.txt")) == ["one"] == read_prompts("", str(folder / "real.txt"))
+    )
+
+
+@pytest.mark.parametrize("name", ["id_rsa", ".env", "prompts.json", "a.txt.key", "token"])
+def test_only_prompt_files(folder, name):
+    (folder / name).write_text("s3cret\n")
+    assert ".txt or .jsonl" in complaint("read", folder / name)
+
+
+@both
+def test_a_large_file(folder, read, monkeypatch):
+    monkeypatch.setattr(permissions, "MOST_PROMPT_BYTES", 10)
+    (folder / "a.txt").write_text("x" * 10)
+    READERS[read](folder / "a.txt")
+    (folder / "a.txt").write_text("x" * 11)
+    assert "11 bytes, and 10 may be read" in complaint(read, folder / "a.txt")
+
+
+def test_a_file_that_tells_no_size_and_has_no_end(folder):
+    descriptor = os.open("/dev/zero", os.O_RDONLY)
+    with pytest.raises(opening.Refused, match="more than 10 bytes"):
+        opening.read(descriptor, 10)
+    with pytest.raises(OSError):
+        os.fstat(descriptor)
+
+
+@both
+def test_a_network_drive_that_hangs_holds_nothing_up(folder, read, monkeypatch):
+    """As seen from ComfyUI, whose one loop asks VALIDATE_INPUTS."""
+    hanging = threading.Event()
+
+    def hangs(*arguments):
+        hanging.wait(30)
+        raise OSError("gone")
+
+    monkeypatch.setattr(opening, "SECONDS", 0.05)
+    monkeypatch.setattr(opening, "opened", hangs)
+    (folder / "a.txt").write_text("one\n")
+    try:
+        if read == "read":
+            told = NODE_CLASS_MAPPINGS["OTCA_PromptDataset"].VALIDATE_INPUTS("", str(folder / "a.txt"))
+            assert told.startswith("file: ") and "could not be read within 0.05 s. Fix: " in told
+        else:
+            with pytest.raises(TimeoutError):
+                file_state(str(folder / "a.txt"))
+    finally:
+        hanging.set()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00red", b"caf\xe9\n"])
+def test_what_is_no_text(folder, content):
+    (folder / "a.txt").write_bytes(content)
+    assert "no text in UTF-8" in complaint("read", folder / "a.txt")
+
+
+def test_a_line_that_is_nested_very_deep(folder):
+    (folder / "a.jsonl").write_text('{"prompt": ' + "[" * 100_000 + "\n")
+    told = complaint("read", folder / "a.jsonl")
+    assert "line 1 is no object like" in told and len(told) < 500
+
+
+def test_without_the_flags_of_this_system(folder, monkeypatch):
+    """Windows has neither O_NONBLOCK nor O_CLOEXEC, and opens texts as texts."""
+    for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"):
+        monkeypatch.delattr(os, flag)
+    monkeypatch.setattr(opening, "WINDOWS", True)
+    (folder / "a.txt").write_text("one\n")
+    os.mkfifo(folder / "b.txt")
+    assert read_prompts("", str(folder / "a.txt")) == ["one"]
+    assert "no regular file" in complaint("read", folder / "b.txt")

@@ -1,0 +1,139 @@
+"""F3: a model's folder brings numbers and settings, and no code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import flow
+from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model, read_index
+
+RAN = "raise RuntimeError('foreign code ran')\n"
+
+
+@pytest.fixture
+def hostile(tmp_path, flux_folder, monkeypatch):
+    """hostile(component=source): a copy of the embedded model with another index, and modules that must not be imported."""
+    for name in ("evil_module", "pipeline", "transformer"):
+        (tmp_path / f"{name}.py").write_text(RAN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(**changes):
+        folder = tmp_path / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(flux_folder, folder)
+        for place in (folder, folder / "transformer", folder / "vae"):
+            (place / "evil_module.py").write_text(RAN)
+        index = json.loads((folder / "model_index.json").read_text())
+        (folder / "model_index.json").write_text(json.dumps(index | changes))
+        return folder
+
+    yield make
+    assert "evil_module" not in sys.modules
+
+
+SOURCES = [
+    ["evil_module", "Net"],
+    ["diffusers.models", "AutoModel"],
+    ["diffusers_modules.local.evil", "Net"],
+    ["os", "system"],
+    ["diffusers", "utils.export"],
+    ["diffusers", "__class__.x"],
+    ["diffusers", 7],
+    ["diffusers"],
+    ["diffusers", "a", "b"],
+    [["diffusers"], "a"],
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("component", ["transformer", "vae", "tokenizer", "scheduler", "extra"])
+def test_other_libraries_are_refused_before_anything_is_loaded(hostile, source, component):
+    folder = hostile(**{component: source})
+    for check in (lambda: check_model_folder(folder, {}), lambda: load_flow_model(folder, device="cpu")):
+        with pytest.raises(FlowModelError, match=f"wants {component} to be .*Fix: "):
+            check()
+    told = NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"].VALIDATE_INPUTS("shapes-flux", str(folder))
+    assert told.startswith("path: ") and "only classes of diffusers and transformers" in told
+
+
+@pytest.mark.parametrize("name", ["pipeline", "utils", "AutoencoderNoSuch", "is_torch_available", "__doc__"])
+def test_what_is_no_network_of_theirs(hostile, name):
+    with pytest.raises(FlowModelError, match="wants vae to be .*Fix: "):
+        load_flow_model(hostile(vae=["diffusers", name]), device="cpu")
+
+
+@pytest.mark.parametrize("component", ["../../x", "a/b", "..", ""])
+def test_a_component_is_no_path(hostile, component):
+    with pytest.raises(FlowModelError, match="Fix: "):
+        read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
+
+
+@pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
+def test_a_pipeline_of_its_own(hostile, family):
+    with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):
+        check_model_folder(hostile(_class_name=family), {})
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", "\udcff", '{"_class_name": '])
+def test_an_index_that_is_none(tmp_path, content):
+    (tmp_path / "model_index.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(FlowModelError, match="cannot be read as a diffusers index.*Fix: "):
+        check_model_folder(tmp_path, {})
+
+
+def test_a_configuration_that_brings_code_is_not_asked_about(hostile, monkeypatch):
+    """transformers would ask in a terminal whether to run it."""
+    folder = hostile()
+    config = folder / "text_encoder" / "config.json"
+    config.write_text(
+        json.dumps(
+            json.loads(config.read_text())
+            | {"auto_map": {"AutoModel": "evil_module.Net", "AutoConfig": "evil_module.C"}}
+        )
+    )
+    shutil.copy(folder / "evil_module.py", folder / "text_encoder")
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("nobody is asked"))
+    load_flow_model(folder, device="cpu")  # by diffusers' and transformers' own classes
+    index = json.loads((folder / "model_index.json").read_text())
+    index["text_encoder"] = ["transformers", "AutoModel"]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_type": "evil"}))
+    with pytest.raises(FlowModelError, match="Fix: "):
+        load_flow_model(folder, device="cpu")
+
+
+def test_an_encoder_that_brings_code(tmp_path, monkeypatch):
+    from comfyui_otca.trainer import features
+    from comfyui_otca.trainer.rewards.base import RewardError
+
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "evil", "auto_map": {"AutoModel": "evil.Net", "AutoConfig": "evil.C"}})
+    )
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    (tmp_path / "evil.py").write_text(RAN)
+    monkeypatch.setattr("builtins.input", lambda *a: pytest.fail("nobody is asked"))
+    with pytest.raises(RewardError, match="cannot be loaded .*Fix: "):
+        features.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("version", "old"), [("0.37.1", True), ("0.36.0.dev0", True), ("0.38.0", False), ("1.0", False)]
+)
+def test_a_diffusers_that_runs_foreign_code_loads_nothing(monkeypatch, flux_folder, version, old):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    if not old:
+        return flow.check_libraries()
+    with pytest.raises(FlowModelError, match=f"diffusers {version} runs Python files .*Fix: pip install"):
+        load_flow_model(flux_folder, device="cpu")
+
+
+def test_the_requirement_says_the_same():
+    needed = (Path(flow.__file__).parents[2] / "requirements.txt").read_text().splitlines()
+    assert f"diffusers>={'.'.join(map(str, flow.DIFFUSERS))}" in needed

@@ -1,0 +1,422 @@
+"""F1, F2 and F5: what a stranger's workflow may name, and that only the user widens it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import guidance, host, opening, permissions, remembered, search
+from comfyui_otca.trainer.addresses import host_of
+from comfyui_otca.trainer.permissions import DOWNLOAD, POST, READ, RUN, NotAllowed, Want
+from comfyui_otca.trainer.prompts import read_prompts
+from comfyui_otca.trainer.wants import wants_of
+from comfyui_otca.trainer.workflow import Workflow
+
+NODES = NODE_CLASS_MAPPINGS
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """A folder that nothing allows, while a command is typed elsewhere."""
+    monkeypatch.delenv(permissions.FOLDERS)
+    place, typed = tmp_path / "outside", tmp_path / "typed"
+    place.mkdir(), typed.mkdir()
+    monkeypatch.chdir(typed)
+    return place
+
+
+def secret(folder: Path, name="secret.txt") -> str:
+    (folder / name).write_text("s3cret\n")
+    return str(folder / name)
+
+
+def refused(call, *arguments):
+    with pytest.raises(NotAllowed, match="Fix: ") as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+# --- files and folders ----------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_file_outside_is_refused_with_what_allows_it(outside):
+    told = refused(read_prompts, "", secret(outside))
+    assert str(outside / "secret.txt") in told and f"OTCA_ALLOW_FOLDERS={outside}" in told
+    assert f"--allow-folder {outside}" in told and "click on the page" in told
+    said = NODES["OTCA_PromptDataset"].VALIDATE_INPUTS("", secret(outside))
+    assert said == f"file: {told}"
+    assert refused(NODES["OTCA_PromptDataset"]().take, "", 1, 0, True, 0, secret(outside)) == told, "a linked one too"
+
+
+@pytest.mark.parametrize("name", ["/proc/self/environ", "/etc/passwd", "~/.ssh/id_rsa", "../outside/secret.txt"])
+def test_other_files_of_the_user(outside, name):
+    secret(outside)
+    refused(read_prompts, "", name)
+
+
+def test_the_user_widens_it_by_environment_command_line_or_click(outside, monkeypatch):
+    file = secret(outside)
+    monkeypatch.setenv(permissions.FOLDERS, os.pathsep.join(["/nowhere", str(outside)]))
+    assert read_prompts("", file) == ["s3cret"]
+    monkeypatch.setenv(permissions.FOLDERS, "")
+    refused(read_prompts, "", file)
+    permissions.remember(READ, str(outside))
+    assert read_prompts("", file) == ["s3cret"]
+
+
+def test_what_lies_where_a_command_was_typed_is_the_users(outside, monkeypatch):
+    secret(Path.cwd(), "mine.txt")
+    assert read_prompts("", "mine.txt") == ["s3cret"]
+    monkeypatch.setenv(permissions.FROM_PAGE, "1")
+    with pytest.raises(ValueError, match="was not found"):
+        read_prompts("", "mine.txt")
+
+
+@pytest.mark.parametrize("where", ["/", "~", "~/.."])
+def test_the_home_folder_is_too_much_to_allow_by_being_there(outside, monkeypatch, tmp_path, where):
+    monkeypatch.setenv("HOME", str(tmp_path / "people" / "me"))
+    (tmp_path / "people" / "me").mkdir(parents=True)
+    file = secret(tmp_path / "people" / "me")
+    monkeypatch.chdir(os.path.expanduser(where))
+    refused(read_prompts, "", file)
+
+
+def test_on_the_canvas_comfyuis_input_folder_is_what_counts(outside, comfyui, tmp_path):
+    (tmp_path / "files").mkdir()
+    secret(tmp_path / "files", "mine.txt"), secret(Path.cwd(), "typed.txt")
+    assert read_prompts("", "mine.txt") == read_prompts("", str(tmp_path / "files" / "mine.txt")) == ["s3cret"]
+    refused(read_prompts, "", str(Path.cwd() / "typed.txt"))
+
+
+FINDERS = {
+    "model": lambda name: search.model(name, "model_index.json"),
+    "weights": lambda name: search.weights(name, "vae"),
+    "reward file": lambda name: search.reward_file(name, "1 GB", "owner/name"),
+    "guide": guidance.find,
+    "prompts": lambda name: read_prompts("", name),
+}
+
+
+@pytest.mark.parametrize("find", FINDERS)
+def test_every_way_to_name_a_file_asks(outside, find):
+    (outside / "model_index.json").write_text("{}")
+    for name in (str(outside), secret(outside), "../outside/secret.txt"):
+        refused(FINDERS[find], name)
+
+
+@pytest.mark.parametrize("find", FINDERS)
+@pytest.mark.parametrize(
+    "name", [r"\\server\share\a.txt", "//server/share/a.txt", r"\\.\PhysicalDrive0", r"\\?\C:\a.txt"]
+)
+def test_names_of_other_machines_are_not_even_looked_for(outside, monkeypatch, find, name):
+    touched = []
+    for function in ("stat", "open", "lstat", "scandir", "listdir"):
+        real = getattr(os, function)
+        monkeypatch.setattr(
+            os, function, lambda path, *a, real=real, **k: (touched.append(str(path)), real(path, *a, **k))[1]
+        )
+    told = refused(FINDERS[find], name)
+    assert "another machine or a device" in told
+    assert not [path for path in touched if "server" in path or "Physical" in path or "?" in path]
+
+
+def test_a_share_that_the_user_named_may_be_used(outside, monkeypatch):
+    monkeypatch.setattr(os.path, "abspath", lambda path: path)  # as Windows keeps such names
+    monkeypatch.setenv(permissions.FOLDERS, "//server/models")
+    assert permissions.places("//server/models/flux", [], "a model")[0] == Path("//server/models/flux")
+    refused(permissions.places, "//server/other", [], "a model")
+
+
+@pytest.mark.parametrize("name", ["a\0b.txt", "x" * 300 + ".txt", "\ud800.txt", "a/" * 2000])
+def test_what_is_no_name_at_all(outside, name):
+    told = refused(read_prompts, "", name)
+    assert "no name of a file" in told and len(told) < 600
+
+
+@pytest.mark.parametrize("name", ["NUL", "con.txt", "a/COM1.txt", "file.txt:stream", r"C:\a.txt:b", "CONIN$"])
+def test_windows_devices_and_streams(outside, monkeypatch, name):
+    opening.check_name(name)
+    monkeypatch.setattr(opening, "WINDOWS", True)
+    with pytest.raises(ValueError, match="device|stream"):
+        opening.check_name(name)
+    opening.check_name(r"C:\models\flux.safetensors")
+
+
+def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch):
+    (tmp_path / "models").mkdir()
+    (outside / "flux").mkdir()
+    (outside / "flux" / "model_index.json").write_text("{}")
+    (tmp_path / "models" / "flux").symlink_to(outside / "flux")
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    assert search.model("flux", "model_index.json") == tmp_path / "models" / "flux"
+
+
+# --- names of runs and of what is written ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "", "..", None, ["7", 0], "x\\y", "NUL"])
+def test_a_run_has_a_plain_name_where_it_is_used(name):
+    with pytest.raises(ValueError, match="the name of a run, .*Fix: "):
+        host.run_folder(name)
+
+
+def test_a_linked_file_name_of_save_lora(tmp_path):
+    with pytest.raises(ValueError, match="plain name"):
+        NODES["OTCA_SaveLoRA"]().save(None, "../x")
+
+
+# --- hosts, tokens, downloads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8189/s", "http://localhost/s", "https://[::1]:9/s", "http://127.9.9.9/"]
+)
+def test_this_machine_needs_no_permission(url):
+    assert NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url) is True
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://evil.example/s",
+        "http://127.0.0.1.evil.example/",
+        "http://2130706433/",
+        "http://0.0.0.0/",
+        "http://localhost.evil.example/",
+        "http://192.168.0.1/",
+    ],
+)
+def test_other_hosts_do(url):
+    told = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url)
+    assert told.startswith("url: ") and "--allow-host" in told and "OTCA_ALLOW_HOSTS=" in told
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:99999/",
+        "http://127.0.0.1:0/",
+        "http://127.0.0.1\\@evil.example/",
+        "http://127.0.0.1 /",
+        "http://ⅼocalhost/",
+        "http://[::1/",
+        "http://127.0.0.1:80:80/",
+        None,
+        7,
+    ],
+)
+def test_addresses_that_two_readers_read_differently(url):
+    with pytest.raises(ValueError, match="Fix: "):
+        host_of(url)
+
+
+@pytest.mark.parametrize("entry", ["score.example.org", "SCORE.example.org:8443"])
+def test_the_user_allows_a_host(monkeypatch, entry):
+    monkeypatch.setenv(permissions.HOSTS, f"other.example, {entry}")
+    assert permissions.allowed(Want(POST, host_of("https://score.example.org:8443/x"), ""))
+    assert permissions.allowed(Want(POST, host_of("https://score.example.org/x"), "")) is (":" not in entry)
+    assert not permissions.allowed(Want(POST, "sub.score.example.org:443", ""))
+
+
+def test_a_token_belongs_to_a_host(monkeypatch):
+    monkeypatch.setenv(permissions.HOSTS, "evil.example")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
+    ask = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS
+    told = ask("https://evil.example/", "OTCA_REWARD_TOKEN")
+    assert told.startswith("token_variable: ") and "OTCA_REWARD_TOKEN_HOST=evil.example:443" in told
+    assert "s3cret" not in told
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "score.example.org")
+    assert "is for score.example.org" in ask("https://evil.example/", "OTCA_REWARD_TOKEN")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "evil.example:444")
+    assert "is for evil.example:444" in ask("https://evil.example/", "OTCA_REWARD_TOKEN")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "evil.example")
+    assert ask("https://evil.example/", "OTCA_REWARD_TOKEN") is True
+
+
+def test_the_workflows_download_switch_is_only_a_wish(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    load = NODES["OTCA_LoadFlowModel"].VALIDATE_INPUTS
+    told = load("shapes-flux", "owner/name", download=True)
+    assert told.startswith("path: 'owner/name' (a model) may not be downloaded") and "--download" in told
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **how: asked.append(name) or "/there")
+    refused(search.download, "owner/other")
+    monkeypatch.setenv(permissions.DOWNLOADS, "owner/name")
+    assert load("shapes-flux", "owner/name", download=True) is True
+    search.download("owner/name")
+    refused(search.download, "owner/other")
+    assert asked == ["owner/name"]
+
+
+def test_figures_go_out_only_where_the_user_says_so(monkeypatch, tmp_path):
+    from comfyui_otca.trainer.figures import Figures
+
+    validate = NODES["OTCA_TrainingRun"].VALIDATE_INPUTS
+    told = validate("run", "mine")
+    assert told.startswith("wandb_project: 'api.wandb.ai:443'") and "Fix: " in told
+    refused(Figures, tmp_path, "mine", 0, {})
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert validate("run", "mine") is True
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.mine.example")
+    assert validate("run", "mine") is True
+
+
+# --- what is remembered ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (RUN, "/tmp"),
+        ("all", "x"),
+        (READ, "/"),
+        (READ, "~"),
+        (READ, "relative"),
+        (READ, "/nowhere/at/all"),
+        (READ, "//server/share"),
+        (READ, 7),
+        (POST, "evil.example"),
+        (POST, "https://evil.example:443"),
+        (POST, "evil.example:99999"),
+        (DOWNLOAD, "../x"),
+        (DOWNLOAD, "1"),
+    ],
+)
+def test_a_click_allows_no_more_than_it_says(kind, what):
+    what = os.path.expanduser("~") if what == "~" else what
+    with pytest.raises(ValueError, match="Fix: "):
+        permissions.remember(kind, what)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff"]
+)
+def test_a_damaged_file_allows_nothing_and_is_said(content, monkeypatch, tmp_path, caplog):
+    file = tmp_path / "permissions.json"
+    monkeypatch.setenv(remembered.FILE, str(file))
+    permissions.remember(POST, "score.example.org:443")
+    assert permissions.allowed(Want(POST, "score.example.org:443", ""))
+    file.write_text(content)
+    assert not permissions.allowed(Want(POST, "score.example.org:443", ""))
+    assert content.startswith('{"folders": [7') or f"{file}: " in caplog.text and "Fix: " in caplog.text
+    permissions.remember(POST, "score.example.org:443")
+    assert json.loads(file.read_text())["hosts"] == ["score.example.org:443"]
+
+
+def test_nothing_is_remembered_where_the_administrator_says_so(monkeypatch):
+    monkeypatch.setenv(remembered.FILE, "none")
+    with pytest.raises(ValueError, match="OTCA_PERMISSIONS=none"):
+        permissions.remember(POST, "score.example.org:443")
+
+
+# --- what a workflow asks for ---------------------------------------------------------------------------------------
+
+
+def test_what_a_workflow_wants(outside, small_graph, monkeypatch):
+    graph = small_graph()
+    file = secret(outside)
+    names = {entry["class_type"]: node for node, entry in graph.items()}
+    graph[names["OTCA_PromptDataset"]]["inputs"]["file"] = file
+    graph[names["OTCA_LoadFlowModel"]]["inputs"] |= {"path": "owner/name", "download": True}
+    graph["70"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": "https://evil.example/s", "coefficient": 1.0}}
+    graph["71"] = {"class_type": "OTCA_RewardPython", "inputs": {"file": "mine.py"}}
+    graph["72"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": ["9", 0]}}
+    graph["73"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": {"a": 1}}}
+    wants = {(want.kind, want.what) for want in wants_of(graph, NODES)}
+    assert wants == {
+        (READ, file),
+        (DOWNLOAD, "owner/name"),
+        (POST, "evil.example:443"),
+        (RUN, "mine.py"),
+        (POST, "what node '9' hands over"),
+    }
+
+
+def test_a_plain_workflow_wants_its_prompts_alone(small_graph):
+    assert [(want.kind, want.what) for want in wants_of(small_graph(), NODES)] == [(READ, "shapes_train.txt")]
+
+
+def test_every_input_that_names_something_is_told_of():
+    """A new node with such an input has to say what it wants."""
+    naming = {
+        "file",
+        "path",
+        "url",
+        "guides",
+        "features",
+        "wandb_project",
+        "processor",
+        "tokenizer",
+        "transformer_file",
+    }
+    for name, node in NODES.items():
+        inputs = {key for section in node.INPUT_TYPES().values() for key in section}
+        for found in inputs & naming:
+            value = {"url": "https://x.example/", "guides": "/nowhere = 1"}.get(found, "/nowhere")
+            more = {"proxy": "image_features"} if found == "features" else {}
+            assert any(want.input == found for want in node.WANTS(**{found: value, **more})), f"{name}.{found}"
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def workflow_file(small_graph, tmp_path):
+    def write(changes):
+        path = tmp_path / "typed" / "workflow.json"
+        path.write_text(json.dumps(small_graph(changes)))
+        return str(path)
+
+    return write
+
+
+def test_validate_says_what_the_workflow_wants(outside, workflow_file, capsys):
+    file = secret(outside)
+    path = workflow_file({"OTCA_PromptDataset": {"file": file}})
+    assert main(["validate", path]) == 2
+    out, err = capsys.readouterr()
+    assert f"this workflow wants: read {file} (prompts) (not allowed: " in out and "--allow-folder" in out
+    assert "node 2" in err and "input file" in err
+    assert main(["validate", path, "--allow-folder", str(outside)]) == 0
+    assert f"this workflow wants: read {file} (prompts) (allowed)" in capsys.readouterr().out
+
+
+def test_what_the_user_types_is_his_word(outside, workflow_file):
+    path = workflow_file({})
+    assert main(["validate", path, "--set", f"PromptDataset.file={secret(outside)}"]) == 0
+    assert os.environ[permissions.FOLDERS].split(os.pathsep)[-1] == str(outside / "secret.txt")
+    refused(read_prompts, "", secret(outside, "another.txt"))
+
+
+def test_a_refusal_where_it_is_used_is_bad_input(outside, small_graph, capsys):
+    assert main(["sample", str(outside), "--prompt", "x"]) == 2, "there is no model, and nothing else is wrong"
+    assert "Fix: " in capsys.readouterr().err
+
+
+def test_a_linked_prompt_file_is_judged_when_it_comes(outside, small_graph):
+    class Text:
+        RETURN_TYPES, FUNCTION = ("STRING",), "give"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+        def give(self):
+            return (secret(outside),)
+
+    graph = small_graph()
+    dataset = next(node for node, entry in graph.items() if entry["class_type"] == "OTCA_PromptDataset")
+    graph["70"] = {"class_type": "Text", "inputs": {}}
+    graph[dataset]["inputs"]["file"] = ["70", 0]
+    workflow = Workflow(graph, {**NODES, "Text": Text})
+    assert not [problem for problem in workflow.validate() if problem.node_id == dataset]
+    with pytest.raises(Exception, match="NotAllowed: .*secret.txt"):
+        workflow.run(targets=[dataset])

@@ -1,0 +1,189 @@
+"""F6 and F1: what hostile reward servers answer, and what of ours they get."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+import tracemalloc
+import zlib
+
+import pytest
+import torch
+from aiohttp import web
+
+from comfyui_otca.trainer import permissions
+from comfyui_otca.trainer.rewards import http
+from comfyui_otca.trainer.rewards.base import RewardError
+
+IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
+LIMIT = http.ANSWER_BYTES + 3 * http.SAMPLE_BYTES
+MOST_MORE = 100e6  # bytes that an answer may take while it arrives
+
+
+@pytest.fixture
+def serve():
+    """serve(handler) -> address of a server on a free port, until the test ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runners = []
+
+    def run(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    async def start(handler):
+        application = web.Application(client_max_size=2**26)
+        application.router.add_post("/score", handler)
+        runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/score"
+
+    yield lambda handler: run(start(handler))
+    for runner in runners:
+        run(runner.cleanup())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def answers(content: bytes, status=200, **headers):
+    async def handler(request):
+        await request.read()
+        return web.Response(body=content, status=status, headers=headers)
+
+    return handler
+
+
+def endless(status=200, **headers):
+    async def handler(request):
+        await request.read()
+        response = web.StreamResponse(status=status, headers=headers)
+        await response.prepare(request)
+        piece = b'{"scores": [' + b"1, " * 300_000
+        while True:
+            await response.write(piece)
+
+    return handler
+
+
+def scores(url, **options):
+    reward = http.HTTPReward(url=url, retries=0, timeout=30, **options)
+    return reward.score(IMAGES, PROMPTS)
+
+
+def error_of(url, **options):
+    """The message, after a look at what it took to get it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(RewardError, match="Fix: ") as caught:
+            scores(url, **options)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < MOST_MORE
+    assert len(str(caught.value)) < 1000
+    return str(caught.value)
+
+
+def test_an_endless_answer(serve):
+    assert f"answered more than {LIMIT:,} bytes about 3 samples" in error_of(serve(endless()))
+
+
+@pytest.mark.parametrize("status", [400, 500, 429])
+def test_an_endless_error(serve, status):
+    assert f"answered {status}" in error_of(serve(endless(status)))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_bomb(serve, encoding, status):
+    plain = b'{"scores": [' + b" " * 10**8 + b"1, 2, 3]}"
+    bomb = gzip.compress(plain, 1) if encoding == "gzip" else zlib.compress(plain, 1)
+    del plain
+    told = error_of(serve(answers(bomb, status, **{"Content-Encoding": encoding})))
+    assert "answered more than" in told if status == 200 else "answered 500" in told
+
+
+def test_a_small_bomb_that_is_itself_within_the_limit(serve):
+    bomb = gzip.compress(b" " * 4 * 10**6, 9)
+    assert len(bomb) < LIMIT
+    assert "answered more than" in error_of(serve(answers(bomb, **{"Content-Encoding": "gzip"})))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_a_compressed_answer_is_read(serve, pack):
+    name = "gzip" if pack is gzip.compress else "deflate"
+    url = serve(answers(pack(b'{"scores": [1, 2, null]}'), **{"Content-Encoding": name}))
+    assert scores(url).nan_to_num(-1).tolist() == [1.0, 2.0, -1.0]
+
+
+@pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "gzip"])
+def test_other_compressions_are_not_read(serve, encoding):
+    assert "uncompressed" in error_of(serve(answers(b"no such thing", **{"Content-Encoding": encoding})))
+
+
+def test_it_is_asked_for_a_plain_answer(serve):
+    asked = []
+
+    async def handler(request):
+        asked.append(request.headers["Accept-Encoding"])
+        return web.json_response({"scores": [1, 2, 3]})
+
+    scores(serve(handler))
+    assert asked == ["identity"]
+
+
+def test_forty_named_scores_of_a_sample_fit(serve):
+    number = -1.2345678901234567e-100
+    content = json.dumps({"scores": {f"score_{k}": [number] * 3 for k in range(40)}}).encode()
+    assert scores(serve(answers(content)), score_key="score_39").tolist() == pytest.approx([number] * 3)
+
+
+@pytest.mark.parametrize("content", [b"[" * 7000, b'{"scores": ' + b"[" * 5000, b'{"a":' * 1400])
+def test_json_that_is_nested_very_deep(serve, content):
+    assert "it must be JSON like" in error_of(serve(answers(content)))
+
+
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", "1" + "0" * 400])
+def test_what_is_no_finite_number_is_a_sample_left_out(serve, value):
+    assert scores(serve(answers(f'{{"scores": [1, {value}, 3]}}'.encode()))).isnan().tolist() == [False, True, False]
+
+
+def test_a_number_of_five_thousand_digits(serve):
+    assert "it must be JSON like" in error_of(serve(answers(b'{"scores": [1, ' + b"1" * 5000 + b", 3]}")))
+
+
+def test_a_host_is_asked_for_again_when_something_is_sent(serve, monkeypatch):
+    asked = []
+
+    async def handler(request):
+        asked.append(request)
+        return web.json_response({"scores": [1, 2, 3]})
+
+    reward = http.HTTPReward(url=serve(handler), retries=0)
+    monkeypatch.setattr(permissions, "is_loopback", lambda name: False)
+    with pytest.raises(permissions.NotAllowed, match="pictures and prompts"):
+        reward.score(IMAGES, PROMPTS)
+    assert not asked
+
+
+def test_a_token_of_another_host_is_not_sent(serve, monkeypatch):
+    asked = []
+
+    async def handler(request):
+        asked.append(request.headers.get("Authorization"))
+        return web.json_response({"scores": [1, 2, 3]})
+
+    url = serve(handler)
+    monkeypatch.setenv("OTCA_REWARD_TOKEN", "s3cret")
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "score.example.org")
+    with pytest.raises(permissions.NotAllowed, match="is for score.example.org.*Fix: "):
+        scores(url, token_variable="OTCA_REWARD_TOKEN")
+    assert asked == []
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_HOST", "127.0.0.1")
+    scores(url, token_variable="OTCA_REWARD_TOKEN")
+    assert asked == ["Bearer s3cret"]

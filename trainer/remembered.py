@@ -1,0 +1,87 @@
+"""The file of what the user allowed by clicks on the page: {"folders": […], "hosts": […], "downloads": […]}.
+
+Imports neither torch nor anything of ours that does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from . import layout, opening
+
+logger = logging.getLogger(__name__)
+
+FILE = "OTCA_PERMISSIONS"  # names that file; "none": clicks allow nothing
+FOLDERS, HOSTS, DOWNLOADS = LISTS = ("folders", "hosts", "downloads")
+MOST_BYTES, MOST_ENTRIES = 1024**2, 1000
+
+_known: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state, what it says)
+_adding = threading.Lock()
+
+
+def file() -> Path | None:
+    """None where clicks allow nothing."""
+    if named := os.environ.get(FILE):
+        return None if named == "none" else Path(named).expanduser()
+    if opening.WINDOWS and os.environ.get("APPDATA"):
+        base = Path(os.environ["APPDATA"])
+    else:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "comfyui_otca" / "permissions.json"
+
+
+def entries() -> dict[str, list[str]]:
+    """What each of LISTS holds. A damaged file counts as an empty one, and that is said once."""
+    path = file()
+    try:
+        state = path.stat() if path else None
+    except OSError:  # nothing was allowed yet
+        state = None
+    if state is None:
+        return {name: [] for name in LISTS}
+    seen = (state.st_mtime_ns, state.st_size, state.st_ino)
+    if path not in _known or _known[path][0] != seen:
+        try:
+            content = _read(path)
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("%s: %s, so that nothing in it is allowed. Fix: delete it, and allow anew", path, error)
+            content = {name: [] for name in LISTS}
+        _known[path] = seen, content
+    return _known[path][1]
+
+
+def add(name: str, value: str) -> None:
+    """Adds to one of LISTS.
+
+    Raises:
+        ValueError: nothing is remembered here, or too much already.
+        OSError: the file cannot be written.
+    """
+    path = file()
+    if path is None:
+        raise ValueError(f"nothing is remembered here, since {FILE}=none. Fix: allow it by the environment")
+    with _adding:
+        known = entries()
+        if value in known[name]:
+            return
+        if sum(map(len, known.values())) >= MOST_ENTRIES:
+            raise ValueError(f"{path} has {MOST_ENTRIES} entries already. Fix: take out those that you need no more")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changed = {**known, name: [*known[name], value]}
+        layout.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    real = Path(os.path.realpath(path))  # a link is the user's own here
+    try:
+        descriptor = opening.opened(real, [str(real.parent)], MOST_BYTES)
+        content = json.loads(opening.read(descriptor, MOST_BYTES))
+    except opening.Refused as refusal:
+        raise ValueError(f"it {refusal}") from None
+    if not isinstance(content, dict) or not all(isinstance(content.get(name, []), list) for name in LISTS):
+        raise ValueError(f"it is no object with the lists {', '.join(LISTS)}")
+    return {name: [entry for entry in content.get(name, []) if isinstance(entry, str)] for name in LISTS}

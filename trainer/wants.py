@@ -1,0 +1,62 @@
+"""What a graph asks for outside of itself, by its nodes' WANTS: told before it runs, by `otca validate` and on the page.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from .addresses import host_of, is_hub_id, wandb_host
+from .permissions import DOWNLOAD, POST, READ, Want, is_plain
+
+
+def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
+    """What the nodes of a graph in API form ask for, by their classes' WANTS. What they lack is not asked for."""
+    found: dict[Want, None] = {}
+    for node_id, entry in graph.items():
+        cls, inputs = node_classes.get(entry.get("class_type")), entry.get("inputs")
+        if not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
+            continue
+        links = {name: value for name, value in inputs.items() if isinstance(value, list)}
+        for want in cls.WANTS(**{str(name): None if name in links else value for name, value in inputs.items()}):
+            if want.input in links:
+                told = f"what node {str(links[want.input][:1])[1:-1]} hands over"
+                want = replace(want, what=told, linked=True)
+            found[replace(want, node=node_id)] = None
+    return list(found)
+
+
+def reads(value: object, why: str, input: str, always: bool = False) -> list[Want]:
+    """For WANTS: of an input that names a model or a file. A plain name can only mean what lies in the known folders, so it
+    is listed `always` alone."""
+    if value is None:
+        return [Want(READ, "", why, input)]
+    if not isinstance(value, str) or not value:
+        return []
+    return [] if is_plain(value) and not always else [Want(READ, value, why, input)]
+
+
+def posts(url: object, why: str, input: str) -> list[Want]:
+    """For WANTS: of an input that names an address."""
+    if url is None:
+        return [Want(POST, "", why, input)]
+    try:
+        return [Want(POST, host_of(url), why, input)]
+    except ValueError:
+        return []  # it is refused anyway
+
+
+def downloads(name: object, switch: object, input: str) -> list[Want]:
+    """For WANTS: of an input that may name a repository, and the workflow's own switch, which is only a wish."""
+    wish = switch is None or bool(switch)
+    return [Want(DOWNLOAD, name or "", "a model", input)] if wish and (name is None or is_hub_id(name)) else []
+
+
+def figures_go_out(project: object, input: str = "wandb_project") -> list[Want]:
+    """For WANTS, and before it is done: what naming a project of Weights & Biases asks for."""
+    if project == "" or os.environ.get("WANDB_MODE", "").lower() in ("offline", "disabled", "dryrun"):
+        return []
+    return [Want(POST, "" if project is None else wandb_host() or "wandb", "the run's figures and settings", input)]
