@@ -21,7 +21,8 @@ from ..trainer import host
 from ..trainer.flow import SINGLE_FILES
 from ..trainer.graph import RUN_NODE, STEP_NODE, resumable
 from ..trainer.layout import CANVAS, CLAIM, LOG, STATUS, STOP, WORKFLOW
-from ..trainer.workflow import Problem, Workflow, WorkflowError
+from ..trainer.problem import Problem, told
+from ..trainer.workflow import Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
 
@@ -230,4 +231,4 @@ def _busy(run: Run) -> str:
 
 def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
-    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in problems]
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in told(problems)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trainer import hacking
-from ..trainer.graph import RUN_NODE
+from ..trainer.graph import RUN_NODE, title
 from ..trainer.layout import (
     ADAPTERS,
     CANVAS,
@@ -198,9 +198,7 @@ class Run:
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""
         return {
-            (entry.get("_meta") or {}).get("title") or entry["class_type"]: {
-                name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)
-            }
+            title(entry): {name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)}
             for entry in self._nodes()
             if entry["class_type"].startswith("OTCA_")
         }
