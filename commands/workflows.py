@@ -55,7 +55,7 @@ def add(commands) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
-    from ..trainer import distributed, host
+    from ..trainer import distributed, host, preflight
     from ..trainer.problem import errors
     from ..trainer.run import RUN_NODE, check_folder, train
 
@@ -67,7 +67,7 @@ def _train(given: argparse.Namespace) -> int:
         given.output = given.workflow
     host.terminal.output = given.output
     host.terminal.device, host.terminal.download = given.device, given.download
-    problems = workflow.validate()
+    problems = preflight.problems(workflow)
     if distributed.is_main():
         _show(problems)
     if errors(problems):
@@ -92,7 +92,9 @@ def _train(given: argparse.Namespace) -> int:
 
 def _validate(given: argparse.Namespace) -> int:
     """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
-    if _show(options.load(given).validate()):
+    from ..trainer import preflight
+
+    if _show(preflight.problems(options.load(given))):
         return options.EXIT_BAD_INPUT
     print(f"{given.workflow}: ready to train")
     return 0

@@ -206,6 +206,7 @@ class ModelMemory:
     RETURN_NAMES = ("memory",)
     OUTPUT_TOOLTIPS = ("Options for Load Flow Model.",)
     FUNCTION = "choose"
+    PURE = True
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -270,6 +271,7 @@ class ModelFiles:
     RETURN_NAMES = ("files",)
     OUTPUT_TOOLTIPS = ("The chosen files, for Load Flow Model.",)
     FUNCTION = "choose"
+    PURE = True
 
     FOLDERS_OWN = "the folder's own"
     WHAT = {

@@ -17,16 +17,15 @@ from typing import Any
 
 import psutil
 
-from ..trainer import host
+from ..trainer import host, preflight
 from ..trainer.flow import SINGLE_FILES
-from ..trainer.graph import RUN_NODE, STEP_NODE, resumable
+from ..trainer.graph import RUN_NODE, resumable
 from ..trainer.layout import CANVAS, CLAIM, LOG, STATUS, STOP, WORKFLOW
 from ..trainer.problem import Problem, told
 from ..trainer.workflow import Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
 
-NEEDED_ONCE = (RUN_NODE, STEP_NODE)
 LAST_LINES = 12
 ENDING_SECONDS = 20
 WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
@@ -70,14 +69,7 @@ class Jobs:
             Refused: 400, `prompt` is no graph in API format.
         """
         workflow = self._read(prompt)
-        problems = workflow.validate()
-        for class_type in NEEDED_ONCE:
-            found = workflow.find(class_type)
-            if len(found) != 1:
-                message = f"training needs exactly one {self.titles[class_type]} node, and there are {len(found)}"
-                fix = "connect one" if not found else "remove all but one, or mute them"
-                problems.append(Problem(None, None, None, None, message, fix))
-        return workflow, problems
+        return workflow, preflight.problems(workflow)
 
     def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: Gpus) -> Run:
         """A new run of that name. Raises Refused: 400 with the graph's problems, 409 where the name is taken."""

@@ -76,3 +76,15 @@ def refusal(message: str, fix: str) -> WorkflowError:
 
 def errors(problems: Iterable[Problem]) -> list[Problem]:
     return [problem for problem in problems if problem.severity == "error"]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """An input's value that cannot be taken, told by who knows neither the node nor its id."""
+
+    input: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.message}. Fix: {self.fix}"

@@ -116,7 +116,7 @@ class Workflow:
         try:
             value = convert(parse(value, declaration), declaration)
         except ValueError as error:
-            raise WorkflowError([self._problem(node.id, input_name, value, str(error), declaration.wanted)]) from error
+            raise WorkflowError([self.problem(node.id, input_name, value, str(error), declaration.wanted)]) from error
         if not node.judges(input_name) and not declaration.offers(value):
             raise WorkflowError([self._not_a_choice(node.id, input_name, value, declaration)])
         self._graph[node.id]["inputs"][input_name] = wrapped(value)
@@ -136,12 +136,12 @@ class Workflow:
 
     def _not_run(self, node_id: str) -> Node:
         message = f"class {self._graph[node_id]['class_type']} is not known here, so it has no inputs to set"
-        raise WorkflowError([self._problem(node_id, None, None, message, "set an input of another node")])
+        raise WorkflowError([self.problem(node_id, None, None, message, "set an input of another node")])
 
     def _declaration(self, node: Node, input_name: str, value: Any) -> Declaration:
         if input_name not in node.declared:
             fix = suggest(input_name, node.declared)
-            raise WorkflowError([self._problem(node.id, input_name, value, "there is no such input", fix)])
+            raise WorkflowError([self.problem(node.id, input_name, value, "there is no such input", fix)])
         return node.declared[input_name]
 
     def _read_nodes(self) -> None:
@@ -165,6 +165,15 @@ class Workflow:
     def node_class(self, node_id: str) -> type:
         return self._nodes[node_id].cls
 
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The nodes of known classes by their ids, as they were last read."""
+        return self._nodes
+
+    def needed(self) -> list[str]:
+        """Ids of what would run, sources first. The graph must be one that validates."""
+        return execution_order(self._nodes, ancestors(self._nodes, self.output_nodes()))
+
     def output_nodes(self) -> tuple[str, ...]:
         """Ids of the OUTPUT_NODEs: what `run` runs, with all that it needs."""
         return tuple(node.id for node in self._nodes.values() if getattr(node.cls, "OUTPUT_NODE", False) is True)
@@ -184,7 +193,7 @@ class Workflow:
             except CycleError as error:
                 cycle = error.args[1]
                 message = f"the nodes {' -> '.join(cycle)} form a cycle"
-                yield self._problem(cycle[0], None, None, message, "remove one of these links")
+                yield self.problem(cycle[0], None, None, message, "remove one of these links")
                 needed -= set(cycle)
 
     def _check_classes(self, nodes: dict[str, Node]) -> Iterator[Problem]:
@@ -196,27 +205,27 @@ class Workflow:
                 continue
             if class_type.startswith(PREFIX) or node_id in read_from:
                 fix = suggest(class_type, self.node_classes)
-                yield self._problem(node_id, None, None, f"unknown node class {class_type}", fix)
+                yield self.problem(node_id, None, None, f"unknown node class {class_type}", fix)
             else:
                 message = f"left out, since class {class_type} is not known here and no known node needs it"
-                yield self._problem(node_id, None, None, message, "", "warning")
+                yield self.problem(node_id, None, None, message, "", "warning")
 
     def _check_node(self, nodes: dict[str, Node], node: Node) -> list[Problem]:
         problems = []
         for name, declaration in node.declared.items():
             if declaration.required and name not in node.given:
-                problems.append(self._problem(node.id, name, None, "required input is missing", declaration.wanted))
+                problems.append(self.problem(node.id, name, None, "required input is missing", declaration.wanted))
         for name, value in node.given.items():
             if name not in node.declared:
                 fix = suggest(name, node.declared)
-                problems.append(self._problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
+                problems.append(self.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
             elif name in node.unreadable:
                 fix = node.declared[name].wanted
-                problems.append(self._problem(node.id, name, value, node.unreadable[name], fix))
+                problems.append(self.problem(node.id, name, value, node.unreadable[name], fix))
             elif name in node.links:
                 problems += self._check_link(node, name)
             elif not node.judges(name):
-                problems += self._check_constant(node, name)
+                problems += self.check_value(node, name, node.constants[name])
         failed = {problem.input for problem in errors(problems)}
         if not any(node.judges(name) for name in failed):  # else it would stumble over what is already reported
             problems += self._ask_node(nodes, node)
@@ -225,7 +234,7 @@ class Workflow:
     def _check_link(self, node: Node, name: str) -> Iterator[Problem]:
         (source, index), declaration = node.links[name], node.declared[name]
         if source not in self._graph:
-            yield self._problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
+            yield self.problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
         if source not in self._nodes:
             return  # an unknown class is reported as such
         returned, origin = self._nodes[source].cls.RETURN_TYPES, f'node {source} "{self.title(source)}"'
@@ -235,18 +244,19 @@ class Workflow:
         elif "input_types" not in node.validates and not types_match(returned[index], declaration):
             message = f"takes {declaration.type_name}, but output {index} of {origin} is {type_name(returned[index])}"
         if message:
-            yield self._problem(node.id, name, [source, index], message, f"connect a {declaration.type_name}")
+            yield self.problem(node.id, name, [source, index], message, f"connect a {declaration.type_name}")
 
-    def _check_constant(self, node: Node, name: str) -> Iterator[Problem]:
-        value, declaration = node.constants[name], node.declared[name]
+    def check_value(self, node: Node, name: str, value: Any) -> Iterator[Problem]:
+        """What is wrong with the value of an input by its declaration alone: its choices and its range."""
+        declaration = node.declared[name]
         if not declaration.offers(value):
             yield self._not_a_choice(node.id, name, value, declaration)
         low, high = declaration.options.get("min"), declaration.options.get("max")
         if isinstance(value, int | float):  # written so that NaN fails too
             if low is not None and not value >= low:
-                yield self._problem(node.id, name, value, f"must be at least {low}", declaration.wanted)
+                yield self.problem(node.id, name, value, f"must be at least {low}", declaration.wanted)
             if high is not None and not value <= high:
-                yield self._problem(node.id, name, value, f"must be at most {high}", declaration.wanted)
+                yield self.problem(node.id, name, value, f"must be at most {high}", declaration.wanted)
 
     def _ask_node(self, nodes: dict[str, Node], node: Node) -> Iterator[Problem]:
         """What the node's own VALIDATE_INPUTS says, called the way ComfyUI calls it."""
@@ -276,13 +286,13 @@ class Workflow:
         about = about or [name for name in taken if re.search(rf"\b{re.escape(name)}\b", message)] or taken
         name = about[0] if len(about) == 1 else None
         wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
-        yield self._problem(node.id, name, node.constants.get(name), message, fix or wanted)
+        yield self.problem(node.id, name, node.constants.get(name), message, fix or wanted)
 
-    def _problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
+    def problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
         return Problem(node_id, self.title(node_id), input_name, value, message, fix, severity)
 
     def _not_a_choice(self, node_id: str, name: str, value: Any, declaration: Declaration) -> Problem:
-        return self._problem(node_id, name, value, "not one of the choices", suggest(value, declaration.choices))
+        return self.problem(node_id, name, value, "not one of the choices", suggest(value, declaration.choices))
 
     # --- running ------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
@@ -47,6 +48,11 @@ class Reward(Resident, ABC):
         self.name = name
         self.coefficient = coefficient
         self.held_out = held_out
+
+    @classmethod
+    def own_name(cls, settings: Mapping) -> str:
+        """Its name in metrics where its node, of these settings, gives it none."""
+        return inspect.signature(cls.__init__).parameters["name"].default
 
     @abstractmethod
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:

@@ -211,6 +211,12 @@ def check_url(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no address of a server. Fix: for example http://127.0.0.1:8189/score")
+    try:
+        known = parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(f"{url!r} names a port that no server has. Fix: one from 1 to 65535")
     if parts.username or parts.password:
         raise ValueError(
             f"the address of {parts.hostname} carries a name or password, which would be saved with the workflow. Fix: put "

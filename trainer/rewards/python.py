@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -42,6 +42,10 @@ class PythonReward(Reward):
                 f"{self.path} has no function {function!r}. Fix: define {function}(images, prompts), or choose of: "
                 f"{known or 'nothing, there is none'}"
             )
+
+    @classmethod
+    def own_name(cls, settings: Mapping) -> str:
+        return host.find_python_reward(settings["file"]).stem
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float]:
         return _told(self.path, lambda: self.function(images.clone(), list(prompts)))
