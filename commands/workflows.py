@@ -6,8 +6,13 @@ import argparse
 import functools
 import os
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from . import options
+
+if TYPE_CHECKING:
+    from ..trainer.problem import Problem
 
 
 def add(commands) -> None:
@@ -55,7 +60,8 @@ def add(commands) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
-    from ..trainer import distributed, host
+    from ..trainer import distributed, host, preflight
+    from ..trainer.problem import errors
     from ..trainer.run import RUN_NODE, check_folder, train
 
     workflow = options.load(given)
@@ -66,10 +72,10 @@ def _train(given: argparse.Namespace) -> int:
         given.output = given.workflow
     host.terminal.output = given.output
     host.terminal.device = given.device
-    problems = workflow.validate()
-    for problem in problems if distributed.is_main() else ():
-        _show(problem)
-    if any(problem.severity == "error" for problem in problems):
+    problems = preflight.problems(workflow)
+    if distributed.is_main():
+        _show(problems)
+    if errors(problems):
         return options.EXIT_BAD_INPUT
     if given.reward_gpus and given.device:
         raise ValueError(f"--reward-gpus and --device {given.device} say two things. Fix: leave one of them out")
@@ -92,10 +98,11 @@ def _train(given: argparse.Namespace) -> int:
 
 def _validate(given: argparse.Namespace) -> int:
     """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
+    from ..trainer import preflight
+
     workflow = options.load(given)
     options.say_wants(workflow)
-    severities = [_show(problem) for problem in workflow.validate()]
-    if "error" in severities:
+    if _show(preflight.problems(workflow)):
         return options.EXIT_BAD_INPUT
     print(f"{given.workflow}: ready to train")
     return 0
@@ -119,6 +126,10 @@ def _nodes(given: argparse.Namespace) -> int:
     return 0
 
 
-def _show(problem) -> str:
-    print(f"{problem.severity}: {problem}", file=sys.stderr)
-    return problem.severity
+def _show(problems: Sequence[Problem]) -> bool:
+    """Prints what is wrong; returns whether there is an error."""
+    from ..trainer.problem import told
+
+    for problem in told(problems):
+        print(f"{problem.severity}: {problem}", file=sys.stderr)
+    return any(problem.severity == "error" for problem in problems)

@@ -13,6 +13,7 @@ class _Credit:
     RETURN_NAMES = ("credit", "heatmap")
     OUTPUT_TOOLTIPS = ("Weights of the trained steps, [samples, steps].", "The weights as a picture.")
     FUNCTION = "weigh"
+    RESCALES_RATIO = False  # whether the credit holds factors of the log-ratio, of which there can be one set
     OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
 
     def _weighed(self, trajectories, node_id, method, *options):
@@ -216,6 +217,7 @@ class PCPOWeights(_Credit):
     DESCRIPTION = (
         "Proportionate credit: a step pulls as hard as it is long (PCPO). With GRPO Step's objective log_hinge."
     )
+    RESCALES_RATIO = True
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -234,6 +236,7 @@ class PCPOWeights(_Credit):
 class GRPOGuard(_Credit):
     TITLE = "GRPO-Guard"
     DESCRIPTION = "Importance ratios of one size at every step, so that clipping meets all alike (GRPO-Guard)."
+    RESCALES_RATIO = True
 
     @classmethod
     def INPUT_TYPES(cls):

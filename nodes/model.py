@@ -180,10 +180,13 @@ class LoadFlowModel:
         return True
 
     @classmethod
-    def WANTS(cls, model="", path="", transformer_file="", download=False, **_):
+    def WANTS(cls, model="", path="", transformer_file="", download=False, start_from="", **_):
         from ..trainer.wants import downloads, reads
 
-        files = reads(transformer_file, "its transformer", "transformer_file")
+        files = [
+            *reads(transformer_file, "its transformer", "transformer_file"),
+            *reads(start_from, "an adapter", "start_from"),
+        ]
         named = reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")
         return [*named, *files, *downloads(path, download, "path")]
 
@@ -258,6 +261,7 @@ class ModelMemory:
     RETURN_NAMES = ("memory",)
     OUTPUT_TOOLTIPS = ("Options for Load Flow Model.",)
     FUNCTION = "choose"
+    PURE = True
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -322,6 +326,7 @@ class ModelFiles:
     RETURN_NAMES = ("files",)
     OUTPUT_TOOLTIPS = ("The chosen files, for Load Flow Model.",)
     FUNCTION = "choose"
+    PURE = True
 
     FOLDERS_OWN = "the folder's own"
     WHAT = {

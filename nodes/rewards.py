@@ -84,6 +84,13 @@ class RewardNode:
         return complaint("clip", parse_bounds, clip) or True
 
     @classmethod
+    def announced(cls, name="", held_out=None, **own):
+        """(name in metrics, held out) of what each output will be, known before anything is built."""
+        from ..trainer.rewards import reward_class
+
+        return ((name or reward_class(cls.KIND).own_name(own), cls.HELD_OUT if held_out is None else held_out),)
+
+    @classmethod
     def own_inputs(cls):
         return {}
 

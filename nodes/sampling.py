@@ -282,6 +282,7 @@ class MixGRPOWindow:
     RETURN_NAMES = ("start", "length")
     OUTPUT_TOOLTIPS = ("For the SDE Sampler's window_start.", "For the SDE Sampler's window_length.")
     FUNCTION = "place"
+    PURE = True
 
     @classmethod
     def INPUT_TYPES(cls):

@@ -8,6 +8,7 @@ class _VideoReward(NetworkReward):
     """A socket, a coefficient and a held_out switch for each of DIMENSIONS; one forward pass scores them all."""
 
     DIMENSIONS: dict[str, str]  # and what each looks at
+    LEAST_FRAMES = 1  # of a video that it can judge
 
     def __init_subclass__(cls):
         cls.RETURN_TYPES = ("OTCA_REWARD",) * len(cls.DIMENSIONS)
@@ -26,6 +27,13 @@ class _VideoReward(NetworkReward):
             "required": required | {f"coefficient_{dimension}": coefficient for dimension in cls.DIMENSIONS},
             "optional": {f"held_out_{dimension}": held_out for dimension in cls.DIMENSIONS} | optional,
         }
+
+    @classmethod
+    def announced(cls, name="", **own):
+        return tuple(
+            (f"{name or cls.KIND}_{dimension}", own.get(f"held_out_{dimension}", cls.HELD_OUT))
+            for dimension in cls.DIMENSIONS
+        )
 
     @classmethod
     def network_inputs(cls):
@@ -49,6 +57,7 @@ class RewardVideoAlign(_VideoReward):
     KIND = "video_align"
     MODEL_INPUTS = ("model", "base")
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
+    LEAST_FRAMES = 2
 
     @classmethod
     def own_inputs(cls):

@@ -20,18 +20,18 @@ from typing import Any
 
 import psutil
 
-from ..trainer import claim, files, host
+from ..trainer import claim, files, host, preflight
 from ..trainer.flow import SINGLE_FILES
-from ..trainer.graph import RUN_NODE, STEP_NODE, resumable
+from ..trainer.graph import RUN_NODE, resumable
 from ..trainer.layout import CANVAS, LOG, STATUS, STOP, WORKFLOW
 from ..trainer.permissions import FROM_PAGE
-from ..trainer.workflow import Problem, Workflow, WorkflowError
+from ..trainer.problem import Problem, told
+from ..trainer.workflow import Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
 
 logger = logging.getLogger(__name__)
 
-NEEDED_ONCE = (RUN_NODE, STEP_NODE)
 LAST_LINES = 12
 ENDING_SECONDS = 20
 TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
@@ -119,14 +119,7 @@ class Jobs:
             Refused: 400, `prompt` is no graph in API format.
         """
         workflow = self.read(prompt)
-        problems = workflow.validate()
-        for class_type in NEEDED_ONCE:
-            found = workflow.find(class_type)
-            if len(found) != 1:
-                message = f"training needs exactly one {self.titles[class_type]} node, and there are {len(found)}"
-                fix = "connect one" if not found else "remove all but one, or mute them"
-                problems.append(Problem(None, None, None, None, message, fix))
-        return workflow, problems
+        return workflow, preflight.problems(workflow)
 
     def set_limit(self, setting: int | None) -> None:
         """Takes over the page's setting OTCA.Trainings. Raises Refused (400) where the environment's is no number."""
@@ -361,4 +354,4 @@ def _busy(run: Run) -> str:
 
 def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
-    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in problems]
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in told(problems)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..trainer import claim, files, hacking
 from ..trainer.files import present
-from ..trainer.graph import RUN_NODE
+from ..trainer.graph import RUN_NODE, title
 from ..trainer.layout import (
     ADAPTERS,
     CANVAS,
@@ -244,9 +244,7 @@ class Run:
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""
         return {
-            _title(entry): {
-                name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)
-            }
+            title(entry): {name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)}
             for entry in self._nodes()
             if entry["class_type"].startswith("OTCA_")
         }
@@ -430,12 +428,6 @@ def _row(line: bytes, check: Callable[[dict], None] = files.check_iteration) -> 
     except ValueError:
         return None
     return row
-
-
-def _title(entry: Mapping) -> str:
-    meta = entry.get("_meta")
-    title = meta.get("title") if isinstance(meta, dict) else None
-    return title if isinstance(title, str) and title else entry["class_type"]
 
 
 def _quietly(line: str) -> None:

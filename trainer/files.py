@@ -379,7 +379,9 @@ def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
     try:
         return read_lines(folder / CHANGES, say=say)
     except Damaged as error:
-        say(f"{error.path} {error.wrong}; the run goes on without it, but does not know any more which values were changed")
+        say(
+            f"{error.path} {error.wrong}; the run goes on without it, but does not know any more which values were changed"
+        )
         return []
 
 

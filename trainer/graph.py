@@ -15,6 +15,9 @@ from typing import Any
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
 STACK_NODE, LOAD_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel"
 
+LONGEST_TITLE = 100  # characters; what is longer is cut
+LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
+
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
 
 
@@ -119,7 +122,10 @@ def is_link(value: Any) -> bool:
 def _unwrapped(value: Any) -> Any:
     if isinstance(value, list):
         raise ValueError('neither a link nor a value, since lists are exported as {"__value__": [...]}')
-    return value["__value__"] if isinstance(value, dict) and "__value__" in value else value
+    value = value["__value__"] if isinstance(value, dict) and "__value__" in value else value
+    if value is None:  # by which ComfyUI tells VALIDATE_INPUTS of a link
+        raise ValueError("null is no value")
+    return value
 
 
 def wrapped(value: Any) -> Any:
@@ -159,6 +165,8 @@ CONVERSIONS = {"INT": _integer, "FLOAT": _float, "STRING": _string, "BOOLEAN": _
 def convert(value: Any, declaration: Declaration) -> Any:
     """The constant as the node receives it. Raises ValueError where the input cannot take it."""
     if declaration.choices is not None:
+        if not isinstance(value, str | int | float):
+            raise ValueError("not a value that can be chosen")
         return value
     if declaration.type in CONVERSIONS:
         try:
@@ -206,7 +214,7 @@ def types_match(returned: Any, declaration: Declaration) -> bool:
 
 
 def did_you_mean(name: Any, known: Iterable[Any]) -> str:
-    close = difflib.get_close_matches(str(name), list(map(str, known)), n=1)
+    close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, known)), n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
@@ -228,8 +236,12 @@ def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
     }
 
 
-def title(entry: Mapping) -> str:
-    return (entry.get("_meta") or {}).get("title") or entry["class_type"]
+def title(entry: Mapping, class_titles: Mapping[str, str] | None = None) -> str:
+    """A node's own title as one short line, else that of its class. What a file holds as `_meta` may be anything."""
+    meta = entry.get("_meta")
+    own = meta.get("title") if isinstance(meta, Mapping) else None
+    line = " ".join(own[: 2 * LONGEST_TITLE].split())[:LONGEST_TITLE] if isinstance(own, str) else ""
+    return line or (class_titles or {}).get(entry["class_type"], entry["class_type"])
 
 
 def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:

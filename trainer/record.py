@@ -47,7 +47,7 @@ from .layout import (
     flush,
     write_text,
 )
-from .rewards.base import score
+from .rewards.base import RewardError, failing, score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MOST_WITHOUT_SCORES = 3  # iterations in a row that a reward may leave without anything to learn from
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 
 
@@ -147,6 +148,7 @@ class Run:
         self.best: Mapping | None = files.read_own(folder, f"{BEST}/{BEST_FIGURES}", say)
         self._left: dict[str, tuple[int, int]] = {}  # {name: which file and how long it was when we last wrote it}
         self._warned = False
+        self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
         self.id = (files.read_own(folder, STATUS, say) or {}).get("id") or uuid.uuid4().hex
@@ -299,6 +301,9 @@ class Run:
                 recent = [*self.history[-hacking.WINDOW :], row]
                 row["warning/reward_hacking"] = float(hacking.warning(recent, self.evaluations) is not None)
             self._append(METRICS, self.history, row)
+            failed = failing(report.advantages.scores)
+            if failed is not None:  # else all were left out on purpose, which says nothing
+                self._without_scores = self._without_scores + 1 if failed else 0
             self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
             self._trained = weakref.ref(model), model.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
@@ -327,10 +332,22 @@ class Run:
         # After the evaluation: else a run killed amid it would resume without.
         if not on_canvas and (save_due or self.early_stop()):
             self._save_once(model)
+        if self._without_scores >= MOST_WITHOUT_SCORES:
+            raise self._nothing_learned(failing(report.advantages.scores) or (), last)
         told = self.warning()
         if told and not self._warned:
             logger.warning("iteration %d: %s", self.iteration, told)
         self._warned = told is not None
+
+    def _nothing_learned(self, rewards: Iterable[str], total: int) -> RewardError:
+        names = " and ".join(map(repr, rewards))
+        told = (
+            f"reward {names} gave no score for any sample in the last {self._without_scores} iterations, so nothing was learned. "
+            "Fix: mend it, or let it say None for what it does not apply to; then go on by --resume, or by queueing again"
+        )
+        if host.in_comfyui():  # where nobody else says so
+            self.mark("failed", total, told)
+        return RewardError(told)
 
     def warning(self) -> str | None:
         """What a human should know of the run as it stands."""

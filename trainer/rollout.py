@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ import torch
 
 from . import distributed, host
 from .ahead import Ahead
-from .sde import MIN_STD, ODE_SOLVERS, Gaussian, adams_bashforth, transition
+from .sde import MIN_STD, Gaussian, adams_bashforth, transition
+from .steps import misfits, step_kinds, untrainable
 from .types import Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
@@ -56,26 +57,14 @@ def sample(
         ValueError: group_size < 2, an unknown ode_solver, fewer steps after a window where none ends, settings under which no
             step is stochastic, or weights that no adapter can be merged into.
     """
-    if group_size < 2:
-        raise ValueError(
-            f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
-        )
-    if settings.ode_solver not in ODE_SOLVERS:
-        raise ValueError(f"ode_solver must be one of {ODE_SOLVERS}, not {settings.ode_solver!r}")
-    if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
-        raise ValueError(
-            f"fraction_after_window is {settings.fraction_after_window:g}, but no window ends before the last step. Fix: set "
-            "window_length, connect a MixGRPO Window, or leave fraction_after_window at 1"
-        )
+    if misfit := next(misfits(settings, group_size), None):
+        raise ValueError(str(misfit))
     started = time.perf_counter()
     model.come_back()
     model.forget_gradients()
     sigmas = model.sigmas(settings)
-    if not _trainable(settings, sigmas):
-        raise ValueError(
-            f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
-            f"{settings.window} is stochastic, so nothing can be trained. Fix: raise eta, or move the window to earlier steps"
-        )
+    if misfit := untrainable(settings, sigmas):
+        raise ValueError(str(misfit))
     condition = model.condition(prompts.texts, settings)
     share = distributed.share(len(prompts.texts) * group_size)
     if model.is_sharded and share.total % distributed.world():
@@ -172,25 +161,6 @@ def generate(
 def model_calls(steps: int, samples: int, batch_size: int) -> int:
     """Number of model calls, and so of `on_step`, in one rollout."""
     return steps * -(-samples // (batch_size or samples))
-
-
-def step_kinds(settings: SamplerSettings) -> list[str]:
-    """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
-    inside = range(settings.window[0] if settings.window else 0, settings.window_end)
-    last = settings.transitions - 1
-    return [
-        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
-        for j in range(settings.transitions)
-    ]
-
-
-def _trainable(settings: SamplerSettings, sigmas: Sequence[float]) -> bool:
-    """Whether any transition is stochastic, which its noise levels alone decide."""
-    point = torch.zeros(1, 1)
-    return any(
-        transition(kind, point, point, sigma, following, eta=settings.eta, sigma_after_first=sigmas[1]).std >= MIN_STD
-        for kind, sigma, following in zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)
-    )
 
 
 def first_of_each(numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import checkpoint, claim, distributed, host
+from . import checkpoint, claim, distributed, host, preflight
 from .files import Damaged, present, read_own
 from .graph import RUN_NODE, STACK_NODE, STEP_NODE
 from .layout import BEST, CHECKPOINTS, METRICS, STATUS, STOP, WORKFLOW, WRITTEN
+from .problem import errors
 from .record import RunError, RunSettings, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
@@ -49,9 +50,9 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
         Claimed: another process trains in the folder, or may.
         Damaged: a file of the run that it cannot do without.
     """
-    if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
-        raise WorkflowError(errors)
-    inputs = dict(workflow.graph[only(workflow, RUN_NODE)]["inputs"])
+    if found := errors(preflight.problems(workflow)):
+        raise WorkflowError(found)
+    inputs = workflow.nodes[only(workflow, RUN_NODE)].constants
     folder = _folder(workflow)
     total = int(inputs["iterations"])
     host.terminal.output = folder
@@ -95,7 +96,7 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
         _forget_old_stop(folder / STOP)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
-    known = {name: value for name, value in inputs.items() if name in names and not isinstance(value, list)}
+    known = {name: value for name, value in inputs.items() if name in names}
     run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
     with host.stop_signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
@@ -204,8 +205,8 @@ def trained_model(workflow: Workflow) -> FlowModel:
 
 def _rewards(workflow: Workflow) -> list[Reward]:
     """What the stacks are connected to."""
-    inputs = [workflow.graph[stack]["inputs"] for stack in workflow.find(STACK_NODE)]
-    links = [link for own in inputs for name, link in own.items() if name.startswith("reward_")]
+    stacks = [workflow.nodes[stack] for stack in workflow.find(STACK_NODE)]
+    links = [link for stack in stacks for name, link in stack.links.items() if name.startswith("reward_")]
     made = workflow.run(targets=[node for node, _ in links])
     return [made[node][output] for node, output in links]
 
@@ -264,7 +265,7 @@ def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
 
 
 def _folder(workflow: Workflow) -> Path:
-    return host.run_folder(workflow.graph[only(workflow, RUN_NODE)]["inputs"]["run_name"])
+    return host.run_folder(workflow.nodes[only(workflow, RUN_NODE)].constants["run_name"])
 
 
 def _begun_before_restart(folder: Path) -> bool:

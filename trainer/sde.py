@@ -126,7 +126,7 @@ def dance_sde(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussia
 
 def cps(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
     """Coefficients-preserving sampling: std = σ'·sin(ηπ/2); the marginal keeps the schedule's noise level exactly."""
-    if not 0 <= eta <= 1:
+    if not 0 <= eta <= largest_eta("cps"):
         raise ValueError(
             f"eta must lie in [0, 1] for the kind cps, not {eta:g}: at 1 all noise is fresh. Fix: lower it"
         )
@@ -153,6 +153,11 @@ KINDS: dict[str, Callable[..., Gaussian]] = {
     "ddim_sde": ddim_sde,
     "ddim_sde_schedule": ddim_sde_schedule,
 }
+
+
+def largest_eta(kind: str) -> float:
+    """Above it that kind's mean would have to remove more noise than there is."""
+    return 1.0 if kind == "cps" else math.inf
 
 
 def adams_bashforth(

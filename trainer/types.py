@@ -133,7 +133,8 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward models said: `values` [B, K] float32, NaN where a sample could not be scored.
+    """What the reward models said: `values` [B, K] float32, not finite where there is no score (`rewards.base.FAILED` and
+    `LEFT_OUT`).
 
     `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
     first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts. `seconds` is

@@ -11,9 +11,7 @@ import itertools
 import json
 import logging
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from graphlib import CycleError
 from pathlib import Path
 from typing import Any
@@ -29,43 +27,19 @@ from .graph import (
     parse,
     read_node,
     suggest,
+    title,
     type_name,
     types_match,
     wrapped,
 )
+from .problem import MOST_CHARACTERS, Problem, WorkflowError, errors, general, refusal, shortened
+from .workflow_file import api_graph, read_workflow
+
+__all__ = ["NodeError", "Problem", "Workflow", "WorkflowError"]
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "OTCA_"
-EXPORT_HELP = "export it in ComfyUI with Workflow > Export (API), or enable Dev mode options, then Save (API Format)"
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing to change before the workflow can run. `node_id` is None where it concerns the whole graph."""
-
-    node_id: str | None
-    title: str | None
-    input: str | None
-    value: Any
-    message: str
-    fix: str
-    severity: str = "error"
-
-    def __str__(self) -> str:
-        where = "workflow" if self.node_id is None else f'node {self.node_id} "{self.title}"'
-        if self.input is not None:
-            where += f", input {self.input}" + (f" = {reprlib.repr(self.value)}" if self.value is not None else "")
-        text = f"{where}: {self.message.rstrip('. ')}." + (f" Fix: {self.fix}" if self.fix else "")
-        return " ".join(text.split())
-
-
-class WorkflowError(ValueError):
-    """The workflow cannot be read, changed or run; `problems` says why, all of it at once."""
-
-    def __init__(self, problems: list[Problem]):
-        self.problems = problems
-        super().__init__("\n".join(map(str, problems)))
 
 
 class NodeError(RuntimeError):
@@ -73,7 +47,9 @@ class NodeError(RuntimeError):
 
     def __init__(self, node_id: str, title: str, class_type: str, error: Exception):
         self.node_id, self.title, self.class_type = node_id, title, class_type
-        super().__init__(f'node {node_id} "{title}" ({class_type}) failed: {type(error).__name__}: {error}')
+        names = (shortened(text, MOST_CHARACTERS["title"]) for text in (node_id, title, class_type))
+        told = shortened(str(error), MOST_CHARACTERS["message"] + MOST_CHARACTERS["fix"])
+        super().__init__('node {} "{}" ({}) failed: {}: {}'.format(*names, type(error).__name__, told))
 
 
 class Workflow:
@@ -86,7 +62,7 @@ class Workflow:
         """Raises WorkflowError where `graph` is not in API form; what is wrong *inside* it is validate()'s business."""
         self.node_classes, self.display_names = node_classes, display_names or {}
         self.ui: dict[str, dict] = {}
-        self._graph = _api_graph(graph)
+        self._graph = api_graph(graph)
         self._instances: dict[str, Any] = {}
         self._cache: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
         self._serial = itertools.count()
@@ -95,16 +71,7 @@ class Workflow:
     @classmethod
     def load(cls, path, node_classes, display_names=None) -> Workflow:
         """Read an exported .json, or a .png that ComfyUI saved. Raises WorkflowError, also for a missing file."""
-        path = Path(path)
-        try:
-            text = _png_prompt(path) if path.suffix.lower() == ".png" else path.read_text(encoding="utf-8-sig")
-            graph = json.loads(text)
-        except WorkflowError:
-            raise
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError on a broken PNG
-            reason = "no such file" if isinstance(error, FileNotFoundError) else f"not readable as a workflow ({error})"
-            raise _refusal(f"{path}: {reason}", EXPORT_HELP) from error
-        return cls(graph, node_classes, display_names)
+        return cls(read_workflow(Path(path)), node_classes, display_names)
 
     @property
     def graph(self) -> dict:
@@ -115,9 +82,7 @@ class Workflow:
         Path(path).write_text(json.dumps(self._graph, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
     def title(self, node_id: str) -> str:
-        entry = self._graph[node_id]
-        class_type = entry["class_type"]
-        return (entry.get("_meta") or {}).get("title") or self.display_names.get(class_type) or class_type
+        return title(self._graph[node_id], self.display_names)
 
     def find(self, class_type: str) -> list[str]:
         """Ids of the nodes of that class, given with or without the OTCA_ prefix."""
@@ -146,13 +111,13 @@ class Workflow:
         """
         name, dot, input_name = address.rpartition(".")
         if not dot:
-            raise _refusal(f"{address!r} names no input", "write NODE.INPUT, for example 7.group_size")
+            raise refusal(f"{address!r} names no input", "write NODE.INPUT, for example 7.group_size")
         node = self._nodes.get(self._resolve(name)) or self._not_run(self._resolve(name))
         declaration = self._declaration(node, input_name, value)
         try:
             value = convert(parse(value, declaration), declaration)
         except ValueError as error:
-            raise WorkflowError([self._problem(node.id, input_name, value, str(error), declaration.wanted)]) from error
+            raise WorkflowError([self.problem(node.id, input_name, value, str(error), declaration.wanted)]) from error
         if not node.judges(input_name) and not declaration.offers(value):
             raise WorkflowError([self._not_a_choice(node.id, input_name, value, declaration)])
         self._graph[node.id]["inputs"][input_name] = wrapped(value)
@@ -164,21 +129,21 @@ class Workflow:
         titled = [node_id for node_id in self._graph if self.title(node_id) == name]
         matches = [name] if name in self._graph else titled or self.find(name)
         if len(matches) > 1:
-            raise _refusal(f"{name!r} means several nodes", f"use one of the ids {', '.join(matches)}")
+            raise refusal(f"{name!r} means several nodes", f"use one of the ids {', '.join(matches)}")
         if not matches:
             close = did_you_mean(name, [word for id_ in self._graph for word in (id_, self.title(id_))])
             listed = ", ".join(f'{node_id} "{self.title(node_id)}"' for node_id in self._graph)
-            raise _refusal(f"there is no node {name!r}", f"{close}use one of: {listed}")
+            raise refusal(f"there is no node {name!r}", f"{close}use one of: {listed}")
         return matches[0]
 
     def _not_run(self, node_id: str) -> Node:
         message = f"class {self._graph[node_id]['class_type']} is not known here, so it has no inputs to set"
-        raise WorkflowError([self._problem(node_id, None, None, message, "set an input of another node")])
+        raise WorkflowError([self.problem(node_id, None, None, message, "set an input of another node")])
 
     def _declaration(self, node: Node, input_name: str, value: Any) -> Declaration:
         if input_name not in node.declared:
             fix = suggest(input_name, node.declared)
-            raise WorkflowError([self._problem(node.id, input_name, value, "there is no such input", fix)])
+            raise WorkflowError([self.problem(node.id, input_name, value, "there is no such input", fix)])
         return node.declared[input_name]
 
     def _read_nodes(self) -> None:
@@ -196,11 +161,20 @@ class Workflow:
         self._read_nodes()  # the files behind a combo may have changed
         outputs = self.output_nodes()
         problems = list(self._check(self._nodes, outputs))
-        self._errors[outputs] = _errors(problems)
+        self._errors[outputs] = errors(problems)
         return problems
 
     def node_class(self, node_id: str) -> type:
         return self._nodes[node_id].cls
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """The nodes of known classes by their ids, as they were last read."""
+        return self._nodes
+
+    def needed(self) -> list[str]:
+        """Ids of what would run, sources first. The graph must be one that validates."""
+        return execution_order(self._nodes, ancestors(self._nodes, self.output_nodes()))
 
     def output_nodes(self) -> tuple[str, ...]:
         """Ids of the OUTPUT_NODEs: what `run` runs, with all that it needs."""
@@ -209,7 +183,7 @@ class Workflow:
     def _check(self, nodes: dict[str, Node], targets: tuple[str, ...]) -> Iterator[Problem]:
         yield from self._check_classes(nodes)
         if not targets:
-            yield _general("no output node, so there is nothing to run", "add one, for example Training Run")
+            yield general("no output node, so there is nothing to run", "add one, for example Training Run")
         needed = ancestors(nodes, targets)
         for node_id in nodes:
             if node_id in needed:
@@ -221,7 +195,7 @@ class Workflow:
             except CycleError as error:
                 cycle = error.args[1]
                 message = f"the nodes {' -> '.join(cycle)} form a cycle"
-                yield self._problem(cycle[0], None, None, message, "remove one of these links")
+                yield self.problem(cycle[0], None, None, message, "remove one of these links")
                 needed -= set(cycle)
 
     def _check_classes(self, nodes: dict[str, Node]) -> Iterator[Problem]:
@@ -233,28 +207,28 @@ class Workflow:
                 continue
             if class_type.startswith(PREFIX) or node_id in read_from:
                 fix = suggest(class_type, self.node_classes)
-                yield self._problem(node_id, None, None, f"unknown node class {class_type}", fix)
+                yield self.problem(node_id, None, None, f"unknown node class {class_type}", fix)
             else:
                 message = f"left out, since class {class_type} is not known here and no known node needs it"
-                yield self._problem(node_id, None, None, message, "", "warning")
+                yield self.problem(node_id, None, None, message, "", "warning")
 
     def _check_node(self, nodes: dict[str, Node], node: Node) -> list[Problem]:
         problems = []
         for name, declaration in node.declared.items():
             if declaration.required and name not in node.given:
-                problems.append(self._problem(node.id, name, None, "required input is missing", declaration.wanted))
+                problems.append(self.problem(node.id, name, None, "required input is missing", declaration.wanted))
         for name, value in node.given.items():
             if name not in node.declared:
                 fix = suggest(name, node.declared)
-                problems.append(self._problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
+                problems.append(self.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
             elif name in node.unreadable:
                 fix = node.declared[name].wanted
-                problems.append(self._problem(node.id, name, value, node.unreadable[name], fix))
+                problems.append(self.problem(node.id, name, value, node.unreadable[name], fix))
             elif name in node.links:
                 problems += self._check_link(node, name)
             elif not node.judges(name):
-                problems += self._check_constant(node, name)
-        failed = {problem.input for problem in _errors(problems)}
+                problems += self.check_value(node, name, node.constants[name])
+        failed = {problem.input for problem in errors(problems)}
         if not any(node.judges(name) for name in failed):  # else it would stumble over what is already reported
             problems += self._ask_node(nodes, node)
         return problems
@@ -262,7 +236,7 @@ class Workflow:
     def _check_link(self, node: Node, name: str) -> Iterator[Problem]:
         (source, index), declaration = node.links[name], node.declared[name]
         if source not in self._graph:
-            yield self._problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
+            yield self.problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
         if source not in self._nodes:
             return  # an unknown class is reported as such
         returned, origin = self._nodes[source].cls.RETURN_TYPES, f'node {source} "{self.title(source)}"'
@@ -272,18 +246,19 @@ class Workflow:
         elif "input_types" not in node.validates and not types_match(returned[index], declaration):
             message = f"takes {declaration.type_name}, but output {index} of {origin} is {type_name(returned[index])}"
         if message:
-            yield self._problem(node.id, name, [source, index], message, f"connect a {declaration.type_name}")
+            yield self.problem(node.id, name, [source, index], message, f"connect a {declaration.type_name}")
 
-    def _check_constant(self, node: Node, name: str) -> Iterator[Problem]:
-        value, declaration = node.constants[name], node.declared[name]
+    def check_value(self, node: Node, name: str, value: Any) -> Iterator[Problem]:
+        """What is wrong with the value of an input by its declaration alone: its choices and its range."""
+        declaration = node.declared[name]
         if not declaration.offers(value):
             yield self._not_a_choice(node.id, name, value, declaration)
         low, high = declaration.options.get("min"), declaration.options.get("max")
         if isinstance(value, int | float):  # written so that NaN fails too
             if low is not None and not value >= low:
-                yield self._problem(node.id, name, value, f"must be at least {low}", declaration.wanted)
+                yield self.problem(node.id, name, value, f"must be at least {low}", declaration.wanted)
             if high is not None and not value <= high:
-                yield self._problem(node.id, name, value, f"must be at most {high}", declaration.wanted)
+                yield self.problem(node.id, name, value, f"must be at most {high}", declaration.wanted)
 
     def _ask_node(self, nodes: dict[str, Node], node: Node) -> Iterator[Problem]:
         """What the node's own VALIDATE_INPUTS says, called the way ComfyUI calls it."""
@@ -312,13 +287,14 @@ class Workflow:
         about = [name for name in taken if re.match(rf"{re.escape(name)}\b", message)]
         about = about or [name for name in taken if re.search(rf"\b{re.escape(name)}\b", message)] or taken
         name = about[0] if len(about) == 1 else None
-        yield self._problem(node.id, name, node.constants.get(name), message, fix)
+        wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
+        yield self.problem(node.id, name, node.constants.get(name), message, fix or wanted)
 
-    def _problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
+    def problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
         return Problem(node_id, self.title(node_id), input_name, value, message, fix, severity)
 
     def _not_a_choice(self, node_id: str, name: str, value: Any, declaration: Declaration) -> Problem:
-        return self._problem(node_id, name, value, "not one of the choices", suggest(value, declaration.choices))
+        return self.problem(node_id, name, value, "not one of the choices", suggest(value, declaration.choices))
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -351,7 +327,7 @@ class Workflow:
         targets = self.output_nodes() if targets is None else tuple(targets)
         for target in targets:
             if target not in nodes:
-                raise _refusal(f"there is no node {target!r} to run", suggest(target, nodes))
+                raise refusal(f"there is no node {target!r} to run", suggest(target, nodes))
         given = given or {}
         needed = ancestors(nodes, targets, given)
         self._refuse_errors(nodes, targets, {node_id for node_id, _ in overrides or {}} & needed)
@@ -375,7 +351,7 @@ class Workflow:
         nodes = dict(self._nodes)
         for (node_id, name), value in overrides.items():
             if node_id not in nodes:
-                raise _refusal(f"override of unknown node {node_id!r}", suggest(node_id, nodes))
+                raise refusal(f"override of unknown node {node_id!r}", suggest(node_id, nodes))
             node = nodes[node_id]
             self._declaration(node, name, value)
             entry = {**node.entry, "inputs": {**node.given, name: wrapped(value)}}
@@ -386,13 +362,13 @@ class Workflow:
         # validation may read folders and a training runs thousands of times: the graph is validated once, then only
         # the nodes that this run overrides (all of it while it has errors, which overrides may repair)
         if targets not in self._errors:
-            self._errors[targets] = _errors(self._check(self._nodes, targets))
+            self._errors[targets] = errors(self._check(self._nodes, targets))
         if self._errors[targets]:
-            errors = _errors(self._check(nodes, targets))
+            found = errors(self._check(nodes, targets))
         else:
-            errors = [p for id_ in nodes if id_ in overridden for p in _errors(self._check_node(nodes, nodes[id_]))]
-        if errors:
-            raise WorkflowError(errors)
+            found = [p for id_ in nodes if id_ in overridden for p in errors(self._check_node(nodes, nodes[id_]))]
+        if found:
+            raise WorkflowError(found)
 
     def _signatures(self, nodes: dict[str, Node], order: list[str]) -> dict[str, str]:
         """What a node's result depends on: itself, its constants, its IS_CHANGED and its ancestors' signatures."""
@@ -440,51 +416,3 @@ class Workflow:
         if isinstance(returned, dict) and "ui" in returned:
             self.ui[node.id] = returned["ui"]
         return tuple(result or ())
-
-
-def _general(message: str, fix: str) -> Problem:
-    return Problem(None, None, None, None, message, fix)
-
-
-def _refusal(message: str, fix: str) -> WorkflowError:
-    return WorkflowError([_general(message, fix)])
-
-
-def _errors(problems: Iterable[Problem]) -> list[Problem]:
-    return [problem for problem in problems if problem.severity == "error"]
-
-
-# --- files ------------------------------------------------------------------------------------------------------
-
-
-def _png_prompt(path: Path) -> str:
-    from PIL import Image
-
-    with Image.open(path, formats=["PNG"]) as image:
-        if "prompt" not in image.info:
-            message = f"{path}: this PNG carries no workflow (no text chunk `prompt`)"
-            raise _refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}")
-        return image.info["prompt"]
-
-
-def _api_graph(graph: Any) -> dict[str, dict]:
-    """A copy of `graph` in API form. Raises WorkflowError that names every entry which is not a node."""
-    if isinstance(graph, dict) and isinstance(graph.get("prompt"), dict) and "class_type" not in graph["prompt"]:
-        graph = graph["prompt"]  # the body of a request to ComfyUI's queue
-    if isinstance(graph, dict) and isinstance(graph.get("nodes"), list) and isinstance(graph.get("links"), list):
-        raise _refusal("this is a workflow in ComfyUI's UI format, not in API format", EXPORT_HELP)
-    if not isinstance(graph, dict) or not graph:
-        raise _refusal("not a graph in API format, or an empty one", EXPORT_HELP)
-    problems = []
-    for node_id, entry in graph.items():
-        known = entry if isinstance(entry, dict) else {}
-        if not isinstance(known.get("class_type"), str) or not isinstance(known.get("inputs"), dict):
-            message = f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs"
-            problems.append(_general(message, EXPORT_HELP))
-    if problems:
-        raise WorkflowError(problems)
-    # a prompt inside a PNG also carries the results of IS_CHANGED, which are of that day and may be NaN
-    return {
-        node_id: {key: copy.deepcopy(value) for key, value in entry.items() if key != "is_changed"}
-        for node_id, entry in graph.items()
-    }

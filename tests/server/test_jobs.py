@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 
+import numpy
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
 from comfyui_otca.server.runs import Run
 from comfyui_otca.trainer import search
@@ -246,7 +248,7 @@ def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, st
     """By the folder of its own kind: another kind may have a file of the same name."""
     for kind in ("vae", "diffusion_models"):
         (tmp_path / kind).mkdir()
-        (tmp_path / kind / "mine.safetensors").write_bytes(b"")
+        save_file({"a": numpy.zeros(1)}, tmp_path / kind / "mine.safetensors")
     graph = tiny()
     files = ("transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae")
     chosen = {name: "the folder's own" for name in files} | {"vae": "mine.safetensors"}

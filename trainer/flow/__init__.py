@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..problem import Misfit
+
 if TYPE_CHECKING:
     from .base import FlowModel
 
@@ -100,16 +102,9 @@ def load_flow_model(
     check_libraries()
     if training not in TRAININGS:
         raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
-    if training == "full" and options.get("quantize", "none") != "none":
-        raise ValueError(
-            f"quantize = {options['quantize']} freezes the weights that training = full changes. Fix: quantize = none, or "
-            "training = lora"
-        )
     files = options.get("files") or {}
-    if any(name.startswith("transformer") for name in files) and options.get("quantize", "none") != "none":
-        raise ValueError(
-            "quantize does not go with a transformer from a single file. Fix: quantize = none, or the folder's own transformer"
-        )
+    if misfit := conflict(training, options, files):
+        raise ValueError(str(misfit))
     path = Path(path)
     family = check_model_folder(path, files)
     module, name = FAMILIES[family].split(".")
@@ -127,6 +122,23 @@ def load_flow_model(
     if training == "full":
         model.train_everything()
     return model
+
+
+def conflict(training: str, options: Mapping, files: Mapping) -> Misfit | None:
+    """Options of `load_flow_model` that do not go together, with the one to change."""
+    quantize = options.get("quantize", "none")
+    if quantize == "none":
+        return None
+    if training == "full":
+        message = f"quantize = {quantize} freezes the weights that training = full changes"
+        return Misfit("training", message, "quantize = none, or training = lora")
+    if any(name.startswith("transformer") for name in files):
+        message = "quantize does not go with a transformer from a single file"
+        return Misfit("transformer_file", message, "quantize = none, or the folder's own transformer")
+    if options.get("shard"):
+        message = f"shard: weights in quantize = {quantize} cannot be spread over processes"
+        return Misfit("memory", message, "quantize = none, or switch shard off")
+    return None
 
 
 def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:

@@ -15,6 +15,7 @@ import torch
 from .. import distributed, host
 from ..resident import Resident
 from . import merging
+from .sizes import RULES
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ..record import Run
     from ..types import SamplerSettings
     from . import LoadOptions
+    from .sizes import LatentGrid
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ class LossScale:
 class FlowModel(Resident, ABC):
     """Weights, adapter, optimizer, average and policy version of one flow model.
 
-    A family says how its pipeline is loaded, how prompts become a `Condition`, what the velocity of a noisy latent is, which
-    noise schedule its checkpoint was trained for, and how latents become pictures. Everything else is here.
+    A family says how its pipeline is loaded, how prompts become a `Condition`, what the velocity of a noisy latent is, and how
+    latents become pictures; what sizes it can make and which noise schedule it was trained for is in `sizes`. Everything else
+    is here.
     """
 
     PIPELINE: str  # the class's name in diffusers
@@ -129,10 +132,6 @@ class FlowModel(Resident, ABC):
     # -- what a family provides ------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
-
-    @abstractmethod
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         """Runs the text encoders, which are on that device."""
 
@@ -155,10 +154,6 @@ class FlowModel(Resident, ABC):
         return True
 
     @abstractmethod
-    def shift(self, settings: SamplerSettings) -> float:
-        """The timestep shift that the checkpoint asks for at this size."""
-
-    @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
         """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
 
@@ -172,6 +167,19 @@ class FlowModel(Resident, ABC):
         return torch.set_grad_enabled(torch.is_grad_enabled() and self.unconditional_gradient)
 
     # -- shared ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def latent_grid(self) -> LatentGrid:
+        return RULES[self.PIPELINE].grid(self.pipeline.vae.config, self.transformer.config)
+
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+        return self.latent_grid.shape(height, width, frames)
+
+    def shift(self, settings: SamplerSettings) -> float:
+        """The timestep shift that the checkpoint asks for at this size."""
+        rule = RULES[self.PIPELINE].shift
+        return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
 
     @classmethod
     def load(cls, path: Path, options: LoadOptions, training: str) -> FlowModel:

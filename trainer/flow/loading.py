@@ -135,12 +135,7 @@ def bytes_held(
 
 
 def check_shard(options: LoadOptions) -> None:
-    """Raises FlowModelError where `shard` cannot be had here, ValueError where it cannot be had with other options."""
-    if options.shard and options.quantize != "none":
-        raise ValueError(
-            f"shard: weights in quantize = {options.quantize} cannot be spread over processes. Fix: quantize = none, or "
-            "switch shard off"
-        )
+    """Raises FlowModelError where `shard` cannot be had here."""
     if options.shard and torch.__version__ < "2.7":
         raise FlowModelError(
             f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"

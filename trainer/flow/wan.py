@@ -40,19 +40,6 @@ class Wan(FlowModel):
     CLASSIFIER_FREE = True
     LORA_PREFIX = "diffusion_model."
 
-    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        time, space = self.pipeline.vae_scale_factor_temporal, self.pipeline.vae_scale_factor_spatial
-        unit = space * self.transformer.config.patch_size[1]
-        if height % unit or width % unit:
-            raise ValueError(
-                f"width {width} and height {height} must be multiples of {unit} for this model. Fix: round them"
-            )
-        if (frames - 1) % time:
-            raise ValueError(
-                f"frames {frames} must be {time}·k + 1 for this model. Fix: for example {(frames - 1) // time * time + 1}"
-            )
-        return self.pipeline.vae.config.z_dim, (frames - 1) // time + 1, height // space, width // space
-
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(
             list(texts),
@@ -103,10 +90,6 @@ class Wan(FlowModel):
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size
         return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
-
-    def shift(self, settings: SamplerSettings) -> float:
-        config = self.pipeline.scheduler.config
-        return config.get("flow_shift") or config.get("shift") or 1.0
 
     def decode_latents(self, latents: Tensor) -> Tensor:
         vae = self.pipeline.vae

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 import time
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VIDEO_FRAMES = 8  # that a reward for pictures looks at
+# In place of a score; both mask their sample. A reward says NaN, or None; what else is not finite has failed too, since nobody
+# divides by zero on purpose.
+FAILED = math.nan  # it should have been scored
+LEFT_OUT = math.inf  # the reward does not apply to it
 
 
 class RewardError(RuntimeError):
@@ -48,15 +53,22 @@ class Reward(Resident, ABC):
         self.coefficient = coefficient
         self.held_out = held_out
 
-    @abstractmethod
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        """[B] float32 for pictures [B, H, W, 3] in [0, 1] and their B prompts; NaN for what cannot be scored."""
+    @classmethod
+    def own_name(cls, settings: Mapping) -> str:
+        """Its name in metrics where its node, of these settings, gives it none."""
+        return inspect.signature(cls.__init__).parameters["name"].default
 
-    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+    @abstractmethod
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
+        """[B] numbers for pictures [B, H, W, 3] in [0, 1] and their B prompts: NaN for what cannot be scored though it should be,
+        None (in a list) for what the reward does not apply to."""
+
+    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         """[B] float32 for videos [B, F, H, W, 3]: the mean over VIDEO_FRAMES frames, evenly spread, both ends included."""
         seen = stills(videos)
         texts = [prompt for prompt in prompts for _ in range(len(seen) // len(videos))]
-        return torch.as_tensor(self.score(seen, texts)).float().reshape(len(videos), -1).mean(1)
+        means = as_column(self.score(seen, texts)).reshape(len(videos), -1).mean(1)
+        return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
     def rest(self) -> None:
         """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
@@ -111,7 +123,7 @@ def parse_bounds(text: str) -> tuple[float, float] | None:
 
 
 def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> Tensor:
-    """All rewards' scores [B, len(rewards)], of pictures or videos.
+    """All rewards' scores [B, len(rewards)], of pictures or videos; NaN where there is none, for whatever reason.
 
     Raises:
         RewardError: a reward threw, or returned another number of scores.
@@ -121,7 +133,8 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     finally:
         for reward in rewards:
             reward.rest()
-    return torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
+    values = torch.stack(columns, 1) if columns else torch.empty(len(images), 0)
+    return torch.where(values.isfinite(), values, torch.nan)
 
 
 def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0) -> Tensor:
@@ -130,7 +143,7 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int =
         reward.come_back()
         with torch.no_grad():
             scored = reward.score_videos if images.ndim == 5 else reward.score
-            column = torch.as_tensor(scored(images, prompts)).float().cpu()
+            column = as_column(scored(images, prompts))
     except host.interrupts():
         raise
     except Exception as error:
@@ -140,22 +153,45 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int =
         raise RewardError(
             f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
         )
+    left_out = column == LEFT_OUT
     column = column * reward.rescale
     if reward.bounds is not None:
         column = torch.where(column.isfinite(), column.clamp(*reward.bounds), column)
-    for sample in (~column.isfinite()).nonzero()[:, 0].tolist() if not reward.held_out else ():
-        logger.warning(
-            "reward %r gave %s for sample %d: that sample is left out",
-            reward.name,
-            column[sample].item(),
-            first + sample,
-        )
+    column = torch.where(column.isfinite(), column, torch.where(left_out, LEFT_OUT, FAILED))
+    for sample in column.isnan().nonzero()[:, 0].tolist() if not reward.held_out else ():
+        logger.warning("reward %r gave nan for sample %d: that sample is left out", reward.name, first + sample)
     return column
+
+
+def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
+    """What a reward gave as float32 on the CPU, with FAILED and LEFT_OUT for what is no score."""
+    left_out = []
+    if isinstance(scores, list | tuple):
+        left_out = [place for place, value in enumerate(scores) if value is None]
+        scores = [FAILED if value is None else value for value in scores]
+    column = torch.as_tensor(scores).float().cpu()
+    column = torch.where(column.isfinite(), column, FAILED)
+    if left_out:
+        column[left_out] = LEFT_OUT
+    return column
+
+
+def failing(scores: Scores) -> tuple[str, ...] | None:
+    """Names of the trained rewards that failed, where for that no sample has all its scores; else none.
+
+    None where all samples were left out on purpose, which says nothing of whether a reward works.
+    """
+    asked = scores.values[~(scores.values == LEFT_OUT).any(1)]
+    if not len(asked):
+        return None
+    if asked.isfinite().all(1).any():
+        return ()
+    return tuple(name for name, column in zip(scores.names, asked.T, strict=True) if column.isnan().any())
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Some samples' scores [b] by the name of the reward, NaN where there is none, and the seconds that each took."""
+    """Some samples' scores [b] by the name of the reward, FAILED or LEFT_OUT where there is none, and each one's seconds."""
 
     values: Mapping[str, Tensor]
     seconds: Mapping[str, float]
@@ -173,8 +209,7 @@ def score_part(
     for reward in rewards:
         on_step()
         started = time.perf_counter()
-        column = _column(reward, images, prompts, first)
-        values[reward.name] = torch.where(column.isfinite(), column, torch.nan)
+        values[reward.name] = _column(reward, images, prompts, first)
         seconds[reward.name] = time.perf_counter() - started
     return Columns(values, seconds)
 
@@ -193,7 +228,7 @@ def score_stack(
     batch_size: int = 0,
     known: Sequence[Columns] = (),
 ) -> Scores:
-    """Scores one rollout. Trained rewards first, held-out ones apart; non-finite scores stay NaN and mask their sample.
+    """Scores one rollout. Trained rewards first, held-out ones apart; FAILED and LEFT_OUT mask their sample.
 
     Args:
         on_step: called before each reward's turn; may raise to stop.

@@ -7,7 +7,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class PythonReward(Reward):
-    """Whatever `function(images, prompts)` in `file` returns: [B] numbers, NaN for what cannot be scored.
+    """Whatever `function(images, prompts)` in `file` returns: [B] numbers, NaN for what cannot be scored, None in a list for
+    what it does not apply to.
 
     The function receives a float32 tensor [B, H, W, 3] in [0, 1] on the CPU, its own copy, and a list of B prompts. Of videos it
     receives VIDEO_FRAMES frames each, and the score is their mean.
@@ -43,7 +44,11 @@ class PythonReward(Reward):
                 f"{known or 'nothing, there is none'}"
             )
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float]:
+    @classmethod
+    def own_name(cls, settings: Mapping) -> str:
+        return host.find_python_reward(settings["file"]).stem
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         return _told(self.path, lambda: self.function(images.clone(), list(prompts)))
 
 

@@ -94,10 +94,10 @@ def recognise(image: np.ndarray) -> Scene:
     return Scene(names[color], _shape(lab, nearest, color, background), names[background])
 
 
-def accuracy(image: np.ndarray, caption: str) -> float:
-    """1.0 where colour, shape and background are all as asked, else 0.0; NaN for a caption that is not of this world."""
+def accuracy(image: np.ndarray, caption: str) -> float | None:
+    """1.0 where colour, shape and background are all as asked, else 0.0; None for a caption that is not of this world."""
     asked = parse_caption(caption)
-    return float("nan") if asked is None else float(recognise(image) == asked)
+    return None if asked is None else float(recognise(image) == asked)
 
 
 class ShapesAccuracy(Reward):
@@ -106,8 +106,8 @@ class ShapesAccuracy(Reward):
     def __init__(self, name: str = "accuracy", coefficient: float = 1.0, held_out: bool = True):
         super().__init__(name, coefficient, held_out)
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return images.new_tensor([accuracy(image, text) for image, text in zip(images.numpy(), prompts, strict=True)])
+    def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
+        return [accuracy(image, text) for image, text in zip(images.numpy(), prompts, strict=True)]
 
 
 def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) -> str | None:

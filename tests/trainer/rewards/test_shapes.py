@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -226,7 +224,7 @@ def test_two_colours_in_one_shape_are_not_the_shape():
 
 
 def test_a_foreign_prompt_cannot_be_judged():
-    assert math.isnan(accuracy(paint("circle", "red", "white"), "a photo of a cat"))
+    assert accuracy(paint("circle", "red", "white"), "a photo of a cat") is None
 
 
 def test_the_reward_scores_a_batch_by_its_prompts():
@@ -235,9 +233,7 @@ def test_the_reward_scores_a_batch_by_its_prompts():
     )
     prompts = ["a red circle on a white background", "a red square on a white background", "a dog"]
     scores = ShapesAccuracy().score(images, prompts)
-    assert scores.dtype == torch.float32
-    assert scores[:2].tolist() == [1.0, 0.0]
-    assert scores[2].isnan()
+    assert scores == [1.0, 0.0, None]
 
 
 def test_the_reward_is_held_out_unless_told_otherwise():

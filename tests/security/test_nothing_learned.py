@@ -1,0 +1,113 @@
+"""A training whose rewards score nothing says so, instead of running to its end and exit code 0."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, failing, score, score_stack
+
+REWARD = "def score(images, prompts):\n    return {}\n"
+NAN = "[float('nan')] * len(prompts)"
+NONE = "[None] * len(prompts)"
+GOOD = "images.mean((1, 2, 3))"
+
+
+@pytest.fixture
+def trained(small_graph, tmp_path, monkeypatch, capsys):
+    """trained(what the reward returns, *arguments): exit code, what was said, and the run's status; 5 iterations."""
+    monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
+    content = small_graph(
+        {
+            "OTCA_SDESampler": {"group_size": 2, "steps": 2},
+            "OTCA_PromptDataset": {"prompts_per_iteration": 1},
+            "OTCA_TrainingRun": {"iterations": 5, "evaluation_seeds": 1, "evaluation_prompts": "a red circle"},
+        }
+    )
+    file, path, run = tmp_path / "mine.py", tmp_path / "graph.json", tmp_path / "run"
+    content["mine"] = {
+        "class_type": "OTCA_RewardPython",
+        "inputs": {"file": str(file), "function": "score", "coefficient": 1.0},
+    }
+    [stack] = [entry["inputs"] for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
+    stack["reward_8"] = ["mine", 0]
+    path.write_text(json.dumps(content))
+
+    def go(returns, *arguments):
+        file.write_text(REWARD.format(returns))
+        code = main(["train", str(path), "--output", str(run), *arguments])
+        assert run.is_dir(), capsys.readouterr().err
+        rows = (run / "metrics.jsonl").read_text().splitlines()
+        return code, capsys.readouterr().err, json.loads((run / "status.json").read_text()), len(rows)
+
+    return go
+
+
+def test_three_iterations_without_a_score_end_the_run_and_a_repair_goes_on(trained):
+    code, said, status, rows = trained(NAN)
+    assert (code, rows, status["status"]) == (1, 3, "failed")
+    told = said.splitlines()[-1]
+    assert "Training Run" in told and "'mine'" in told and "3 iterations" in told and "Fix: " in told
+    assert "'mine'" in status["error"]
+    code, _, status, rows = trained(GOOD, "--resume")
+    assert (code, rows, status["status"]) == (0, 5, "finished")
+
+
+def test_what_is_left_out_on_purpose_ends_nothing(trained):
+    code, said, status, rows = trained(NONE)
+    assert (code, rows, status["status"]) == (0, 5, "finished")
+    assert "mine" not in said
+
+
+class Fixed(Reward):
+    def __init__(self, values, name):
+        super().__init__(name)
+        self.values = values
+
+    def score(self, images, prompts):
+        return self.values
+
+
+def scores(*columns):
+    rewards = [Fixed(column, f"r{number}") for number, column in enumerate(columns)]
+    return score_stack(
+        rewards, torch.zeros(len(columns[0]), 2, 2, 3), ["a"] * len(columns[0]), torch.zeros(len(columns[0]))
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ([[1.0, 2.0]], ()),
+        ([[1.0, math.nan]], ()),  # one sample is enough to go on
+        ([[math.nan, math.nan]], ("r0",)),
+        ([[1.0, 2.0], [math.nan, math.nan]], ("r1",)),
+        ([[1.0, math.nan], [math.nan, 1.0]], ("r0", "r1")),  # each works, and no sample has both
+        ([[None, None]], None),
+        ([[None, math.nan]], ("r0",)),  # of what it applies to, nothing was scored
+        ([[None, 1.0], [1.0, None]], None),
+        ([[math.inf, -math.inf]], ("r0",)),  # a division by zero is no purpose
+    ],
+)
+def test_which_reward_keeps_a_batch_from_being_learned(columns, expected):
+    assert failing(scores(*columns)) == expected
+
+
+def test_marks_survive_scale_and_bounds_and_no_score_becomes_one():
+    reward = Fixed([None, math.nan, 2.0, 3e38], "r")
+    reward.rescale, reward.bounds = 10.0, (0.0, 5.0)
+    values = score_stack([reward], torch.zeros(4, 2, 2, 3), ["a"] * 4, torch.zeros(4)).values[:, 0]
+    assert values[0] == LEFT_OUT and values[1].isnan() and values[2] == 5.0 and values[3].isnan()
+    assert score([reward], torch.zeros(4, 2, 2, 3), ["a"] * 4)[:, 0].isnan().tolist() == [True, True, False, True]
+    assert math.isnan(FAILED) and as_column([None])[0] == LEFT_OUT
+
+
+def test_a_video_is_left_out_where_its_frames_are():
+    videos = torch.zeros(2, 3, 2, 2, 3)
+    reward = Fixed([None, None, None, 1.0, 2.0, 3.0], "r")
+    values = score_stack([reward], videos, ["a", "b"], torch.zeros(2)).values[:, 0]
+    assert values.tolist() == [LEFT_OUT, 2.0]

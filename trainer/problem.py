@@ -1,0 +1,90 @@
+"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes in every place."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MOST_TOLD = 50  # problems in one answer
+MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
+MOST_OF_A_VALUE = 200
+
+
+def shortened(text: str, most: int) -> str:
+    """At most so many characters; what is left out is in the middle, since a path or a message ends with what matters."""
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 3]} … {text[-end:]}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to change before the workflow can run. `node_id` is None where it concerns the whole graph.
+
+    Whoever shows it need not think of its length: all texts are shortened here, and `value` where it becomes text.
+    """
+
+    node_id: str | None
+    title: str | None
+    input: str | None
+    value: Any
+    message: str
+    fix: str
+    severity: str = "error"
+
+    def __post_init__(self):
+        for name, most in MOST_CHARACTERS.items():
+            if (text := getattr(self, name)) is not None:
+                object.__setattr__(self, name, shortened(text, most))
+
+    def __str__(self) -> str:
+        where = "workflow" if self.node_id is None else f'node {self.node_id} "{self.title}"'
+        if self.input is not None:
+            value = "" if self.value is None else f" = {shortened(reprlib.repr(self.value), MOST_OF_A_VALUE)}"
+            where += f", input {self.input}{value}"
+        text = f"{where}: {self.message.rstrip('. ')}." + (f" Fix: {self.fix}" if self.fix else "")
+        return " ".join(text.split())
+
+
+class WorkflowError(ValueError):
+    """The workflow cannot be read, changed or run; `problems` says why, all of it at once."""
+
+    def __init__(self, problems: Sequence[Problem]):
+        self.problems = problems
+        super().__init__("\n".join(map(str, told(problems))))
+
+
+def told(problems: Sequence[Problem]) -> list[Problem]:
+    """The first of many problems, errors before warnings, and how many more there are."""
+    if len(problems) <= MOST_TOLD:
+        return list(problems)
+    shown = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_TOLD]
+    return [*shown, general(f"and {len(problems) - MOST_TOLD} more problems", "mend these first")]
+
+
+def general(message: str, fix: str) -> Problem:
+    """A problem of the graph as a whole."""
+    return Problem(None, None, None, None, message, fix)
+
+
+def refusal(message: str, fix: str) -> WorkflowError:
+    return WorkflowError([general(message, fix)])
+
+
+def errors(problems: Iterable[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.severity == "error"]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """An input's value that cannot be taken, told by who knows neither the node nor its id."""
+
+    input: str
+    message: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.message}. Fix: {self.fix}"

@@ -1,0 +1,121 @@
+"""Reads an exported workflow: a file of bounded size, and in it a graph of bounded depth. Whoever made it may mean harm."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import reprlib
+import stat
+from pathlib import Path
+from typing import Any
+
+from .graph import title
+from .problem import Problem, WorkflowError, general, refusal
+
+EXPORT_HELP = "export it in ComfyUI with Workflow > Export (API), or enable Dev mode options, then Save (API Format)"
+MEGABYTE = 1024**2
+MOST_BYTES = {".json": 16 * MEGABYTE, ".png": 256 * MEGABYTE}  # the largest example here has 8 kB
+MOST_NODES = 5000
+MOST_DEPTH = 32  # of lists and objects within each other; a node's inputs are on level 2, a link on level 3
+
+
+def read_workflow(path: Path) -> Any:
+    """The JSON of an exported .json, or of a .png that ComfyUI saved. Raises WorkflowError, also for a missing file."""
+    is_picture = path.suffix.lower() == ".png"
+    try:
+        content = _content(path, MOST_BYTES[".png" if is_picture else ".json"])
+        return json.loads(_png_prompt(path, content) if is_picture else content.decode("utf-8-sig"))
+    except WorkflowError:
+        raise
+    except RecursionError as error:
+        raise refusal(f"{path}: nested too deep for a workflow (more than {MOST_DEPTH} levels)", EXPORT_HELP) from error
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises SyntaxError on a broken PNG
+        reason = "no such file" if isinstance(error, FileNotFoundError) else f"not readable as a workflow ({error})"
+        raise refusal(f"{path}: {reason}", EXPORT_HELP) from error
+
+
+def _content(path: Path, most: int) -> bytes:
+    # without waiting, since a pipe would make us wait for ever, and asked after it is open, since names can change
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise refusal(f"{path} is no plain file", "give the file that ComfyUI exported")
+        content = file.read(most + 1)
+    if len(content) > most:
+        message = f"{path} is larger than {most // MEGABYTE} MB, which no workflow is"
+        raise refusal(message, f"{EXPORT_HELP}; take large texts out of the graph, into files")
+    return content
+
+
+def _png_prompt(path: Path, content: bytes) -> str:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if "prompt" not in image.info:
+                message = f"{path}: this PNG carries no workflow (no text chunk `prompt`)"
+                raise refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}")
+            text = image.info["prompt"]
+    except Image.DecompressionBombError as error:
+        message = f"{path} claims to have more pixels than are ever opened ({error})"
+        raise refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}") from error
+    if len(text) > MOST_BYTES[".json"]:
+        message = f"{path} carries a workflow of more than {MOST_BYTES['.json'] // MEGABYTE} MB"
+        raise refusal(message, f"{EXPORT_HELP}; take large texts out of the graph, into files")
+    return text
+
+
+def api_graph(graph: Any) -> dict[str, dict]:
+    """A copy of `graph` in API form. Raises WorkflowError that names every entry which is not a node, or cannot be one."""
+    if isinstance(graph, dict) and isinstance(graph.get("prompt"), dict) and "class_type" not in graph["prompt"]:
+        graph = graph["prompt"]  # the body of a request to ComfyUI's queue
+    if isinstance(graph, dict) and isinstance(graph.get("nodes"), list) and isinstance(graph.get("links"), list):
+        raise refusal("this is a workflow in ComfyUI's UI format, not in API format", EXPORT_HELP)
+    if not isinstance(graph, dict) or not graph:
+        raise refusal("not a graph in API format, or an empty one", EXPORT_HELP)
+    if len(graph) > MOST_NODES:
+        raise refusal(
+            f"the graph has {len(graph)} nodes, and at most {MOST_NODES} are read", "leave out what is not needed"
+        )
+    problems = []
+    for node_id, entry in graph.items():
+        known = entry if isinstance(entry, dict) else {}
+        if not isinstance(known.get("class_type"), str) or not isinstance(known.get("inputs"), dict):
+            message = f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs"
+            problems.append(general(message, EXPORT_HELP))
+        else:
+            problems += _unfit_parts(node_id, entry)
+    if problems:
+        raise WorkflowError(problems)
+    # a prompt inside a PNG also carries the results of IS_CHANGED, which are of that day and may be NaN
+    return {
+        node_id: {key: copy.deepcopy(value) for key, value in entry.items() if key != "is_changed"}
+        for node_id, entry in graph.items()
+    }
+
+
+def _unfit_parts(node_id: str, entry: dict) -> list[Problem]:
+    """What in an entry nothing here could copy, show or write down again."""
+    parts = [(None, node_id, 1), *((key, value, 2) for key, value in entry.items() if key != "inputs")]
+    parts += [(name, (name, value), 2) for name, value in entry["inputs"].items()]
+    found = []
+    for name, value, level in parts:
+        if told := _unfit(value, level):
+            found.append(Problem(str(node_id), title(entry), name, None, told, f"give another value, or {EXPORT_HELP}"))
+    return found
+
+
+def _unfit(value: Any, level: int) -> str | None:
+    pending = [(value, level)]
+    while pending:  # a loop, since what it looks for is what recursion could not bear
+        value, level = pending.pop()
+        if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            return "holds text that is no Unicode (half of a pair of surrogates)"
+        if isinstance(value, dict | list | tuple):
+            if level > MOST_DEPTH:
+                return f"is nested too deep (more than {MOST_DEPTH} levels)"
+            pending += [(item, level + 1) for item in value]
+            pending += [(item, level + 1) for item in (value.values() if isinstance(value, dict) else ())]
+    return None
