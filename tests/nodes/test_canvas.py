@@ -3,6 +3,8 @@
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import weakref
 
 import psutil
@@ -163,33 +165,50 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
 
 @pytest.fixture
 def somebody(runs):
-    """somebody(name): another living process says that it is training in the run of that name."""
-    other = psutil.Process(1)  # not our parent, which may be the launcher that trains on our behalf
+    """somebody(name): another process claims the run of that name, and says what came of it; it ends with the test."""
+    started = []
 
     def claim(name):
-        (runs / name / "checkpoints").mkdir(parents=True, exist_ok=True)
-        status = {"status": "running", "pid": other.pid, "process_started": other.create_time(), "place": "headless"}
-        (runs / name / "status.json").write_text(json.dumps(status))
+        folder = runs / name
+        code = (
+            "import sys; from pathlib import Path; from comfyui_otca.trainer import claim\n"
+            "try: claim.take(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()\n"
+            "except claim.Claimed as error: print(error, flush=True)"
+        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen([sys.executable, "-c", code, str(folder)], **pipes))
+        return started[-1].stdout.readline().strip()
 
-    return claim
+    yield claim
+    for process in started:
+        process.communicate()
 
 
 def test_a_folder_in_which_another_process_trains_is_left_alone(small_workflow, queue, runs, somebody):
-    somebody("quickstart")
-    claimed = (runs / "quickstart" / "status.json").read_text()
+    assert somebody("quickstart") == "claimed"
+    (runs / "quickstart" / "checkpoints").mkdir()
+    there = sorted(path.name for path in (runs / "quickstart").iterdir())
     queue(small_workflow())
-    assert (runs / "quickstart" / "status.json").read_text() == claimed
+    assert sorted(path.name for path in (runs / "quickstart").iterdir()) == there
     assert len(read_lines(runs / "quickstart-2" / "metrics.jsonl")) == 1
     (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
-    assert "process 1 is training in" in str(problem)
+    assert "is training there" in str(problem)
 
 
-def test_a_run_that_another_process_went_on_with_is_another_process_run(small_workflow, queue, runs, somebody):
+def test_while_it_is_on_the_canvas_no_other_process_trains_there(small_workflow, queue, runs, somebody):
     workflow = small_workflow()
     queue(workflow)
-    somebody("quickstart")
+    assert "is training there. Fix: stop it" in somebody("quickstart")
     queue(workflow, 1)
-    assert [len(read_lines(runs / name / "metrics.jsonl")) for name in ("quickstart", "quickstart-2")] == [1, 1]
+    assert len(read_lines(runs / "quickstart" / "metrics.jsonl")) == 2
+
+
+def test_a_run_whose_model_another_run_has_taken_is_anybodys(small_workflow, queue, runs, somebody):
+    workflow = small_workflow()
+    queue(workflow)
+    workflow.set("TrainingRun.run_name", "another")
+    queue(workflow, 1)
+    assert somebody("quickstart") == "claimed"
 
 
 def test_what_comfyui_lets_go_is_free(small_workflow, queue):

@@ -46,7 +46,7 @@ class PythonReward(Reward):
 
     @classmethod
     def own_name(cls, settings: Mapping) -> str:
-        return host.find_python_reward(settings["file"]).stem
+        return permissions.python_file(settings["file"]).stem
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
         return _told(self.path, lambda: self.function(images.clone(), list(prompts)))
