@@ -327,7 +327,6 @@ class SaveLoRA:
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
         from ..trainer import distributed, lora
 
-        plain_name(filename)  # a linked one was not seen before
         if not distributed.is_main():
             return ()
         if not (model.is_adapted or host.in_comfyui()):  # which would be found out after a long training

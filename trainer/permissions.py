@@ -68,7 +68,8 @@ def check(want: Want) -> None:
 
 def told(want: Want) -> str:
     """The want in words, as `post pictures and prompts to score.example.org:443`."""
-    what = want.what if want.linked else want.what[:SHOWN]
+    # What a terminal would take for more than letters is quoted.
+    what = want.what[:SHOWN] if want.what.isprintable() else shown(want.what)
     if want.kind == POST:
         return f"post {want.why} to {what}"
     return f"{want.kind} {what} ({want.why})"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from .addresses import host_of, is_hub_id, wandb_host
+from .opening import shown
 from .permissions import DOWNLOAD, POST, READ, Want, is_plain
 
 
@@ -21,9 +22,10 @@ def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> 
         if not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
             continue
         links = {name: value for name, value in inputs.items() if isinstance(value, list)}
-        for want in cls.WANTS(**{str(name): None if name in links else value for name, value in inputs.items()}):
+        given = {name: None if name in links else value for name, value in inputs.items() if name != "cls"}
+        for want in cls.WANTS(**given):
             if want.input in links:
-                told = f"what node {str(links[want.input][:1])[1:-1]} hands over"
+                told = f"what node {shown(*links[want.input][:1] or [''])} hands over"
                 want = replace(want, what=told, linked=True)
             found[replace(want, node=node_id)] = None
     return list(found)

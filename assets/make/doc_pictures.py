@@ -30,7 +30,7 @@ from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import fuse, fuse_gains, moca
 from ...trainer.gains import rewards_along
 from ...trainer.grpo import clipped_objective
-from ...trainer.permissions import PYTHON
+from ...trainer.permissions import PYTHON, user_named
 from ...trainer.place import credit_map
 from ...trainer.prompts import choose
 from ...trainer.rewards import preprocess, reward_class
@@ -552,6 +552,8 @@ def guidance_grid():
     """One prompt and seed by two adapters: γ of one rises to the right, of the other downwards."""
     gammas = (0, 0.5, 1, 1.5, 2)
     runs = [single_reward_run(name) for name in ("colorfulness", "sharpness")]
+    for run in runs:
+        user_named(run)
     pairs = [(right, down) for down in gammas[::2] for right in gammas]
     images = []
     for pair in pairs:

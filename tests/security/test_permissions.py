@@ -165,11 +165,6 @@ def test_a_run_has_a_plain_name_where_it_is_used(name):
         host.run_folder(name)
 
 
-def test_a_linked_file_name_of_save_lora(tmp_path):
-    with pytest.raises(ValueError, match="plain name"):
-        NODES["OTCA_SaveLoRA"]().save(None, "../x")
-
-
 # --- hosts, tokens, downloads ---------------------------------------------------------------------------------------
 
 
@@ -338,6 +333,28 @@ def test_what_a_workflow_wants(outside, small_graph, monkeypatch):
         (RUN, "mine.py"),
         (POST, "what node '9' hands over"),
     }
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"cls": "/x", "self": 1, "url": 7},
+        {"url": []},
+        {"url": [[["deep"]], 0]},
+        {"url": ["x" * 10**5, 0]},
+        {"url": {"__value__": ["http://x/"]}},
+        {"url": "http://[::1"},
+    ],
+)
+def test_no_graph_is_too_strange_to_ask(inputs):
+    for name in NODES:
+        found = wants_of({"1": {"class_type": name, "inputs": inputs}, "2": {"class_type": name}}, NODES)
+        assert all(len(permissions.told(want)) < 400 for want in found)
+
+
+def test_what_is_told_is_text_and_no_commands_to_the_terminal():
+    told = permissions.told(Want(READ, "\x1b[2Ja\n(allowed)", "prompts"))
+    assert told.isprintable() and "\\x1b" in told
 
 
 def test_a_plain_workflow_wants_its_prompts_alone(small_graph):

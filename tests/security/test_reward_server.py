@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import math
 import threading
 import tracemalloc
 import zlib
@@ -72,7 +73,7 @@ def endless(status=200, **headers):
 
 def scores(url, **options):
     reward = http.HTTPReward(url=url, retries=0, timeout=30, **options)
-    return reward.score(IMAGES, PROMPTS)
+    return torch.tensor(reward.score(IMAGES, PROMPTS))
 
 
 def error_of(url, **options):
@@ -155,6 +156,12 @@ def test_what_is_no_finite_number_is_a_sample_left_out(serve, value):
 
 def test_a_number_of_five_thousand_digits(serve):
     assert "it must be JSON like" in error_of(serve(answers(b'{"scores": [1, ' + b"1" * 5000 + b", 3]}")))
+
+
+def test_a_server_may_say_that_a_reward_does_not_apply(serve):
+    url = serve(answers(b'{"scores": [1, "does not apply", null]}'))
+    first, second, third = http.HTTPReward(url=url).score(IMAGES, PROMPTS)
+    assert first == 1.0 and second is None and math.isnan(third)
 
 
 def test_a_host_is_asked_for_again_when_something_is_sent(serve, monkeypatch):

@@ -6,7 +6,8 @@ The request, a POST of application/json, and the two forms of the answer:
     {"scores": [0.25, null, …]}
     {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
 
-`data` is a whole PNG, or an mp4 of `fps` frames a second, in base64; null is what could not be scored. An answer may have
+`data` is a whole PNG, or an mp4 of `fps` frames a second, in base64; null is what could not be scored, though it should have
+been, and "does not apply" what this reward has no opinion of, by design. An answer may have
 ANSWER_BYTES, and SAMPLE_BYTES more for each sample. A server to begin with: assets/examples/reward_server.py.
 """
 
@@ -25,8 +26,6 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from .. import host, media, permissions
 from ..addresses import host_of
 from .base import OncePerBatch, Reward, RewardError
@@ -40,6 +39,7 @@ TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
 FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 SHOWN = 200  # characters of an answer in an error
+LEFT_OUT = "does not apply"  # in place of a score
 # What is read of an answer: room for forty named scores of a sample, with all their digits.
 ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024
 COMPRESSIONS = ("gzip", "deflate")  # which zlib tells apart by itself
@@ -77,19 +77,19 @@ class HTTPReward(Reward):
         self.server = _shared(check_url(url), timeout, retries, batch_size, check_token_variable(token_variable), fps)
         self.score_key = score_key
 
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
+    def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
         return self._column(images, prompts)
 
-    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+    def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> list[float | None]:
         return self._column(videos, prompts)
 
-    def _column(self, batch: Tensor, prompts: Sequence[str]) -> Tensor:
+    def _column(self, batch: Tensor, prompts: Sequence[str]) -> list[float | None]:
         columns = self.server.once(batch, tuple(prompts), lambda: self.server.scores(batch, prompts))
         if self.score_key not in columns:
             told = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
             fix = f"set score_key to one of {told}" if any(columns) else "leave score_key empty"
             raise RewardError(f"{self.server.url} gave {told}, and score_key is {self.score_key!r}. Fix: {fix}")
-        return torch.tensor(columns[self.score_key])
+        return columns[self.score_key]
 
 
 class Server(OncePerBatch):
@@ -101,7 +101,7 @@ class Server(OncePerBatch):
         self.token_variable, self.fps = token_variable, fps
         check_host(url)
 
-    def scores(self, batch: Tensor, prompts: Sequence[str]) -> dict[str, list[float]]:
+    def scores(self, batch: Tensor, prompts: Sequence[str]) -> dict[str, list[float | None]]:
         """{name of a score: one a sample}; the name is empty where the server gives only one.
 
         Args:
@@ -174,7 +174,7 @@ class Server(OncePerBatch):
         tries = f", {self.retries + 1} times in a row" if self.retries else ""
         raise RewardError(f"{self.url} {problem}{tries}. Fix: {fix}")
 
-    def _read(self, text: str, count: int) -> dict[str, list[float]]:
+    def _read(self, text: str, count: int) -> dict[str, list[float | None]]:
         """The scores in an answer about `count` samples."""
         shown = f"{text[:SHOWN]!r}"
         try:
@@ -192,10 +192,10 @@ class Server(OncePerBatch):
                     f"{self.url} gave {given} for {count} samples: {shown}. Fix: one a sample, in their order"
                 )
             for sample, value in enumerate(column):
-                if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                if value not in (None, LEFT_OUT) and (isinstance(value, bool) or not isinstance(value, int | float)):
                     raise RewardError(
-                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a "
-                        "number, or null for what cannot be scored"
+                        f"{self.url} gave {repr(value)[:SHOWN]} among its {which}, for sample {sample}. Fix: a number, "
+                        f"null for what could not be scored, or {LEFT_OUT!r}"
                     )
         return {name: list(map(_score, column)) for name, column in columns.items()}
 
@@ -240,8 +240,10 @@ def check_token_variable(name: str) -> str:
     return name
 
 
-def _score(value: float | None) -> float:
-    """NaN is what could not be scored; so is what no sum could hold."""
+def _score(value: float | str | None) -> float | None:
+    """As rewards give scores: NaN is what could not be scored, or no sum could hold; None what the reward does not apply to."""
+    if value == LEFT_OUT:
+        return None
     try:
         number = math.nan if value is None else float(value)
     except OverflowError:  # a whole number of more than 308 digits
