@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
+from .layout import plain_name
+
 ALLOW_PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
@@ -244,8 +246,15 @@ def free_memory(device) -> int:
 
 
 def run_folder(name: str) -> Path:
-    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs."""
-    return terminal.output or runs_folder() / name
+    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
+
+    Raises:
+        ValueError: the name, which may have come through a link, is no plain one.
+    """
+    try:
+        return terminal.output or runs_folder() / plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"run_name = {name!r} {error}") from error
 
 
 def runs_folder() -> Path:

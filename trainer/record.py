@@ -150,6 +150,8 @@ class Run:
             logger.warning(told, self.folder / METRICS, len(lost), iteration, lost[0])
         self.history = [known.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
         self.evaluations = [row for row in self.evaluations if row["iteration"] <= iteration]
+        if iteration and not self._evaluated(0) and self.writes:
+            logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved = None, iteration
         self._check_best()
         if self.writes:
