@@ -13,7 +13,6 @@ import errno
 import functools
 import json
 import os
-import platform
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from .layout import alive, beside, put_in_place, write_text
 
 LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at
+_WINDOWS = os.name == "nt"
 _BOOT_SECONDS = (
     30  # by which a clock that is set moves the moment of the start, where the system does not number its starts
 )
@@ -79,7 +79,7 @@ def _first_line(*places: str) -> str:
 @functools.cache
 def _machine() -> str:
     """What stays when a machine starts anew, and no other machine has."""
-    if platform.system() == "Windows":
+    if _WINDOWS:
         import winreg
 
         with (
@@ -153,7 +153,7 @@ _BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
 def _lock(descriptor: int) -> bool:
     """Locks an open file without waiting; returns whether it did. Raises _NoLocks."""
     try:
-        if os.name == "nt":
+        if _WINDOWS:
             import msvcrt
 
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
@@ -210,8 +210,9 @@ class Claim:
     def release(self) -> None:
         """Lets others have the folder. What is not ours any more stays; a second call does nothing."""
         with _taking:
-            if _held.pop(self.folder, None) is not self:
+            if _held.get(self.folder) is not self:
                 return
+            del _held[self.folder]
             with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
                 if (found := _written(self.folder)) is not None and found.token == self.token:
                     os.unlink(self.folder / CLAIM)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
+import math
+import os
+import socket
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from . import permissions
 from .files import read_own
-from .layout import WANDB, write_text
+from .layout import TENSORBOARD, WANDB, write_text
 from .wants import figures_go_out
 
 
@@ -31,13 +37,10 @@ class Figures:
     def __init__(self, folder: Path, project: str, start: int, settings: Mapping):
         self.project = project
         self._wandb = _begin_wandb(folder, project, settings) if project else None
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1 if start else 0)
+        self._tensorboard = _Events(folder / TENSORBOARD, start + 1 if start else 0)
 
     def write(self, iteration: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            self._tensorboard.add_scalar(name, value, iteration)
+        self._tensorboard.write(iteration, figures)
         if self._wandb is not None:
             self._wandb.log(dict(figures), step=iteration)
 
@@ -45,6 +48,59 @@ class Figures:
         self._tensorboard.close()
         if self._wandb is not None:
             self._wandb.finish()
+
+
+class _Events:
+    """A file that TensorBoard reads, written by this thread: one of its own would print a traceback when the folder is gone.
+
+    Args:
+        purge: TensorBoard forgets what files before this one have from that step on.
+    """
+
+    def __init__(self, folder: Path, purge: int):
+        self.folder, self._purge = folder, purge
+        self._file, self._path = None, folder
+        self._begin()
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if not self._path.is_file():  # somebody has removed it; the disk would take the rest of it nowhere
+            self.close()
+            self._purge = step
+            self._begin()
+        # A figure that could not be measured is null when it was read back.
+        known = {name: math.nan if value is None else float(value) for name, value in figures.items()}
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in known.items()]
+        self._add(step=step, summary=Summary(value=values))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _begin(self) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        now, host = int(time.time()), socket.gethostname()
+        self._path = self.folder / f"events.out.tfevents.{now:010d}.{host}.{os.getpid()}.{next(_numbers)}"
+        self._file = open(self._path, "xb", buffering=0)
+        self._add(file_version="brain.Event:2")
+        self._add(step=self._purge, file_version="brain.Event:2")
+        self._add(step=self._purge, session_log=SessionLog(status=SessionLog.START))
+
+    def _add(self, **content) -> None:
+        """A record: its length, its bytes, and after each a checksum, as TFRecord files have them."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
+        self._file.write(record.getvalue())  # whole, so that a kill leaves no half of it
+
+
+_numbers = itertools.count()
 
 
 def _begin_wandb(folder: Path, project: str, settings: Mapping):

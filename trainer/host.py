@@ -256,7 +256,7 @@ def run_folder(name: str) -> Path:
     """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
 
     Raises:
-        ValueError: the name is no plain one, and would lead elsewhere.
+        ValueError: the name, which may have come through a link, is no plain one.
     """
     if terminal.output is not None:
         return terminal.output

@@ -196,6 +196,8 @@ class Run:
         self.changes = [row for row in self.changes if row["iteration"] <= iteration]
         if iteration and (before := files.read_own(self.folder, WORKFLOW)):
             self._note_changes(before, self.workflow)
+        if iteration and not self._evaluated(0) and self.writes:
+            logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._done = None, iteration, iteration
         self._check_best()
         if self.writes:

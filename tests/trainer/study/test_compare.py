@@ -43,8 +43,14 @@ def finish(training, rise, held_out=(0.5, 0.75)):
         {
             "iteration": i,
             "rewards": {
-                "a": {"mean": 1 + 2 * rise * i / training.iterations, "std": 2, "held_out": False, "values": [0, None]},
-                "judge": {"mean": sum(judged) / 2, "std": 1, "held_out": True, "values": judged},
+                "a": {
+                    "mean": 1 + 2 * rise * i / training.iterations,
+                    "std": 2,
+                    "standard_error": 0.5,
+                    "held_out": False,
+                    "values": [0, None],
+                },
+                "judge": {"mean": sum(judged) / 2, "std": 1, "standard_error": 0.5, "held_out": True, "values": judged},
             },
         }
         for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
@@ -173,14 +179,15 @@ def test_a_stop_is_passed_on(both, child, monkeypatch, tmp_path):
 
 def test_whom_a_killed_comparison_left_behind_is_waited_for(both, child, monkeypatch, tmp_path):
     [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), ALIKE, tmp_path)
-    answers = iter([4711, 4711, None])
+    answers = iter(["process 4711", "process 4711", None])
 
-    def owner(folder):
+    def holder(folder):
         if (answer := next(answers)) is None:
             finish(own, 1.0)
         return answer
 
-    monkeypatch.setattr(compare, "owner", owner)
+    monkeypatch.setattr(compare.claim, "holder", holder)
+    monkeypatch.setattr(compare.claim, "lives", lambda found: True)
     said = []
     assert compare.run([own], ALIKE, said.append) == {} and child.begun == []
     assert "process 4711 still trains it" in said[0]

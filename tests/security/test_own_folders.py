@@ -1,0 +1,169 @@
+"""Nothing foreign is written over or removed, whatever it is called, and no link is followed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer import checkpoint, files, host, layout, run
+from comfyui_otca.trainer.figures import Figures
+
+FOREIGN = {
+    "workflow.json": b'{"mine": 1}',
+    "lora.safetensors": b"mine",
+    "samples/holiday.png": b"mine",
+    "checkpoints/1000/notes.txt": b"mine",
+    "best/of/all.txt": b"mine",
+    "transformer/config.json": b"mine",
+}
+
+
+def fill(folder, contents):
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_new_run_refuses_what_it_would_write_over(small_graph, tmp_path, name, capsys):
+    """Seen before: workflow.json and lora.safetensors exchanged, checkpoints/1000 deleted, exit code 0."""
+    folder = fill(tmp_path / "documents", {name: FOREIGN[name]})
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(small_graph()))
+    assert main(["train", str(given), "--output", str(folder)]) == 2
+    [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("otca: ")]
+    assert f"{folder} holds {name.split('/')[0]}" in told and "Fix: " in told
+    assert content(folder) == {name: FOREIGN[name]}, "not even a claim is left there"
+
+
+def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path):
+    host.terminal.output = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
+    with pytest.raises(run.RunError, match="write over"):
+        run.check_folder(small_workflow(), False)
+    (tmp_path / "run" / "status.json").write_text('{"status": "queued", "place": "headless", "total": 3}')
+    run.check_folder(small_workflow(), False)
+    for broken in ("", "{}", '{"status": "mine"}', "[]"):
+        (tmp_path / "run" / "status.json").write_text(broken)
+        with pytest.raises(run.RunError, match="write over"):
+            run.check_folder(small_workflow(), False)
+
+
+def test_a_linked_name_does_not_leave_the_runs_folder(monkeypatch, tmp_path):
+    """Seen before: a linked run_name was no constant, so nobody checked it, and whole runs were written anywhere."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("../x", "/tmp/x", "a/b", "..", "", "C:\\x", 3):
+        with pytest.raises(ValueError, match="run_name = .* Fix: "):
+            host.run_folder(name)
+    assert host.run_folder("mine").name == "mine"
+
+
+def test_pruning_removes_only_what_a_training_made(model, tmp_path, caplog):
+    folder = fill(
+        tmp_path / "checkpoints", {"1000/notes.txt": b"mine", ".000007.1/notes.txt": b"mine", "0999": b"mine"}
+    )
+    precious = fill(tmp_path / "precious", {"state.json": b"{}"})
+    os.symlink(precious, folder / "000001")
+    before = content(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for iteration in (2, 3, 4):
+            checkpoint.save(model, folder, iteration, keep=1)
+    after = content(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+    assert sorted(path.name for path in folder.glob("0000*")) == ["000001", "000004"]
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("1000 was not made by a training, and is left alone" in line for line in told) == 1, "once"
+    assert checkpoint.restore(model, folder) == 4
+
+
+def test_a_foreign_folder_of_the_next_checkpoints_name(model, tmp_path):
+    fill(tmp_path, {"000003/notes.txt": b"mine"})
+    with pytest.raises(files.NotOurs, match="000003 was not made by a training, and is left alone. Fix: move it"):
+        checkpoint.save(model, tmp_path, 3)
+    assert content(tmp_path) == {"000003/notes.txt": b"mine"}
+
+
+def test_a_checkpoint_that_lost_its_marker_when_it_was_copied(model, tmp_path):
+    place = checkpoint.save(model, tmp_path, 1)
+    (place / files.MARKER).unlink()
+    checkpoint.save(model, tmp_path, 2, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+
+
+def test_a_removal_follows_no_link(tmp_path):
+    precious = fill(tmp_path / "precious", {"a": b"mine"})
+    own = tmp_path / "own"
+    own.mkdir()
+    files.mark_own(own)
+    os.symlink(precious, own / "inside")
+    os.symlink(own, tmp_path / "linked")
+    assert not files.remove_own(tmp_path / "linked") and own.is_dir()
+    assert files.remove_own(own) and content(precious) == {"a": b"mine"}
+    files.mark_own(precious)
+    assert files.is_own(precious)
+    (precious / files.MARKER).write_text("somebody else's")
+    assert not files.remove_own(precious)
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def test_only_plain_files_are_opened(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "there").write_text("x")
+    os.symlink(tmp_path / "there", tmp_path / "link")
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    for name, kind in (("folder", "a folder"), ("pipe", "a pipe"), ("link", "a link"), ("loop", "a link")):
+        with pytest.raises(OSError, match=f"{name} is {kind}, and no plain file"):
+            files.open_plain(tmp_path / name)
+    with pytest.raises(OSError, match="a device"):
+        files.open_plain(layout.Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT])
+def test_the_windows_form_sees_a_link_that_comes_in_between(tmp_path, monkeypatch, flags):
+    """Without O_NOFOLLOW: what was looked at has to be what was opened."""
+    monkeypatch.setattr(os, "O_NOFOLLOW", 0)
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    path, opened = tmp_path / "stop", os.open
+    path.write_text("ours")
+
+    def exchange(name, *arguments):
+        if name == path and not path.is_symlink():
+            path.unlink()
+            path.symlink_to(victim)
+        return opened(name, *arguments)
+
+    monkeypatch.setattr(os, "open", exchange)
+    with pytest.raises(OSError, match="is a link"):
+        files.open_plain(path, flags)
+    assert victim.read_text() == "theirs"
+
+
+# --- TensorBoard ------------------------------------------------------------------------------------------------------
+
+
+def test_no_thread_of_tensorboard_complains_when_its_folder_vanishes(tmp_path, capfd):
+    """Seen before: a traceback of its own thread, amid the training's lines, and no figures from then on."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    figures = Figures(tmp_path / "run", "", 0, {})
+    figures.write(1, {"reward/a/mean": 0.5, "reward/b/mean": None})
+    shutil.rmtree(tmp_path / "run")
+    for iteration in (2, 3):
+        figures.write(iteration, {"reward/a/mean": iteration / 4})
+    figures.close()
+    read = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("reward/a/mean")] == [(2, 0.5), (3, 0.75)]
+    assert "Traceback" not in capfd.readouterr().err
