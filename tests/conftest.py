@@ -52,6 +52,15 @@ def pytest_xdist_make_scheduler(config, log):
     return ByComfyUIAndFile(config, log)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--everything", action="store_true", help="the long forms of tests that have one: make test-all")
+
+
+@pytest.fixture(scope="session")
+def everything(request):
+    return request.config.getoption("--everything")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread():
     torch.set_num_threads(1)

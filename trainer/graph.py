@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import inspect
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from typing import Any
@@ -100,10 +101,16 @@ def read_node(node_id: str, entry: dict, cls: type) -> Node:
             constants[name] = convert(_unwrapped(given[name]), declared[name])
         except ValueError as error:
             unreadable[name] = str(error)
-    specification = inspect.getfullargspec(getattr(cls, "VALIDATE_INPUTS", lambda: True))
-    validates, validates_all = specification.args, specification.varkw is not None
+    validates, validates_all = _judged(getattr(cls, "VALIDATE_INPUTS", None))
     hidden = types.get("hidden", {})
     return Node(node_id, entry, cls, declared, hidden, validates, validates_all, constants, links, unreadable)
+
+
+@functools.lru_cache(maxsize=256)
+def _judged(function: Callable | None) -> tuple[list[str], bool]:
+    """Parameters of a VALIDATE_INPUTS, and whether it takes any others too."""
+    specification = inspect.getfullargspec(function or (lambda: True))
+    return specification.args, specification.varkw is not None
 
 
 def hidden_values(nodes: Mapping[str, Node], node: Node) -> dict[str, Any]:

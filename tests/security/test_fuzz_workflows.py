@@ -1,0 +1,74 @@
+"""2,000 graphs of strangers: every one is accepted, or refused with node, input, value and fix in a short line. Never a
+traceback; and what is accepted, train does not refuse."""
+
+from __future__ import annotations
+
+import functools
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+from comfyui_otca.server.jobs import as_json
+from comfyui_otca.trainer import flow, host, preflight
+from comfyui_otca.trainer.flow import configured
+from comfyui_otca.trainer.workflow import Workflow, WorkflowError
+
+from .strangers import changed, made_up
+
+LONGEST_LINE = 2000
+FUZZ = dict(deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folders_do_not_change():
+    """What is looked up on the disk is looked up once: nothing there changes, and 2,000 graphs ask for the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (host, "list_models"),
+            (host, "list_weights"),
+            (host, "_in_hub_cache"),
+            (configured, "_object"),
+            (configured, "_modules"),
+        ):
+            patch.setattr(module, name, functools.cache(getattr(module, name)))
+        header = functools.cache(flow._check_header)
+        patch.setattr(flow, "_check_header", header)
+        yield
+
+
+def refusals(graph):
+    """All that is wrong with a graph. Raises whatever is no refusal."""
+    try:
+        return preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS))
+    except WorkflowError as error:
+        return error.problems
+
+
+def look(graph):
+    problems = refusals(graph)
+    json.dumps(as_json(problems), allow_nan=False).encode()  # the page can be told
+    for problem in problems:
+        line = str(problem)
+        assert line.isprintable() or "\u202e" in line or not line.isascii()
+        assert len(line) < LONGEST_LINE and "\n" not in line and problem.message
+        if problem.severity == "error":
+            assert problem.fix and "Fix: " in line
+        if problem.input is not None:
+            assert problem.node_id is not None and f"input {problem.input}"[:80].split()[0] in line
+            if problem.value is not None:
+                assert " = " in line
+
+
+@settings(max_examples=1500, **FUZZ)
+@given(st.integers(0, 2**32))
+def test_examples_with_something_changed(seed):
+    look(changed(seed))
+
+
+@settings(max_examples=500, **FUZZ)
+@given(made_up)
+def test_graphs_made_of_nothing(graph):
+    look(graph)
