@@ -48,9 +48,13 @@ def test_menu_labels_are_those_of_the_extension():
     assert content("main")["menuLabels"] == {label: label for _, _, label in commands() if label}
 
 
-def test_there_are_no_settings_to_name():
+def test_settings_are_those_of_the_extension():
     scripts = "".join(place.read_text(encoding="utf-8") for place in WEB.rglob("*.js"))
-    assert content("settings") == {} and not re.search(r"\bsettings: \[", scripts)
+    found = re.findall(r'id: "(OTCA\.\w+)",\s*category: [^\n]*\s*name: "([^"]+)",\s*tooltip: "([^"]+)"', scripts)
+    assert content("settings") == {
+        id_.replace(".", "_"): {"name": name, "tooltip": tooltip} for id_, name, tooltip in found
+    }
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("name", ["main", "nodeDefs", "commands"])

@@ -98,6 +98,13 @@ export async function lastResults() {
   return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
 }
 
+/** What the open workflow asks for beyond its own data: see /otca/permissions/wants. */
+export async function workflowsWants() {
+  const { output } = await app.graphToPrompt();
+  if (!Object.keys(output).length) return [];
+  return (await postJson("/otca/permissions/wants", { prompt: output })).wants;
+}
+
 /** JSON from one of our routes; an Error with the server's own message where it refuses. */
 export async function getJson(route) {
   return unpacked(await api.fetchApi(route));

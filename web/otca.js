@@ -4,7 +4,7 @@
 import * as comfy from "./comfy.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
-import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
+import { setupSidebar, sidebarCommands, tellOfWants } from "./sidebar/sidebar.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
@@ -49,16 +49,36 @@ async function replay() {
   }
 }
 
-let waiting = null;
-
-function replaySoon() {
-  clearTimeout(waiting);
-  waiting = setTimeout(replay, 100);
+/** A function that calls back once, a moment after the last of several calls. */
+function soon(action) {
+  let waiting = null;
+  return () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(action, 100);
+  };
 }
+
+const replaySoon = soon(replay);
+const tellSoon = soon(
+  () => hasOurs() && tellOfWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
+);
+const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
 comfy.app.registerExtension({
   name: "ComfyUI-OTCA",
   ...sidebarCommands(comfy),
+
+  settings: [
+    {
+      id: "OTCA.Trainings",
+      category: ["OTCA", "Training", "Trainings"],
+      name: "Headless trainings at a time",
+      tooltip: "More wait in a queue. 0: one for each accelerator, two on a CPU.",
+      type: "number",
+      attrs: { min: 0, max: 1024 },
+      defaultValue: 0,
+    },
+  ],
 
   setup() {
     const style = document.createElement("link");
@@ -88,6 +108,8 @@ comfy.app.registerExtension({
   afterConfigureGraph() {
     live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
     deliverToAll("opened");
-    replay(); // not awaited: the workflow opens meanwhile
+    // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
+    replaySoon();
+    tellSoon();
   },
 });

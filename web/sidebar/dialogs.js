@@ -31,6 +31,14 @@ const TEXT = {
   copied: "Copied",
   problems: "To fix before it can train",
   warnings: "Good to know",
+  permissionsTitle: "What this workflow wants",
+  permissionsNote:
+    "A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a " +
+    "click is remembered on this machine, for every workflow.",
+  noWants: "It names nothing outside of ComfyUI's own folders and this machine.",
+  permission: (allowed) =>
+    allowed === null ? "known only when the graph runs" : allowed ? "allowed" : "not allowed",
+  allow: (what) => `Allow ${what}`,
   go: (title) => `Show ${title} on the canvas`,
 };
 
@@ -198,6 +206,39 @@ function problemList(comfy, problems, dialog, heading) {
     return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
   });
   return h("section.otca-command", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
+}
+
+/**
+ * What a workflow asks for beyond its own data, and for what is not allowed the click that allows it, on this machine, from
+ * then on.
+ * @param wants [{text, allowed (null: known only when the graph runs), remember, fix}]
+ * @param allow(want) posts it
+ */
+export function permissionsDialog(comfy, { wants, allow }) {
+  const rows = wants.map((want) => {
+    const state = h("span.otca-quiet");
+    const error = h("span.otca-fix", { role: "alert" });
+    const show = (allowed) => setText(state, TEXT.permission(allowed));
+    show(want.allowed);
+    const click =
+      want.remember &&
+      button("pi-check", TEXT.allow(want.remember), async () => {
+        try {
+          await allow(want);
+          show(true);
+          click.remove();
+        } catch (refusal) {
+          setText(error, refusal.message);
+        }
+      });
+    const fix = want.allowed === false && !want.remember && h("span.otca-fix", {}, want.fix);
+    return h("li.otca-want", { "data-allowed": String(want.allowed) }, h("strong", {}, want.text), state, fix, error, click);
+  });
+  openDialog(
+    TEXT.permissionsTitle,
+    h("p.otca-note", {}, wants.length ? TEXT.permissionsNote : TEXT.noWants),
+    h("ul.otca-problems", {}, rows),
+  );
 }
 
 /** Command lines of an export, after its download. */

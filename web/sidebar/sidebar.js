@@ -6,7 +6,7 @@ import { beginNewRun, resumeOnCanvas } from "../lib/newrun.js";
 import { poll } from "../lib/poll.js";
 import { PLACE, mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import { readWorkflow } from "../lib/safetensors.js";
-import { exportDialog, resumeDialog, trainDialog } from "./dialogs.js";
+import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./dialogs.js";
 import { button, h, keyedChildren, setText } from "./dom.js";
 import { progressBar, runView, statusBadge } from "./runview.js";
 
@@ -67,6 +67,13 @@ export function sidebarCommands(comfy) {
         function: guarded(() => exportHeadless(comfy)),
       },
       {
+        id: "OTCA.Permissions",
+        label: "OTCA: Permissions…",
+        menubarLabel: "Permissions (OTCA)…",
+        icon: "pi pi-shield",
+        function: guarded(() => showPermissions(comfy)),
+      },
+      {
         id: "OTCA.LoadWorkflowFromLoRA",
         label: "OTCA: Load workflow from a LoRA file…",
         menubarLabel: "Load workflow from a LoRA file (OTCA)…",
@@ -75,7 +82,16 @@ export function sidebarCommands(comfy) {
       },
     ],
     menuCommands: [
-      { path: ["File"], commands: ["OTCA.NewRun", "OTCA.TrainHeadless", "OTCA.ExportHeadless", "OTCA.LoadWorkflowFromLoRA"] },
+      {
+        path: ["File"],
+        commands: [
+          "OTCA.NewRun",
+          "OTCA.TrainHeadless",
+          "OTCA.ExportHeadless",
+          "OTCA.Permissions",
+          "OTCA.LoadWorkflowFromLoRA",
+        ],
+      },
     ],
   };
 }
@@ -324,6 +340,18 @@ async function exportHeadless(comfy) {
   const failed = answer.problems.some(({ severity }) => severity === "error");
   if (!failed) download();
   exportDialog(comfy, { answer, failed, download });
+}
+
+async function showPermissions(comfy) {
+  const wants = await comfy.workflowsWants();
+  const allow = ({ kind, remember }) => comfy.postJson("/otca/permissions/allow", { kind, what: remember });
+  permissionsDialog(comfy, { wants, allow });
+}
+
+/** Has the user told what a workflow that was just opened asks for, if that is more than is allowed. */
+export async function tellOfWants(comfy) {
+  const wants = await comfy.workflowsWants();
+  if (wants.some(({ allowed }) => allowed === false)) await showPermissions(comfy);
 }
 
 function save(filename, text) {
