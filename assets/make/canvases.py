@@ -45,11 +45,12 @@ FIXED = {
     NOTE: (420, 760),
     PREVIEW: (330, 400),
     "OTCA_RewardStack": (470, 850),
-    "OTCA_TrainingRun": (470, 900),
+    "OTCA_TrainingRun": (470, 930),
     "OTCA_PromptDataset": (330, 390),
     "OTCA_StepwiseGain": (560, 720),  # with a heatmap
 }
 HEATMAP = 560
+OWN_ROWS = {"OTCA_LoadFlowModel": 2}  # of what our page adds: whose the adapter is, and a button
 
 ARRANGE = """async ([api, note, places, frames, sampler]) => {
     app.graph.clear();
@@ -211,7 +212,7 @@ def _size(kind: str) -> tuple[float, float]:
     if stage == "credit":
         return FRAMES[stage][1], HEATMAP
     declared = node.INPUT_TYPES()
-    rows = len(node.RETURN_TYPES) if "OTCA_REWARD" in node.RETURN_TYPES else 0
+    rows = OWN_ROWS.get(kind, 0) + (len(node.RETURN_TYPES) if "OTCA_REWARD" in node.RETURN_TYPES else 0)
     for _, *options in {**declared["required"], **declared.get("optional", {})}.values():
         options = options[0] if options else {}
         rows += TEXT_ROWS if options.get("multiline") else 2 if options.get("control_after_generate") else 1

@@ -2,7 +2,7 @@
 import { h, setText } from "../sidebar/dom.js";
 
 const TEXT = { none: "Adapter: not used yet", owner: (text) => `Adapter: ${text}` };
-const HEIGHT = 26;
+const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 
 export const ownerWidget = {
   fits: (definition) => definition.name === "OTCA_LoadFlowModel",
