@@ -84,11 +84,13 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _validate(given: argparse.Namespace) -> int:
-    """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
+    """Checks a workflow without running it and prints every problem, and what it would read, post, download or run that is not
+    its own; exit code 2 if there is an error.
+    """
     workflow = options.load(given)
-    options.say_wants(workflow)
-    severities = [_show(problem) for problem in workflow.validate()]
-    if "error" in severities:
+    failed = "error" in [_show(problem) for problem in workflow.validate()]
+    options.say_wants(workflow, sys.stderr if failed else sys.stdout)
+    if failed:
         return options.EXIT_BAD_INPUT
     print(f"{given.workflow}: ready to train")
     return 0
