@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TextIO
 
 EXIT_BAD_INPUT = 2
 
@@ -168,7 +169,7 @@ def allow_rewards(texts: list[str]) -> None:
             permissions.user_named(value)
 
 
-def say_wants(workflow) -> None:
+def say_wants(workflow, file: TextIO) -> None:
     """Prints what a workflow would touch outside of itself, and whether it may."""
     from ..trainer import permissions
     from ..trainer.wants import wants_of
@@ -181,4 +182,4 @@ def say_wants(workflow) -> None:
             may = "allowed" if permissions.allowed(want) else f"not allowed: {permissions.fix(want)}"
         lines[f"this workflow wants: {permissions.told(want)} ({may})"] = None
     for line in lines:
-        print(line)
+        print(line, file=file)

@@ -97,12 +97,15 @@ def _train(given: argparse.Namespace) -> int:
 
 
 def _validate(given: argparse.Namespace) -> int:
-    """Checks a workflow without running it and prints every problem; exit code 2 if there is an error."""
+    """Checks a workflow without running it and prints every problem, and what it would read, post, download or run that is not
+    its own; exit code 2 if there is an error.
+    """
     from ..trainer import preflight
 
     workflow = options.load(given)
-    options.say_wants(workflow)
-    if _show(preflight.problems(workflow)):
+    failed = _show(preflight.problems(workflow))
+    options.say_wants(workflow, sys.stderr if failed else sys.stdout)
+    if failed:
         return options.EXIT_BAD_INPUT
     print(f"{given.workflow}: ready to train")
     return 0
