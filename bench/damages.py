@@ -35,16 +35,19 @@ SETTINGS = {
         "checkpoint_every": 1,
         "evaluate_every": 1,
         "evaluation_prompts": "a red circle",
-        "evaluation_seeds": 1,
+        "evaluation_seeds": 2,
         "best_metric": "evaluation/sum",
     },
 }
 
 
-def graph() -> dict:
+def graph(**run_settings) -> dict:
+    """The quickstart's, as small as these settings make it."""
     content = json.loads((ROOT / "workflows" / "api" / "quickstart.json").read_text(encoding="utf-8"))
     for entry in content.values():
         entry["inputs"].update(SETTINGS.get(entry["class_type"], {}))
+        if entry["class_type"] == "OTCA_TrainingRun":
+            entry["inputs"].update(run_settings)
     return content
 
 
@@ -158,7 +161,7 @@ def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, s
         output, code = io.StringIO(), 99
         try:
             with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-                _log_to(output)
+                log_to(output)
                 code = work()
         except BaseException:
             output.write(traceback.format_exc())
@@ -178,7 +181,7 @@ def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, s
     return ("hangs" if code == -9 else "traceback" if "Traceback" in printed else code), printed
 
 
-def _log_to(output: io.StringIO) -> None:
+def log_to(output: io.StringIO) -> None:
     import logging
 
     for handler in list(logging.getLogger().handlers):
@@ -188,16 +191,18 @@ def _log_to(output: io.StringIO) -> None:
 
 def make_run(folder: Path) -> Path:
     """A finished training of two iterations, with a checkpoint after each."""
+    code, printed = in_a_child(lambda: train(folder))
+    if code:
+        raise RuntimeError(printed)
+    return folder / "run"
+
+
+def train(folder: Path) -> int:
     from ..__main__ import main
 
     workflow = folder / "given.json"
     workflow.write_text(json.dumps(graph()), encoding="utf-8")
-    code, printed = in_a_child(lambda: main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"]))
-    if code:
-        raise RuntimeError(printed)
-    for place in (folder / "run" / "checkpoints").glob("*"):
-        assert place.is_dir()
-    return folder / "run"
+    return main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"])
 
 
 def outcome(run: Path, name: str, damage: str, place: Path) -> tuple[str, str]:
@@ -247,16 +252,23 @@ def table(results: list[tuple[str, str, str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Loads what all children need. Figures are composed but not painted, which would take most of the time."""
+    import gc
+
     import torch
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from .. import nodes  # noqa: F401
-    from ..trainer import run  # noqa: F401
+    from ..trainer import host, record
 
     torch.set_num_threads(1)
     FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
+    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+        train(Path(place))  # here, since much is imported only when it is needed
+    record._open.clear()
+    host.terminal.output = None
+    gc.collect()
+    gc.freeze()
 
 
 def main() -> int:
@@ -264,7 +276,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--files", nargs="*", help="only these")
     given = parser.parse_args()
-    _prepare()
+    prepare()
     with tempfile.TemporaryDirectory() as place:
         run = make_run(Path(place))
         tasks = [(run, name, damage) for name in given.files or files_of(run) for damage in DAMAGES]

@@ -55,8 +55,8 @@ def finish(training, rise, held_out=(0.5, 0.75)):
         }
         for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
     ]
-    lines = {"seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
-    (folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in evaluations))
+    lines = {"iteration": 1, "seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
+    (folder / "evaluation.jsonl").write_text("".join(map(record.json_line, evaluations)))
     (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
 
 

@@ -1,0 +1,225 @@
+"""The page's trainings: so many at a time and the rest queued; one bad run hides no other; no link is followed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+
+import psutil
+import pytest
+
+from comfyui_otca.server import jobs
+from comfyui_otca.server.checks import Refused
+from comfyui_otca.trainer import claim
+
+
+@pytest.fixture
+def tiny(small_graph):
+    return small_graph()
+
+
+@pytest.fixture
+def trainers(site, monkeypatch, tmp_path):
+    """trainers(): the processes that stand in for trainings, in the order in which they were begun; each waits to be told."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text("#!/bin/sh\nexec sleep 300\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(stand_in))
+    monkeypatch.setattr(jobs, "GLANCE", 0.05)
+    Popen, begun = subprocess.Popen, []
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
+    yield begun
+    with site.jobs._starting:
+        site.jobs._queue.clear()
+    for process in begun:
+        process.kill()
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("otca ")]:
+        thread.join(20)
+
+
+def state(site, name):
+    return site.get(f"/otca/runs/{name}").json["status"]
+
+
+def states(site):
+    return [run["status"] for run in site.get("/otca/runs").json["runs"]]
+
+
+def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkeypatch, until):
+    """Seen before: a hundred trainings."""
+    monkeypatch.setenv(jobs.TRAININGS, "3")
+    monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations: types.SimpleNamespace(graph=tiny))
+    threads = [
+        threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(trainers) == 3
+    assert sorted(states(site)) == ["queued"] * 97 + ["running"] * 3
+    trainers[1].kill()
+    until(lambda: len(trainers) == 4)
+    assert sorted(states(site)).count("running") == 3
+
+
+def test_the_queue_is_in_order_and_can_be_left(site, tiny, trainers, monkeypatch, until):
+    monkeypatch.setenv(jobs.TRAININGS, "1")
+    for name in ("first", "second", "third"):
+        assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
+    assert [state(site, name) for name in ("first", "second", "third")] == ["running", "queued", "queued"]
+    refused = site.post("/otca/runs/second/resume")
+    assert refused.status == 409 and "is in the queue. Fix: wait, or stop it" in refused.error
+    assert site.post("/otca/train", {"name": "second", "iterations": 5, "prompt": tiny}).status == 409
+    assert site.post("/otca/runs/second/stop").status == 200 and state(site, "second") == "stopped"
+    assert not (site.folder / "second" / "stop").exists()
+    trainers[0].send_signal(signal.SIGKILL)
+    until(lambda: len(trainers) == 2)
+    assert [state(site, name) for name in ("first", "second", "third")] == ["interrupted", "stopped", "running"]
+    assert site.post("/otca/runs/second/resume").status == 200 and state(site, "second") == "queued"
+    trainers[1].kill()
+    until(lambda: len(trainers) == 3)
+    assert "--resume" in psutil.Process(trainers[2].pid).cmdline() or state(site, "second") == "running"
+
+
+def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume(site, made, trainers, monkeypatch):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    gone = {"status": "queued", "pid": ended.pid, "process_started": 1.0, "total": 7}
+    made("waited", rows=0, status=gone)
+    assert state(site, "waited") == "stopped"
+    assert site.post("/otca/runs/waited/resume").status == 200 and state(site, "waited") == "running"
+
+
+def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, tiny, trainers, monkeypatch, until):
+    import shutil
+
+    monkeypatch.setenv(jobs.TRAININGS, "1")
+    for name in ("first", "gone", "taken", "last"):
+        site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny})
+    shutil.rmtree(site.folder / "gone")
+    other = {"host": "elsewhere", "machine": "m", "boot": "b", "pid_namespace": "", "pid": 5, "token": "t"}
+    other |= {"process_started": 1.0, "since": 1.0}
+    (site.folder / "taken" / claim.CLAIM).write_text(json.dumps(other))
+    trainers[0].kill()
+    until(lambda: len(trainers) == 2)
+    assert state(site, "last") == "running"
+    assert "it could not begin" in site.get("/otca/runs/taken").json["error"] and not (site.folder / "gone").exists()
+
+
+def test_how_many(monkeypatch):
+    """The environment, then the setting, then one an accelerator, and two without any."""
+    monkeypatch.delenv(jobs.TRAININGS, raising=False)
+    monkeypatch.setattr(jobs, "accelerators", lambda: 0)
+    assert (jobs.trainings(), jobs.trainings(5)) == (2, 5)
+    monkeypatch.setattr(jobs, "accelerators", lambda: 4)
+    assert (jobs.trainings(), jobs.trainings(1)) == (4, 1)
+    monkeypatch.setenv(jobs.TRAININGS, "7")
+    assert jobs.trainings(1) == 7
+    for wrong in ("0", "-1", "two", "1.5", "99999"):
+        monkeypatch.setenv(jobs.TRAININGS, wrong)
+        with pytest.raises(Refused, match="OTCA_TRAININGS = .* Fix: set it to a whole number from 1"):
+            jobs.trainings()
+
+
+@pytest.mark.parametrize(("cuda", "xpu", "mps", "expected"), [(0, 0, 0, 0), (8, 0, 0, 8), (0, 2, 0, 2), (0, 0, 1, 1)])
+def test_accelerators_of_each_kind(monkeypatch, cuda, xpu, mps, expected):
+    def kind(count):
+        return types.SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+
+    backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: bool(mps)))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=kind(cuda), xpu=kind(xpu), backends=backends))
+    assert jobs.accelerators() == expected
+
+
+# --- one claim --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_starts_nothing_where_somebody_trains(site, made, trainers, monkeypatch):
+    monkeypatch.setattr(jobs, "ENDING_SECONDS", 0.2)
+    folder = made(rows=3, status={"status": "stopped", "total": 9})
+    with claim.take(folder):
+        answer = site.post("/otca/runs/first/resume")
+        assert answer.status == 409 and not trainers
+        assert site.get("/otca/runs").json["runs"][0]["status"] == "stopped"
+
+
+def test_running_is_what_somebody_holds(site, made):
+    """Whatever number status.json has: containers count their processes by themselves."""
+    folder = made(status={"status": "running", "pid": 99999999 % 2**22, "process_started": 5.0})
+    assert state(site, "first") == "interrupted"
+    with claim.take(folder):
+        assert state(site, "first") == "running"
+    assert state(site, "first") == "interrupted"
+
+
+# --- one bad run hides no other ---------------------------------------------------------------------------------------
+
+DEEP = b"[" * 5000 + b"]" * 5000
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b"3", DEEP, b"\xff\xfe", b'{"1": 2}', b'{"status": 3}', b'{"a": NaN}']
+)
+@pytest.mark.parametrize(
+    "name", ["workflow.json", "status.json", "metrics.jsonl", "evaluation.jsonl", "claim.json", "canvas.json"]
+)
+def test_a_damaged_file_hides_no_other_run(site, made, name, content):
+    made("good")
+    made("bad", files={name: content})
+    answer = site.get("/otca/runs")
+    assert answer.status == 200 and {run["id"] for run in answer.json["runs"]} == {"good", "bad"}
+    for path in ("", "/metrics", "/log"):
+        assert site.get(f"/otca/runs/bad{path}").status == 200
+    assert site.get("/otca/runs/bad/workflow").status in (200, 404)
+
+
+def test_loops_and_pipes_hide_no_other_run(site, made):
+    """Seen before: 500 for all."""
+    made("good", status={})
+    os.symlink("loop", site.folder / "loop")
+    for name in ("workflow.json", "status.json", "metrics.jsonl"):
+        folder = made(f"pipe {name}")
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+        looped = made(f"looped {name}")
+        (looped / name).unlink(missing_ok=True)
+        os.symlink(name, looped / name)
+    found = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
+    assert found["good"]["status"] == "finished" and len(found) == 8
+    assert found["loop"]["status"] == "failed" and "Fix: " in found["loop"]["error"]
+    assert "is a pipe, and no plain file" in found["pipe workflow.json"]["error"]
+    assert "is a link, and no plain file" in found["looped status.json"]["error"]
+
+
+@pytest.mark.parametrize("meta", [3, [], "x", {"title": 5}, {"title": []}, None])
+def test_a_title_that_is_no_text(site, made, small_graph, meta):
+    """Seen before: 500."""
+    graph = small_graph()
+    for entry in graph.values():
+        entry["_meta"] = meta
+    made(files={"workflow.json": json.dumps(graph).encode()})
+    assert "OTCA_TrainingRun" in site.get("/otca/runs/first").json["settings"]
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stop", "train.log"])
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_link_at_a_name_that_is_written_is_not_followed(site, made, trainers, tmp_path, monkeypatch, name, windows):
+    if windows:
+        monkeypatch.setattr(os, "O_NOFOLLOW", 0)
+    this = psutil.Process()
+    running = {"status": "running", "pid": this.pid, "process_started": this.create_time()}
+    folder = made(rows=3, status=running if name == "stop" else {"total": 9})
+    victim = tmp_path / "victim"
+    os.symlink(victim, folder / name)
+    answer = site.post(f"/otca/runs/first/{'stop' if name == 'stop' else 'resume'}")
+    assert answer.status == 409 and "is a link" in answer.error and "Fix: " in answer.error
+    assert not victim.exists() and not trainers
