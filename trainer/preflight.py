@@ -19,14 +19,13 @@ from typing import Any
 from . import best, host, search
 from .flow import SINGLE_FILES, FlowModelError, conflict
 from .flow.configured import Configuration, read_configuration
-from .graph import CONVERSIONS, LOAD_NODE, RUN_NODE, STACK_NODE, STEP_NODE, Node
+from .graph import CONVERSIONS, LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, Node
 from .permissions import NotAllowed
 from .problem import Misfit, Problem, errors, general
 from .steps import misfits, noise_levels, untrainable
 from .types import SamplerSettings
 from .workflow import Workflow
 
-SAMPLER_NODE = "OTCA_SDESampler"
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")

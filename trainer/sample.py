@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import guidance, host, plots, rollout, search, weights
 from .flow import load_flow_model
+from .graph import SAMPLER_NODE
 from .layout import WORKFLOW
 from .types import SamplerSettings
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .guidance import Guide
 
 _DEFAULT_STEPS = 28
-SAMPLER_NODE = "OTCA_SDESampler"
 
 
 def sample_to_file(
@@ -128,7 +128,7 @@ def load_run(
         workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
     model = trained_model(workflow)
     weights.load(model, folder)
-    inputs = workflow.graph[only(workflow, SAMPLER_NODE)]["inputs"]
+    inputs = workflow.nodes[only(workflow, SAMPLER_NODE)].constants
     names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt", "guidance_2")
     return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})
 

@@ -19,12 +19,11 @@ import torch
 
 from .. import distributed, lora, plots, weights
 from ..gains import rewards_along, total_reward
-from ..graph import STACK_NODE
+from ..graph import SAMPLER_NODE, STACK_NODE
 from ..layout import ADAPTER, write_text
 from ..proxies import similarity
 from ..record import json_line
 from ..run import only
-from ..sample import SAMPLER_NODE
 from ..workflow import WorkflowError
 from .agreement import MEASURES, chance, pearson
 from .statistics import Interval, bootstrap_of_groups

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..graph import RUN_NODE, STACK_NODE, STEP_NODE, is_link
+from .. import preflight
+from ..graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
+from ..problem import errors, told
 from ..record import RunError
 from ..run import only
-from ..sample import SAMPLER_NODE
 from ..workflow import Workflow
 
 MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
@@ -40,9 +41,8 @@ _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody 
 def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
     """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
     for name, own in workflows.items():
-        errors = [problem for problem in own.validate() if problem.severity == "error"]
-        if errors:
-            raise ValueError("\n".join(f"{name}: {problem}" for problem in errors))
+        if found := errors(preflight.problems(own)):
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in told(found)))
         for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
                 only(own, class_type)
