@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from . import checkpoint, host, lineage, lora
 from .layout import ADAPTER, CHECKPOINTS, plain_name
-from .record import Run, RunError, close_run, keep_open, open_run_of, taken
+from .record import Run, RunError, close_run, keep_open, run_at, taken
 
 if TYPE_CHECKING:
     from .flow.base import FlowModel
@@ -87,10 +87,8 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
         _undo_what_is_not_on_record(model.run, model)
         return _standing(model)
     if model.run is not None:
-        let_go(model)
-    if (other := open_run_of(asked)) is not None:  # whose model ComfyUI has let go, or loaded again with other options
-        close_run(other)
-    _open(model, asked, graph)
+        let_go(model.run)
+    _open(model, asked, graph, node)
     return _standing(model)
 
 
@@ -119,18 +117,22 @@ def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
 
     A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key holds on.
     """
-    global _last_key
     keys = []
     for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
         asked = _asked(graph, node), lineage.structure(graph, node)
         keys.append((str(asked[0]), _lost[asked]))
-    _last_key = sorted(keys) or _last_key
-    return _last_key
+    if keys:
+        _last_key[:] = sorted(keys)
+    return list(_last_key)
 
 
-def let_go(model: FlowModel) -> None:
-    """The model's run ends here: it is complete on disk, and whoever wants to may go on with it."""
-    run, model.run = model.run, None
+def let_go(run: Run) -> None:
+    """The run ends here, and its model is free: it is complete on disk, and whoever wants to may go on with it."""
+    model = run.model()
+    if model is not None:
+        if run.stands_at(model):
+            run.save_once(model)
+        model.run = None
     _lost[run.asked] += 1
     close_run(run)
 
@@ -139,41 +141,53 @@ def forget() -> None:
     """As if this process had trained nothing yet."""
     _folders.clear()
     _lost.clear()
+    _last_key.clear()
 
 
-def _open(model: FlowModel, asked: Asked, graph: Mapping) -> Run:
-    folder, _ = asked
-    begun_with = model.start.run if model.start is not None else None
-    if begun_with is not None and begun_with.resolve() == folder:  # resume_run names this very run
-        iteration = model.start_iteration if model.is_at_start else start_over(model)
-        return _begin(model, Run.of_canvas(folder, asked, graph), iteration)
-    known = _folders.get(asked)
-    if known is not None and checkpoint.complete(known / CHECKPOINTS):
+def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
+    """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
+    resumed = model.start.run if model.start is not None else None
+    folder = _folders.get(asked)
+    if resumed is not None and resumed.resolve() == asked[0]:
+        run = _opened(asked[0], asked, graph, node)
+        last = checkpoint.complete(run.folder / CHECKPOINTS)[-1:]
+        stands = model.is_at_start and [int(place.name) for place in last] == [model.start_iteration]
+        iteration = model.start_iteration if stands else start_over(model)
+    elif folder is not None and checkpoint.complete(folder / CHECKPOINTS):
+        run = _opened(folder, asked, graph, node)
         model.make_fresh()
-        run = Run.of_canvas(known, asked, graph)
-        return _begin(model, run, checkpoint.restore(model, known / CHECKPOINTS))
-    if not model.is_at_start:
-        start_over(model)
-    number = 1
-    while taken(folder) or _folders.get(asked) != folder in _folders.values():
-        number += 1
-        folder = asked[0].with_name(f"{asked[0].name}-{number}")
-    if number > 1:
-        logger.warning(
-            "%s holds a run already, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model",
-            asked[0],
-            folder.name,
-        )
-    return _begin(model, Run.of_canvas(folder, asked, graph), 0)
-
-
-def _begin(model: FlowModel, run: Run, iteration: int) -> Run:
+        iteration = checkpoint.restore(model, folder / CHECKPOINTS)
+    else:
+        if not model.is_at_start:
+            start_over(model)
+        run, iteration = _opened(_free_folder(asked), asked, graph, node), 0
+    total = graph[node]["inputs"].get("iterations")
+    run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
     run.begin(iteration)
     run.owns(model)
     model.run, model.start_iteration = run, None
     keep_open(run)
-    _folders[run.asked] = run.folder
-    return run
+    _folders[asked] = run.folder
+
+
+def _opened(folder: Path, asked: Asked, graph: Mapping, node: str) -> Run:
+    """Two models must not go on with one run: who has it in hand, as before ComfyUI loaded the model again, lets it go."""
+    if (other := run_at(folder)) is not None:
+        let_go(other)
+    return Run.of_canvas(folder, asked, graph, node)
+
+
+def _free_folder(asked: Asked) -> Path:
+    """The folder that was asked for, or the first of NAME-2, NAME-3 … that holds nothing and is promised to no other graph."""
+    wanted, number = asked[0], 1
+    folder, promised = wanted, {folder for other, folder in _folders.items() if other != asked}
+    while taken(folder) or folder in promised:
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    if number > 1:
+        told = "%s holds another run, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model"
+        logger.warning(told, wanted, folder.name)
+    return folder
 
 
 def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:

@@ -32,7 +32,6 @@ from . import (
     weights,
 )
 from .figures import Figures
-from .graph import RUN_NODE
 from .layout import (
     BEST,
     BEST_FIGURES,
@@ -44,6 +43,7 @@ from .layout import (
     SAMPLES,
     STATUS,
     WORKFLOW,
+    WRITTEN,
     flush,
     write_text,
 )
@@ -157,14 +157,14 @@ class Run:
         self.changes = files.read_changes(folder, say)
 
     @classmethod
-    def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping) -> Run:
-        """The run that a prompt asks for, with the settings of its Training Run as far as they are no links.
+    def of_canvas(cls, folder: Path, asked: tuple[Path, str], prompt: Mapping, node: str) -> Run:
+        """The run that a prompt asks for, with the settings of its Training Run, which is `node`, as far as they are no links.
 
         Raises:
             Claimed: another process trains in that folder.
         """
         own = claim.take(folder, say=logger.warning, place="canvas")
-        given = next(entry["inputs"] for entry in prompt.values() if entry["class_type"] == RUN_NODE)
+        given = prompt[node]["inputs"]
         names = RunSettings.__dataclass_fields__
         known = {name: value for name, value in given.items() if name in names and not isinstance(value, list)}
         run = cls(folder, RunSettings(**known), prompt)
@@ -268,7 +268,7 @@ class Run:
         return self._figures
 
     @_writing
-    def mark(self, status: str, total: int, error: str | None = None, reason: str | None = None) -> None:
+    def mark(self, status: str, total: int | None, error: str | None = None, reason: str | None = None) -> None:
         """Says in status.json how the run stands: running, finished, stopped or failed; by which process, and of how many.
 
         A reader finds out by the process whether "running" is still true. `reason` is why it ended before its last iteration,
@@ -316,7 +316,7 @@ class Run:
         save_due = final or self.iteration % self.settings.checkpoint_every == 0
         if on_canvas and (save_due or model.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
-            self._save_once(model)
+            self.save_once(model)
         if not self._evaluated(0):
             with model.reference():
                 self.evaluate(model, report, 0, on_step)
@@ -333,7 +333,7 @@ class Run:
                     logger.warning("iteration %d: %s", self.iteration, told)
         # After the evaluation: else a run killed amid it would resume without.
         if not on_canvas and (save_due or self.early_stop()):
-            self._save_once(model)
+            self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
             raise self._nothing_learned(failing(report.advantages.scores) or (), last)
         told = self.warning()
@@ -414,6 +414,10 @@ class Run:
         """Whose an adapter is, as its file says: the name may come again, in another folder or after this one was removed."""
         return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
+    def model(self) -> FlowModel | None:
+        """The one that it trains, if that is still there."""
+        return self._trained[0]() if self._trained is not None else None
+
     def stands_at(self, model: FlowModel) -> bool:
         """Whether the model is as the last line on record left it."""
         return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.version
@@ -421,7 +425,7 @@ class Run:
     def _evaluated(self, iteration: int) -> bool:
         return any(row["iteration"] == iteration for row in self.evaluations)
 
-    def _save_once(self, model: FlowModel) -> None:
+    def save_once(self, model: FlowModel) -> None:
         if self._saved != self.iteration:
             self.save(model)
 
@@ -620,9 +624,9 @@ def keep_open(run: Run) -> None:
     _open[run.folder.resolve()] = run
 
 
-def open_run_of(asked: tuple[Path, str]) -> Run | None:
-    """The run that is open in this process for what a graph on the canvas asked for."""
-    return next((run for run in _open.values() if run.asked == asked), None)
+def run_at(folder: Path) -> Run | None:
+    """The run of that folder, if it is open in this process."""
+    return _open.get(folder.resolve())
 
 
 def close_run(run: Run) -> None:
@@ -634,8 +638,23 @@ def close_run(run: Run) -> None:
 
 
 def taken(folder: Path) -> bool:
-    """Whether a run is on record there, or another process is about to begin one."""
-    return (folder / METRICS).is_file() and (folder / METRICS).stat().st_size > 0 or held(folder)
+    """Whether a run is on record there, somebody else's files are, or another process is about to begin one."""
+    return on_record(folder) or bool(in_the_way(folder)) or held(folder)
+
+
+def on_record(folder: Path) -> bool:
+    """Whether a run has iterations there."""
+    try:
+        metrics = os.lstat(folder / METRICS).st_size > 0
+    except (FileNotFoundError, NotADirectoryError):
+        metrics = False
+    return metrics or bool(checkpoint.complete(folder / CHECKPOINTS))
+
+
+def in_the_way(folder: Path) -> list[str]:
+    """What a new run would write over; nothing where one of ours was begun or prepared, which its status.json says."""
+    found = [name for name in WRITTEN if files.present(folder / name)]
+    return found if found and files.read_own(folder, STATUS, logger.debug) is None else []
 
 
 def held(folder: Path) -> bool:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from . import checkpoint, claim, distributed, host, preflight
 from .files import Damaged, present, read_own
 from .graph import RUN_NODE, STACK_NODE, STEP_NODE
-from .layout import BEST, CHECKPOINTS, METRICS, STATUS, STOP, WORKFLOW, WRITTEN
+from .layout import BEST, CHECKPOINTS, STATUS, STOP, WORKFLOW
 from .problem import errors
-from .record import RunError, RunSettings, open_run
+from .record import RunError, RunSettings, in_the_way, on_record, open_run
 from .workflow import NodeError, Workflow, WorkflowError
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
                 f"{folder} holds no run to resume. Fix: leave out --resume, or give the run's folder as --output"
             )
         return
-    if _on_record(folder):
+    if on_record(folder):
         raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
     if foreign := _in_the_way(folder, workflow):
         raise RunError(
@@ -242,26 +242,14 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
         )
 
 
-def _on_record(folder: Path) -> bool:
-    """Whether a run has iterations there."""
-    try:
-        metrics = os.lstat(folder / METRICS).st_size > 0
-    except (FileNotFoundError, NotADirectoryError):
-        metrics = False
-    return metrics or bool(checkpoint.complete(folder / CHECKPOINTS))
-
-
 def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
-    """What a new run would write over: nothing where one began that has no iteration yet, or where the page prepared one."""
-    found = [name for name in WRITTEN if present(folder / name)]
-    if not found or read_own(folder, STATUS, _silent) is not None:
-        return []
+    """What a new run would write over, but for the very file that is about to be trained."""
+    found = in_the_way(folder)
     try:
-        if found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph):
-            return []  # the very file that is about to be trained
+        same = found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
     except Damaged:
-        pass  # whatever it is, it stays
-    return found
+        return found  # whatever it is, it stays
+    return [] if same else found
 
 
 def _folder(workflow: Workflow) -> Path:

@@ -88,6 +88,41 @@ def test_all_weights_belong_to_a_run_too(tabs, runs, load_model, small_workflow,
     assert len(figures(runs / "one")) == 2
 
 
+def test_a_model_that_was_loaded_again_goes_on_where_the_run_stands(tabs, runs, load_model):
+    """As after ComfyUI's cache was emptied, or with another device; and the model before does not go on under its name."""
+    one, alone = tabs("one"), tabs("alone")
+    one.queue()
+    again = Tab(one.workflow, load_model())
+    again.prompts = one.prompts
+    again.queue()
+    one.prompts = again.prompts
+    one.queue()
+    for _ in range(3):
+        alone.queue()
+    assert figures(runs / "one") == figures(runs / "alone")
+    assert again.given["1"][0].run is None and one.given["1"][0].run.folder.name == "alone"
+
+
+def test_what_a_run_has_learned_is_saved_when_another_takes_its_model(tabs, runs, load_model):
+    """Of a model that is trained as a whole no checkpoint may be due yet."""
+    full = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": {"checkpoint_every": 100}}
+    shared = load_model(training="full")
+    one, two = (Tab(tabs(name, full).workflow, shared) for name in ("one", "two"))
+    for tab in (one, one, two, one):
+        tab.queue(targets=["12"])
+    assert [row["iteration"] for row in figures(runs / "one")] == [1, 2, 3]
+
+
+def test_somebody_elses_files_are_not_written_over(tabs, runs):
+    """F2: a new run takes no folder that holds what it would write."""
+    (runs / "one").mkdir(parents=True)
+    (runs / "one" / "lora.safetensors").write_bytes(b"mine")
+    tabs("one").queue()
+    assert [path.name for path in (runs / "one").iterdir()] == ["lora.safetensors"]
+    assert (runs / "one" / "lora.safetensors").read_bytes() == b"mine"
+    assert len(figures(runs / "one-2")) == 1
+
+
 def test_a_changed_value_is_an_event_of_the_same_run(tabs, runs):
     tab = tabs("one")
     tab.queue()

@@ -117,7 +117,6 @@ class FlowModel(Resident, ABC):
         self.start: Start | None = None  # on the canvas: what Load Flow Model put into it; None: nothing
         self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
         self.version_at_start = 0
-        self.generation = 0  # how often it was made fresh: samples of an earlier one are not its own
         self._adapter: dict | None = None  # what it was made with
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
         self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
@@ -360,7 +359,6 @@ class FlowModel(Resident, ABC):
         self.loss_scale = LossScale.of(self.dtype)
         self.unconditional_gradient = self.uses_graphs = True
         self.start_iteration, self._forwards = None, [0, 0]
-        self.generation += 1
 
     def shard_frozen(self) -> None:
         """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.
