@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TextIO
 
@@ -86,7 +87,7 @@ def folder(text: str) -> Path:
 def existing_folder(text: str) -> Path:
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(f"{text!r} is no folder")
-    return Path(text).resolve()
+    return Path(os.path.abspath(text))  # a link as it is typed, since that is how a workflow names it
 
 
 def host_name(text: str) -> str:

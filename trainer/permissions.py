@@ -208,12 +208,13 @@ def open_file(name: str, among: Sequence[Path], why: str) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
-    found = places(name, among, why)
-    if not str(name).lower().endswith(PROMPT_SUFFIXES):
+    found, own = places(name, among, why), folders()
+    # A single file that the user named himself may be called as he likes.
+    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(place) in own for place in found):
         raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")
     for place in found:
         try:
-            return place, opening.opened(place, folders(), MOST_PROMPT_BYTES)
+            return place, opening.opened(place, own, MOST_PROMPT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except opening.Refused as refusal:

@@ -12,6 +12,7 @@ import pytest
 
 from comfyui_otca.tests.comfyui.server import ROOT
 
+pytestmark = pytest.mark.usefixtures("once")  # nothing here depends on ComfyUI's version
 SECONDS = 120
 OUTSIDE = str(ROOT / "requirements.txt")  # neither in the input folder nor below the tests' own
 

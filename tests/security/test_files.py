@@ -75,6 +75,8 @@ def test_a_link_within_the_folder_and_a_linked_folder(folder, tmp_path, monkeypa
 def test_only_prompt_files(folder, name):
     (folder / name).write_text("s3cret\n")
     assert ".txt or .jsonl" in complaint("read", folder / name)
+    permissions.user_named(folder / name)
+    assert read_prompts("", str(folder / name)) == ["s3cret"], "whom the user named himself"
 
 
 @both

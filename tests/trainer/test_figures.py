@@ -46,12 +46,14 @@ class FakeWandb(types.ModuleType):
 def wandb(monkeypatch):
     module = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai")
     return module
 
 
 @pytest.fixture
-def start(small_graph, tmp_path):
-    """start(*arguments): a training of two iterations with wandb; its exit code."""
+def start(small_graph, tmp_path, monkeypatch):
+    """start(*arguments): a training of two iterations with wandb, which is allowed; its exit code."""
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai")
     path = tmp_path / "workflow.json"
     changes = {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "wandb_project": "shapes"}
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))

@@ -89,7 +89,7 @@ def test_its_node_says_what_is_missing(tiny):
     there = {"path": str(tiny / "aesthetic.pth"), "model": str(tiny / "clip")}
     assert node.VALIDATE_INPUTS(**there) is True
     assert node.VALIDATE_INPUTS(path=None, model=None) is True
-    assert "path: " in node.VALIDATE_INPUTS(**{**there, "path": "/nowhere.pth"})
-    assert "model: model '/nowhere'" in node.VALIDATE_INPUTS(**{**there, "model": "/nowhere"})
+    assert "path: " in node.VALIDATE_INPUTS(**{**there, "path": "nowhere.pth"})
+    assert "model: model 'nowhere'" in node.VALIDATE_INPUTS(**{**there, "model": "nowhere"})
     [judge] = node().build(**there, coefficient=1.0, device="cpu", dtype="auto", batch_size=1, offload=False)
     assert judge.name == "aesthetic" and judge.batch_size == 1

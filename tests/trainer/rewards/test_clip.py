@@ -128,7 +128,7 @@ def test_its_node_takes_a_path_and_says_what_is_missing(tiny, images, prompts):
     node = NODE_CLASS_MAPPINGS["OTCA_RewardClipT"]
     assert node.VALIDATE_INPUTS(model="shapes-clip") is True
     assert node.VALIDATE_INPUTS(model=None) is True
-    assert node.VALIDATE_INPUTS(model="shapes-clip", path="/nowhere").startswith("path: model '/nowhere' was not found")
+    assert node.VALIDATE_INPUTS(model="shapes-clip", path="nowhere").startswith("path: model 'nowhere' was not found")
     assert node.VALIDATE_INPUTS(model="shapes-clip", clip="2, 1").startswith("clip: ")
     [scorer] = node().build(model="shapes-clip", path=str(tiny / "clip"), coefficient=0.5, batch_size=2, clip="-1, 0.0")
     assert (scorer.name, scorer.coefficient, scorer.batch_size, scorer.bounds) == ("clip_t", 0.5, 2, (-1.0, 0.0))

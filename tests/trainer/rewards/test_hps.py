@@ -236,8 +236,8 @@ def test_its_node_says_what_is_missing(tiny):
     there = {"path": str(tiny / "hps.pt"), "tokenizer": str(tiny / "clip")}
     assert node.VALIDATE_INPUTS(**there) is True
     assert "HPS_v9.pt (3.9 GB) was not found" in node.VALIDATE_INPUTS(**{**there, "path": "HPS_v9.pt"})
-    assert "tokenizer: " in node.VALIDATE_INPUTS(**{**there, "tokenizer": "/nowhere"})
-    assert node.VALIDATE_INPUTS(**{**there, "tokenizer": "/nowhere"}, provider="hpsv2") is True
+    assert "tokenizer: " in node.VALIDATE_INPUTS(**{**there, "tokenizer": "nowhere"})
+    assert node.VALIDATE_INPUTS(**{**there, "tokenizer": "nowhere"}, provider="hpsv2") is True
     assert "provider: 'other'" in node.VALIDATE_INPUTS(**there, provider="other")
     [judge] = node().build(**there, provider="transformers", coefficient=1.0, held_out=True)
     assert judge.name == "hpsv2" and judge.held_out

@@ -55,13 +55,13 @@ def test_a_folder_with_its_own_tokenizer_needs_no_other(tiny, images, prompts, t
     shutil.copytree(tiny / "pickscore", whole)
     for name in ("tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"):
         shutil.copy(tiny / "clip" / name, whole)
-    judge = PickScore(path=str(whole), processor="/nowhere")
+    judge = PickScore(path=str(whole), processor="nowhere")
     assert torch.equal(judge.score(images, prompts), scorer(tiny).score(images.clone(), prompts))
 
 
 def test_without_tokenizer_anywhere_the_second_folder_is_named(tiny):
-    with pytest.raises(FileNotFoundError, match="model '/nowhere' was not found .no preprocessor_config.json"):
-        PickScore(path=str(tiny / "pickscore"), processor="/nowhere")
+    with pytest.raises(FileNotFoundError, match="model 'nowhere' was not found .no preprocessor_config.json"):
+        PickScore(path=str(tiny / "pickscore"), processor="nowhere")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tiny, tmp_path):
@@ -82,9 +82,9 @@ def test_weights_that_were_cut_off(tiny, tmp_path):
 def test_its_node_says_what_is_missing(tiny):
     node = NODE_CLASS_MAPPINGS["OTCA_RewardPickScore"]
     assert node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor=str(tiny / "clip")) is True
-    wrong = node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor="/nowhere")
-    assert wrong.startswith("processor: model '/nowhere' was not found (no preprocessor_config.json")
-    assert node.VALIDATE_INPUTS(path=None, processor="/nowhere") is True, "linked: known when the graph runs"
-    assert node.VALIDATE_INPUTS(path="/nowhere").startswith("path: model '/nowhere' was not found (no config.json")
+    wrong = node.VALIDATE_INPUTS(path=str(tiny / "pickscore"), processor="nowhere")
+    assert wrong.startswith("processor: model 'nowhere' was not found (no preprocessor_config.json")
+    assert node.VALIDATE_INPUTS(path=None, processor="nowhere") is True, "linked: known when the graph runs"
+    assert node.VALIDATE_INPUTS(path="nowhere").startswith("path: model 'nowhere' was not found (no config.json")
     [judge] = node().build(path=str(tiny / "pickscore"), processor=str(tiny / "clip"), coefficient=1.0, rescale=1 / 26)
     assert judge.name == "pickscore" and judge.rescale == 1 / 26

@@ -85,8 +85,8 @@ def test_prompts_by_the_files_names(folder):
 
 
 def test_options_of_a_reward(rewards):
-    reward = parse_reward("http:url=http://host:1/score,batch_size=4,timeout=2,name=mine,clip=0, 1,rescale=2")
-    assert reward.server.url == "http://host:1/score"
+    reward = parse_reward("http:url=http://127.0.0.1:1/score,batch_size=4,timeout=2,name=mine,clip=0, 1,rescale=2")
+    assert reward.server.url == "http://127.0.0.1:1/score"
     assert (reward.server.batch_size, reward.server.timeout, reward.name) == (4, 2.0, "mine")
     assert (reward.rescale, reward.bounds) == (2.0, (0.0, 1.0))
     assert parse_reward("python:file=length.py").name == "length"
@@ -161,5 +161,5 @@ def test_refusals_of_the_command(folder, capsys, monkeypatch):
     assert "two rewards share a name: sharpness, sharpness. Fix: " in capsys.readouterr().err
     assert main(["score", str(folder), "--reward", "sharpness"]) == 2
     assert "0.png has no prompt" in capsys.readouterr().err
-    assert main(["score", str(folder), "--reward", "python:file=mine.py", "--prompt", ""]) == 1
+    assert main(["score", str(folder), "--reward", "python:file=mine.py", "--prompt", ""]) == 2
     assert "no folder is allowed" in capsys.readouterr().err
