@@ -21,7 +21,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .layout import BEST, BEST_FIGURES, CANVAS, EVALUATIONS, METRICS, STATUS, WANDB, WORKFLOW, flush, put_in_place
+from .layout import (
+    BEST,
+    BEST_FIGURES,
+    CANVAS,
+    EVALUATIONS,
+    METRICS,
+    STATUS,
+    WANDB,
+    WORKFLOW,
+    NotOurs,
+    flush,
+    put_in_place,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +54,6 @@ class Damaged(ValueError):
     def __init__(self, path: Path, wrong: str, fix: str):
         self.path, self.wrong, self.fix = path, wrong, fix
         super().__init__(f"{path} {wrong}. Fix: {fix}")
-
-
-class NotOurs(OSError):
-    """A folder that no training made, where one wants to write."""
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -396,6 +404,7 @@ LINES = {METRICS: check_iteration, EVALUATIONS: check_evaluation}
 def mark_own(folder: Path) -> None:
     """Says in a folder that we made it, before anything else is written there."""
     with os.fdopen(open_plain(folder / MARKER, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.truncate()  # and not on opening, before it is known to be no link
         file.write(_MADE)
 
 
