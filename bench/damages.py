@@ -24,6 +24,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
+VICTIM, THEIRS = "victim", b"a file of somebody else\n"
+
 # Small enough for a training in a second, and with all that a run can have.
 SETTINGS = {
     "OTCA_LoadFlowModel": {"lora_rank": 1, "lora_alpha": 1.0, "device": "cpu"},
@@ -103,8 +105,11 @@ def _folder(path: Path) -> None:
 
 
 def _link_out(path: Path) -> None:
+    """To a file of somebody else, beside the run, which `outcome` looks at afterwards."""
+    run = next(place for place in path.parents if (place / "checkpoints").is_dir())
     path.unlink()
-    path.symlink_to("/etc/hostname")
+    run.with_name(VICTIM).write_bytes(THEIRS)
+    path.symlink_to(run.with_name(VICTIM))
 
 
 def _loop(path: Path) -> None:
@@ -123,15 +128,15 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "eight bytes flipped": _flip,
     "zeros at its end": _zeros_at_the_end,
     "a list": _text(b"[1, 2]\n"),
-    "null": _text(b"null\n"),
     "an empty object": _without_keys,
     "values of wrong types": _wrong_types,
     "NaN": _text(b'{"iteration": NaN, "status": "running"}\n'),
     "2,000 levels deep": _text(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n"),
-    "no text": _text(b"\xff\xfe\x00\x80" * 8),
+    "bytes that are no text": _text(b"\xff\xfe\x00\x80" * 8),
     "missing": _gone,
     "a folder": _folder,
-    "a link out or to itself": lambda path: _link_out(path) if len(path.name) % 2 else _loop(path),
+    "a link to another file": _link_out,
+    "a link to itself": _loop,
     "a pipe": _pipe,
 }
 
@@ -216,11 +221,14 @@ def outcome(run: Path, name: str, damage: str, place: Path) -> tuple[str, str]:
         arguments = ["train", str(folder), "--resume", "--iterations", "3"]
         code, printed = in_a_child(lambda: main(arguments))
         told = _told(printed, folder, name)
+        victim = folder.with_name(VICTIM)
+        if victim.exists() and victim.read_bytes() != THEIRS:
+            return "WRONG: wrote through a link", printed
         if code == 0:
             return ("went on, said" if told else "went on"), printed
         lines = [line for line in printed.splitlines() if line.startswith(("otca: ", "error: "))]
-        named = len(lines) == 1 and folder.name in lines[0] and "Fix: " in lines[0] and told
-        if code == 2 and named:
+        named = len(lines) == 1 and str(folder) in lines[0] and "Fix: " in lines[0] and told
+        if code in (1, 2) and named:
             return "refused", printed
         return f"WRONG: {code}", printed
     finally:

@@ -31,6 +31,7 @@ from .layout import (
     STATUS,
     WANDB,
     WORKFLOW,
+    NotOurs,
     flush,
     put_in_place,
 )
@@ -54,10 +55,6 @@ class Damaged(ValueError):
     def __init__(self, path: Path, wrong: str, fix: str):
         self.path, self.wrong, self.fix = path, wrong, fix
         super().__init__(f"{path} {wrong}. Fix: {fix}")
-
-
-class NotOurs(OSError):
-    """A folder that no training made, where one wants to write."""
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
@@ -430,6 +427,7 @@ LINES = {METRICS: check_iteration, EVALUATIONS: check_evaluation, CHANGES: check
 def mark_own(folder: Path) -> None:
     """Says in a folder that we made it, before anything else is written there."""
     with os.fdopen(open_plain(folder / MARKER, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.truncate()  # and not on opening, before it is known to be no link
         file.write(_MADE)
 
 

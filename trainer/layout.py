@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import time
 from pathlib import Path
 
@@ -100,6 +101,27 @@ def alive(pid: object, started: object) -> bool:
         return False
 
 
+def _mode(path: Path) -> int:
+    """Of what has that name, and not of what a link leads to; 0 where there is nothing."""
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """A file that may be made again, such as a picture: whole or not at all, but not waited for until the disk has it.
+
+    It takes the place of a link, and what that leads to stays.
+    """
+    aside = beside(path)
+    try:
+        aside.write_bytes(content)
+        put_in_place(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes aside, flushes to disk, then renames: a reader finds the old text or the new one, never part of one."""
     aside = beside(path)
@@ -120,8 +142,18 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{next(_numbers)}")
 
 
+class NotOurs(OSError):
+    """Something that no training made is where one has to write."""
+
+
 def put_in_place(aside: Path, path: Path) -> None:
-    """`os.replace`, which Windows refuses for as long as somebody has the old file open, as a page that polls it may."""
+    """`os.replace`, which Windows refuses for as long as somebody has the old file open, as a page that polls it may.
+
+    Raises:
+        NotOurs: a folder has the name of the file.
+    """
+    if stat.S_ISDIR(_mode(path)) and not stat.S_ISDIR(_mode(aside)):
+        raise NotOurs(f"{path} is a folder, and a file is to be written there. Fix: move it elsewhere")
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .layout import write_bytes
 from .media import mp4
 
 if TYPE_CHECKING:
@@ -436,14 +437,16 @@ def save_video(videos: Tensor, captions: Sequence[str], path: Path) -> None:
     """Videos [N, F, H, W, 3] side by side, as `sample_grid` lays them out, in one mp4."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sheets = np.stack([sample_grid(frame, captions) for frame in videos.transpose(0, 1)])
-    path.write_bytes(mp4(sheets, FRAMES_PER_SECOND, quality=5))
+    write_bytes(path, mp4(sheets, FRAMES_PER_SECOND, quality=5))
 
 
 def save(picture: np.ndarray, path: Path) -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(picture).save(path)
+    content = io.BytesIO()
+    Image.fromarray(picture).save(content, format=Image.registered_extensions().get(path.suffix.lower()))
+    write_bytes(path, content.getvalue())
 
 
 def as_image(picture: np.ndarray) -> Tensor:

@@ -199,6 +199,8 @@ class Run:
         if iteration and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._done = None, iteration, iteration
+        if self.writes:
+            self._own_best()  # before training: else the first good evaluation would end the run
         self._check_best()
         if self.writes:
             self._write_down()
@@ -367,6 +369,15 @@ class Run:
         except ValueError as error:
             raise RunError(str(error)) from error
 
+    def _own_best(self) -> None:
+        """Raises NotOurs where best/ is something else; one that lost its marker when it was copied gets it back."""
+        folder = self.folder / BEST
+        if not files.present(folder) or files.is_own(folder):
+            return
+        if folder.is_symlink() or self.best is None:
+            raise files.NotOurs(f"{folder} was not made by a training. Fix: move it elsewhere, and resume")
+        files.mark_own(folder)
+
     def _check_best(self) -> None:
         """Lets go of a best adapter that is not of this run as it is now: of later iterations, or by another metric."""
         if self.best is None:
@@ -380,10 +391,7 @@ class Run:
             told = "%s is deleted, with the best by %s, %.4g at iteration %d: %s"
             figures = (self.best[name] for name in ("metric", "value", "iteration"))
             logger.warning(told, self.folder / BEST, *figures, reason)
-            if not files.remove_own(self.folder / BEST):
-                raise files.NotOurs(
-                    f"{self.folder / BEST} was not made by a training. Fix: move it elsewhere, and resume"
-                )
+            files.remove_own(self.folder / BEST)
         self.best = None
 
     @_writing

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import checkpoint, files, host, layout, run
+from comfyui_otca.trainer import checkpoint, files, host, layout, record, run
 from comfyui_otca.trainer.figures import Figures
 
 FOREIGN = {
@@ -112,6 +112,33 @@ def test_a_removal_follows_no_link(tmp_path):
     assert files.is_own(precious)
     (precious / files.MARKER).write_text("somebody else's")
     assert not files.remove_own(precious)
+
+
+@pytest.mark.parametrize("name", ["rewards.png", "samples/000001.png"])
+def test_a_picture_takes_the_place_of_a_link(tmp_path, name):
+    """Seen before: it was written to where the link leads, whatever file that is."""
+    import numpy as np
+
+    from comfyui_otca.trainer import plots
+
+    victim = fill(tmp_path, {"victim": b"theirs", name: b""}) / "victim"
+    (tmp_path / name).unlink()
+    os.symlink(victim, tmp_path / name)
+    plots.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
+    assert victim.read_bytes() == b"theirs" and not (tmp_path / name).is_symlink()
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(files.NotOurs, match="is a folder, and a file is to be written there. Fix: move it"):
+        plots.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
+    assert not list(tmp_path.rglob(".*")), "nothing is left aside"
+
+
+def test_a_best_of_somebody_else_is_told_before_training(tmp_path):
+    folder = fill(tmp_path / "run", {"best/of/all.txt": b"mine"})
+    opened = record.Run(folder, record.RunSettings(1, 1), {})
+    with pytest.raises(record.RunError, match="best was not made by a training. Fix: move it elsewhere"):
+        opened.begin(0)
+    assert (folder / "best/of/all.txt").read_bytes() == b"mine"
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------
