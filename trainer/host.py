@@ -249,14 +249,14 @@ def run_folder(name: str) -> Path:
     """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
 
     Raises:
-        ValueError: the name is no plain one, and would lead elsewhere.
+        ValueError: the name, which may have come through a link, is no plain one.
     """
     if terminal.output is not None:
         return terminal.output
     try:
         return runs_folder() / plain_name(name)
     except ValueError as error:
-        raise ValueError(f"the name of a run, {reprlib.repr(name)}, {error}") from error
+        raise ValueError(f"run_name = {reprlib.repr(name)} {error}") from error
 
 
 def runs_folder() -> Path:
