@@ -295,7 +295,7 @@ class Jobs:
 
     def _environment(self) -> dict[str, str]:
         """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
-        kinds = {host.weights_variable(kind): host.weight_folders(kind) for kind in SINGLE_FILES.values()}
+        kinds = {host.weights_variable(kind): host.weight_folders(kind) for kind in (*SINGLE_FILES.values(), "loras")}
         folders = {"OTCA_MODELS": [folder for folder in host.model_folders() if folder != host.ASSETS], **kinds}
         return {
             **os.environ,

@@ -263,7 +263,7 @@ def run_folder(name: str) -> Path:
     try:
         return runs_folder() / plain_name(name)
     except ValueError as error:
-        raise ValueError(f"the name of a run, {reprlib.repr(name)}, {error}") from error
+        raise ValueError(f"run_name = {reprlib.repr(name)} {error}") from error
 
 
 def runs_folder() -> Path:

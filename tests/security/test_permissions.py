@@ -161,7 +161,7 @@ def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "", "..", None, ["7", 0], "x\\y", "NUL"])
 def test_a_run_has_a_plain_name_where_it_is_used(name):
-    with pytest.raises(ValueError, match="the name of a run, .*Fix: "):
+    with pytest.raises(ValueError, match="run_name = .*Fix: "):
         host.run_folder(name)
 
 
