@@ -373,6 +373,7 @@ def test_every_input_that_names_something_is_told_of():
         "processor",
         "tokenizer",
         "transformer_file",
+        "start_from",
     }
     for name, node in NODES.items():
         inputs = {key for section in node.INPUT_TYPES().values() for key in section}
