@@ -290,7 +290,7 @@ def test_training_needs_one_run_node(otca, written, small_graph, tmp_path, count
     for number in range(count):
         graph[f"run{number}"] = run
     code, _, errors = otca("train", written(graph), "--output", tmp_path / "run")
-    assert code == 2 and f"{count} OTCA_TrainingRun nodes" in errors and "Fix: " in errors
+    assert code == 2 and f"exactly one Training Run node, and there are {count}" in errors and "Fix: " in errors
 
 
 def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
