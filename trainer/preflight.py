@@ -11,7 +11,6 @@ yet to be downloaded; what a Python reward's file does, and what a reward's serv
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,6 +49,7 @@ class _Graph:
         nodes: by id, sources first.
         values: {id: {input: value}}, constants and what comes through links from nodes that are PURE, at the first iteration.
         models: {id of a loader: its model's configuration, what is wrong with it, or None where it is not here yet}.
+        samplers: {id: the SDE Samplers whose trajectories that node looks at, or what was made of them}.
         failed: problems of PURE nodes, and of what they give.
     """
 
@@ -59,6 +59,7 @@ class _Graph:
         self.values: dict[str, dict[str, Any]] = {}
         self.failed: list[Problem] = []
         self._evaluate()
+        self.samplers = self._samplers()
         self.models = {loader: _configuration(self.values[loader]) for loader in self.of(LOAD_NODE)}
 
     def _evaluate(self) -> None:
@@ -98,19 +99,12 @@ class _Graph:
             name = "model"
         return None
 
-    def samplers(self, node_id: str) -> set[str]:
-        """The SDE Samplers whose trajectories a node looks at, or what was made of them."""
-        found, pending, seen = set(), [node_id], set()
-        while pending:
-            node_id = pending.pop()
-            if node_id in seen:
-                continue
-            seen.add(node_id)
-            node = self.nodes[node_id]
-            if node.class_type == SAMPLER_NODE:
-                found.add(node_id)
-                continue
-            pending += [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
+    def _samplers(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for node_id, node in self.nodes.items():
+            looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
+            own = {node_id} if node.class_type == SAMPLER_NODE else set()
+            found[node_id] = own or set().union(*(found[source] for source in looked_at))
         return found
 
     def told(self, node_ids) -> str:
@@ -152,8 +146,8 @@ def _run_settings(graph: _Graph) -> Iterator[Problem]:
 def _one_sampling(graph: _Graph) -> Iterator[Problem]:
     """What is compared, weighed and trained has to be of the same samples, and of the model that made them."""
     for node_id, node in graph.nodes.items():
-        samplers = graph.samplers(node_id)
-        apart = all(len(graph.samplers(source)) < 2 for source, _ in node.links.values())
+        samplers = graph.samplers[node_id]
+        apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
         if len(samplers) > 1 and apart:  # and not told already, of a node before it
             message = f"what it is given comes from {len(samplers)} SDE Samplers: {graph.told(samplers)}"
             yield graph.problem(node_id, None, message, "let all of it come from one SDE Sampler")
@@ -163,8 +157,9 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
         sampled = {graph.model(sampler) for sampler in samplers}
         if node.class_type == RUN_NODE:
             sampled = {graph.model(step) for step in graph.of(STEP_NODE)}
+        sampled.discard(None)  # what comes from a node that is not ours
         for name, model in models.items():
-            if sampled and {model} != sampled:
+            if model and sampled and {model} != sampled:
                 message = (
                     f"is the model of node {graph.told({model})}, and the trajectories are of {graph.told(sampled)}"
                 )
@@ -236,7 +231,7 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
     """Rewards that judge videos are given videos."""
     for stack in graph.of(STACK_NODE):
         rewards = {name: link for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
-        for sampler in graph.samplers(stack):
+        for sampler in graph.samplers[stack]:
             model = graph.models.get(graph.model(sampler))
             for name, (source, _) in rewards.items():
                 least = getattr(graph.nodes[source].cls, "LEAST_FRAMES", 0)
@@ -333,16 +328,17 @@ def _settings(values: Mapping[str, Any]) -> SamplerSettings:
 def _credit(graph: _Graph) -> Iterator[Problem]:
     """Two credits that both rescale the ratio cannot be one."""
 
-    @functools.cache
-    def rescales(node_id: str) -> bool:
-        node = graph.nodes[node_id]
-        sources = [source for source, _ in node.links.values()]
-        below = [source for source in sources if "OTCA_CREDIT" in graph.nodes[source].cls.RETURN_TYPES]
-        return getattr(node.cls, "RESCALES_RATIO", False) or any(map(rescales, below))
-
-    for node_id, node in graph.nodes.items():
-        both = [node.links[name][0] for name in ("credit_1", "credit_2") if name in node.links]
-        if len(both) == 2 and all(map(rescales, both)):
+    rescaling: set[str] = set()
+    for node_id, node in graph.nodes.items():  # sources first
+        if getattr(node.cls, "RESCALES_RATIO", False):
+            rescaling.add(node_id)
+        credits = {
+            name: source for name, (source, _) in node.links.items() if node.declared[name].type == "OTCA_CREDIT"
+        }
+        if "OTCA_CREDIT" in node.cls.RETURN_TYPES and rescaling & set(credits.values()):
+            rescaling.add(node_id)
+        both = [credits[name] for name in ("credit_1", "credit_2") if name in credits]
+        if len(both) == 2 and rescaling.issuperset(both):
             message = f"credit_1 and credit_2 both rescale the ratio: {graph.told(both)}"
             yield graph.problem(node_id, "credit_2", message, "keep one of the two")
 

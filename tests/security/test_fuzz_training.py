@@ -57,7 +57,7 @@ def accepted():
 
 def test_what_is_accepted_is_trained(tmp_path, capsys, everything):
     disagreements = []
-    for seed, graph in itertools.islice(accepted(), 300 if everything else 8):
+    for seed, graph in itertools.islice(accepted(), 300 if everything else 6):
         path, run = tmp_path / f"{seed}.json", tmp_path / f"run{seed}"
         path.write_text(json.dumps(graph))
         code = main(["train", str(path), "--output", str(run), "--device", "cpu"])

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer import host
 from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, failing, score, score_stack
+from comfyui_otca.trainer.workflow import NodeError, Workflow
 
 REWARD = "def score(images, prompts):\n    return {}\n"
 NAN = "[float('nan')] * len(prompts)"
@@ -61,6 +64,34 @@ def test_what_is_left_out_on_purpose_ends_nothing(trained):
     code, said, status, rows = trained(NONE)
     assert (code, rows, status["status"]) == (0, 5, "finished")
     assert "mine" not in said
+
+
+def test_on_the_canvas_the_node_says_so_until_it_is_mended(small_graph, tmp_path, monkeypatch, comfyui):
+    monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
+    monkeypatch.setattr(host, "picture", lambda draw: None)
+    content = small_graph(
+        {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
+    )
+    file = tmp_path / "mine.py"
+    content["mine"] = {"class_type": "OTCA_RewardPython"} | {
+        "inputs": {"file": str(file), "function": "score", "coefficient": 1.0}
+    }
+    [stack] = [entry for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
+    stack["inputs"] = {"trajectories": stack["inputs"]["trajectories"], "reward_1": ["mine", 0]}
+    workflow = Workflow(content, NODE_CLASS_MAPPINGS)
+
+    def queue(iteration):
+        with torch.inference_mode():
+            workflow.run({(node, name): value + iteration for node, name, value in workflow.advancing()})
+        return json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"]
+
+    file.write_text(REWARD.format(NAN))
+    assert [queue(0), queue(1)] == ["running", "running"]
+    with pytest.raises(NodeError, match=r"Training Run.*'mine'.*3 iterations.*Fix: "):
+        queue(2)
+    assert json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"] == "failed"
+    file.write_text(REWARD.format(GOOD))
+    assert queue(3) == "running"
 
 
 class Fixed(Reward):

@@ -278,6 +278,19 @@ def test_a_damaged_configuration_is_a_refusal(small_graph, flux_folder, tmp_path
     assert problem.input == "path" and problem.severity == "error" and "copy" in problem.fix
 
 
+def test_a_chain_longer_than_the_stack_is_checked(small_graph):
+    graph = Graph(small_graph())
+    sampler, before = graph.find("SDESampler"), graph.find("TCDWeights")
+    for number in range(1500):
+        graph.add(f"c{number}", "CombineCredit", trajectories=[sampler, 0], credit_1=[before, 0], credit_2=[before, 0])
+        before = f"c{number}"
+    graph.inputs("MOCAFuse")["credit"] = [before, 0]
+    assert preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS)) == []
+    graph.content[graph.find("TCDWeights")] = {"class_type": "OTCA_GRPOGuard", "inputs": {"trajectories": [sampler, 0]}}
+    found = preflight.problems(Workflow(graph.content, NODE_CLASS_MAPPINGS))
+    assert len(found) == 1500 and "both rescale" in found[0].message
+
+
 def test_what_is_no_socket_of_the_stack_is_no_reward(small_workflow, tmp_path):
     """An unknown input is left out with a warning, and must not stop the search for the rewards' names."""
     from comfyui_otca.trainer import run
