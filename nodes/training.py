@@ -1,5 +1,6 @@
 """Stage 6: the update, its record, and what comes out."""
 
+import contextlib
 import logging
 import weakref
 
@@ -288,16 +289,27 @@ class TrainingRun:
         run = ownership.check(model, prompt, node_id)
         run.settings = RunSettings(**settings)
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
-        run.mark("running", iterations)
         live.makes_run(node_id, run.folder.name)
-        try:
+        with _marked(run, iterations):
             run.record(model, report, last=iterations, on_step=host.check_stop)
-        finally:  # between two prompts nothing is at work that could be interrupted
-            ended = run.iteration >= iterations
-            run.mark("finished" if ended else "idle", iterations, reason=run.early_stop())
         live.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
         return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
+
+
+@contextlib.contextmanager
+def _marked(run, iterations):
+    """Says in the run's folder how it stands: between two prompts nothing is at work that could be interrupted."""
+    run.mark("running", iterations)
+    try:
+        yield
+    except host.interrupts():
+        run.mark("idle", iterations)
+        raise
+    except Exception as error:
+        run.mark("failed", iterations, str(error))
+        raise
+    run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
 
 
 class SaveLoRA:

@@ -33,8 +33,10 @@ def host_of(url: str) -> str:
         )
     found = HOST.fullmatch(parts.netloc.lower())
     port = int(found["port"] or _PORTS.get(parts.scheme, 0)) if found else 0
-    if parts.scheme not in _PORTS or not 0 < port < 65536:
+    if parts.scheme not in _PORTS or not found:
         raise ValueError(wrong)
+    if not 0 < port < 65536:
+        raise ValueError(f"{shown(url)} names a port that no server has. Fix: one from 1 to 65535")
     return f"{found['name']}:{port}"
 
 

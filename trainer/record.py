@@ -337,21 +337,18 @@ class Run:
         if not on_canvas and (save_due or self.early_stop()):
             self.save_once(model)
         if self._without_scores >= MOST_WITHOUT_SCORES:
-            raise self._nothing_learned(failing(report.advantages.scores) or (), last)
+            raise self._nothing_learned(failing(report.advantages.scores) or ())
         told = self.warning()
         if told and not self._warned:
             logger.warning("iteration %d: %s", self.iteration, told)
         self._warned = told is not None
 
-    def _nothing_learned(self, rewards: Iterable[str], total: int) -> RewardError:
+    def _nothing_learned(self, rewards: Iterable[str]) -> RewardError:
         names = " and ".join(map(repr, rewards))
-        told = (
+        return RewardError(
             f"reward {names} gave no score for any sample in the last {self._without_scores} iterations, so nothing was learned. "
             "Fix: mend it, or let it say None for what it does not apply to; then go on by --resume, or by queueing again"
         )
-        if host.in_comfyui():  # where nobody else says so
-            self.mark("failed", total, told)
-        return RewardError(told)
 
     def warning(self) -> str | None:
         """What a human should know of the run as it stands."""

@@ -22,7 +22,8 @@ def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> 
         if not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
             continue
         links = {name: value for name, value in inputs.items() if isinstance(value, list)}
-        given = {name: None if name in links else value for name, value in inputs.items() if name != "cls"}
+        constants = {name: value for name, value in inputs.items() if name != "cls" and value is not None}
+        given = constants | dict.fromkeys(links)  # None: what comes is known only when the graph runs
         for want in cls.WANTS(**given):
             if want.input in links:
                 told = f"what node {shown(*links[want.input][:1] or [''])} hands over"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.server.jobs import as_json
-from comfyui_otca.trainer import flow, host, preflight
+from comfyui_otca.trainer import flow, host, preflight, search
 from comfyui_otca.trainer.flow import configured
 from comfyui_otca.trainer.workflow import Workflow, WorkflowError
 
@@ -29,7 +29,7 @@ def folders_do_not_change():
         for module, name in (
             (host, "list_models"),
             (host, "list_weights"),
-            (host, "_in_hub_cache"),
+            (search, "_in_hub_cache"),
             (configured, "_object"),
             (configured, "_modules"),
         ):

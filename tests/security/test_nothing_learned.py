@@ -86,12 +86,12 @@ def test_on_the_canvas_the_node_says_so_until_it_is_mended(small_graph, tmp_path
         return json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"]
 
     file.write_text(REWARD.format(NAN))
-    assert [queue(0), queue(1)] == ["running", "running"]
+    assert [queue(0), queue(1)] == ["idle", "idle"]
     with pytest.raises(NodeError, match=r"Training Run.*'mine'.*3 iterations.*Fix: "):
         queue(2)
     assert json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"] == "failed"
     file.write_text(REWARD.format(GOOD))
-    assert queue(3) == "running"
+    assert queue(3) == "idle"
 
 
 class Fixed(Reward):
