@@ -17,6 +17,8 @@ test("actions follow from what a run is and has", () => {
   assert.deepEqual(offered("running", true, true), { stop: true, resume: false, lora: true, workflow: true });
   assert.deepEqual(offered("stopped", true, false), { stop: false, resume: true, lora: false, workflow: true });
   assert.equal(offered("idle", true, true).resume, false);
+  assert.deepEqual(offered("queued", false, false), { stop: true, resume: false, lora: false, workflow: true });
+  assert.equal(runs.offeredActions({ status: "stopped", iteration: 0, has_checkpoint: false }).resume, true, "never begun");
   assert.deepEqual(offered("failed", false, false), { stop: false, resume: false, lora: false, workflow: true });
 });
 
