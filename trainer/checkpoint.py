@@ -16,20 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import distributed
-from .files import (
-    FLAG,
-    NUMBER,
-    WHOLE,
-    Check,
-    Damaged,
-    check,
-    is_own,
-    mark_own,
-    new_folder,
-    open_plain,
-    read_json,
-    remove_own,
-)
+from .checks import FLAG, NUMBER, WHOLE, Check, check
+from .files import Damaged, is_own, mark_own, new_folder, open_plain, read_json, remove_own
 from .lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:

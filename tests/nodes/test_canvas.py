@@ -3,7 +3,10 @@
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 
 import psutil
 import pytest
@@ -162,15 +165,24 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
 
 @pytest.fixture
 def somebody(runs):
-    """somebody(name): another living process says that it is training in the run of that name."""
-    other = psutil.Process(1)  # not our parent, which may be the launcher that trains on our behalf
+    """somebody(name): another living process has claimed the run of that name, and says that it is training there."""
+    work = "import pathlib, sys; from comfyui_otca.trainer.claim import take; take(pathlib.Path(sys.argv[1])); print(1, flush=True)"
+    others = []
 
     def claim(name):
         (runs / name / "checkpoints").mkdir(parents=True, exist_ok=True)
-        status = {"status": "running", "pid": other.pid, "process_started": other.create_time(), "place": "headless"}
+        command = [sys.executable, "-c", f"{work}; sys.stdin.read()", str(runs / name)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        other = subprocess.Popen(command, **pipes, cwd=Path(__file__).resolve().parents[3])
+        others.append(other)
+        assert other.stdout.readline()
+        started = psutil.Process(other.pid).create_time()
+        status = {"status": "running", "pid": other.pid, "process_started": started, "place": "headless"}
         (runs / name / "status.json").write_text(json.dumps(status))
 
-    return claim
+    yield claim
+    for other in others:
+        other.communicate()
 
 
 def test_a_folder_in_which_another_process_trains_is_left_alone(small_workflow, queue, runs, somebody):
@@ -180,7 +192,7 @@ def test_a_folder_in_which_another_process_trains_is_left_alone(small_workflow, 
     assert (runs / "quickstart" / "status.json").read_text() == claimed
     assert len(read_lines(runs / "quickstart-2" / "metrics.jsonl")) == 1
     (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
-    assert "process 1 is training in" in str(problem)
+    assert "is in use: process " in str(problem)
 
 
 def test_a_run_that_another_process_went_on_with_is_another_process_run(small_workflow, queue, runs, somebody):

@@ -106,6 +106,7 @@ def test_a_status_that_cannot_be_read(tmp_path):
 def test_a_best_that_cannot_be_read_begins_anew(tmp_path):
     place = tmp_path / "best"
     place.mkdir()
+    files.mark_own(place)
     (place / "best.json").write_text('{"metric": "evaluation/sum", "value": "high", "iteration": 4}')
     opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
     opened.begin(0)
