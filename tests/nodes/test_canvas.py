@@ -166,12 +166,12 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
 @pytest.fixture
 def somebody(runs):
     """somebody(name): another living process has claimed the run of that name, and says that it is training there."""
-    work = "import pathlib, sys; from comfyui_otca.trainer.claim import take; take(pathlib.Path(sys.argv[1])); print(1, flush=True)"
+    work = "import pathlib, sys; from comfyui_otca.trainer.claim import take; take(pathlib.Path(sys.argv[1]))"
     others = []
 
     def claim(name):
         (runs / name / "checkpoints").mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", f"{work}; sys.stdin.read()", str(runs / name)]
+        command = [sys.executable, "-c", f"{work}; print(1, flush=True); sys.stdin.read()", str(runs / name)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         other = subprocess.Popen(command, **pipes, cwd=Path(__file__).resolve().parents[3])
         others.append(other)
