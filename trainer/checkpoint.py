@@ -94,9 +94,9 @@ def _is_ours(place: Path) -> bool:
         try:
             if place.is_symlink() or read_json(place / STATE, fields=_FIELDS) is None:
                 return False
-        except Damaged:
+            mark_own(place)
+        except (Damaged, OSError):  # something else has the marker's name
             return False
-        mark_own(place)
     return True
 
 
