@@ -17,20 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import distributed
-from .files import (
-    FLAG,
-    NUMBER,
-    WHOLE,
-    Check,
-    Damaged,
-    check,
-    is_own,
-    mark_own,
-    new_folder,
-    open_plain,
-    read_json,
-    remove_own,
-)
+from .checks import FLAG, NUMBER, WHOLE, Check, check
+from .files import Damaged, is_own, mark_own, new_folder, open_plain, read_json, remove_own
 from .lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -111,9 +99,9 @@ def _is_ours(place: Path) -> bool:
         try:
             if place.is_symlink() or read_json(place / STATE, fields=_FIELDS) is None:
                 return False
-        except Damaged:
+            mark_own(place)
+        except (Damaged, OSError):  # something else has the marker's name
             return False
-        mark_own(place)
     return True
 
 

@@ -9,8 +9,6 @@ from here to have ended is left alone, unless the user says otherwise.
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import json
 import os
 import socket
@@ -21,12 +19,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .files import NUMBER, TEXT, WHOLE, Damaged, maybe, open_plain, present, read_json
+from . import machine
+from .checks import NUMBER, TEXT, WHOLE, maybe
+from .files import Damaged, open_plain, present, read_json
 from .layout import alive, beside, put_in_place, write_text
 
 LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at
-_WINDOWS = os.name == "nt"
 _BOOT_SECONDS = (
     30  # by which a clock that is set moves the moment of the start, where the system does not number its starts
 )
@@ -61,63 +60,13 @@ class Holder:
     place: str | None = None  # canvas or headless
 
     def __str__(self) -> str:
-        here = _same_boot(self) and self.pid_namespace == _pid_namespace()
+        here = _same_boot(self) and self.pid_namespace == machine.pid_namespace()
         where = "" if here else f" on {self.host}"
         return f"process {self.pid}{where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
 
 
-# --- this machine -----------------------------------------------------------------------------------------------------
-
-
-def _first_line(*places: str) -> str:
-    for place in places:
-        with contextlib.suppress(OSError):
-            return Path(place).read_text(encoding="utf-8").strip()
-    return ""
-
-
-@functools.cache
-def _machine() -> str:
-    """What stays when a machine starts anew, and no other machine has."""
-    if _WINDOWS:
-        import winreg
-
-        with (
-            contextlib.suppress(OSError),
-            winreg.OpenKey(
-                winreg.HKEY_LOCAL_MACHINE,
-                r"SOFTWARE\Microsoft\Cryptography",
-                0,
-                winreg.KEY_READ | winreg.KEY_WOW64_64KEY,
-            ) as key,
-        ):
-            return winreg.QueryValueEx(key, "MachineGuid")[0]
-        return ""
-    if found := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        return found
-    node = uuid.getnode()
-    return "" if node >> 40 & 1 else f"{node:012x}"  # that bit: it has no network card, and the number was drawn
-
-
-@functools.cache
-def _boot() -> str:
-    """Another one at every start of the system, and the same in all containers of one kernel."""
-    if found := _first_line("/proc/sys/kernel/random/boot_id"):
-        return found
-    import psutil
-
-    return f"since {psutil.boot_time():.0f}"
-
-
-def _pid_namespace() -> str:
-    """Where numbers of processes mean the same; a system without such namespaces has one."""
-    with contextlib.suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return ""
-
-
 def _same_boot(holder: Holder) -> bool:
-    own = _boot()
+    own = machine.boot()
     if holder.boot == own:
         # A number of the start is nobody else's; a moment may be another machine's too.
         return not own.startswith("since ") or _same_machine(holder)
@@ -132,51 +81,19 @@ def _same_boot(holder: Holder) -> bool:
 
 
 def _same_machine(holder: Holder) -> bool:
-    return bool(_machine()) and (holder.host, holder.machine) == (socket.gethostname(), _machine())
+    return bool(machine.machine_id()) and (holder.host, holder.machine) == (socket.gethostname(), machine.machine_id())
 
 
 # --- the lock ---------------------------------------------------------------------------------------------------------
 
 
-class _NoLocks(Exception):
-    """The file system has none."""
-
-
-_WITHOUT = {
-    number
-    for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL")
-    if (number := getattr(errno, name, None)) is not None
-}
-_BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
-
-
-def _lock(descriptor: int) -> bool:
-    """Locks an open file without waiting; returns whether it did. Raises _NoLocks."""
-    try:
-        if _WINDOWS:
-            import msvcrt
-
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _BUSY:
-            return False
-        if error.errno in _WITHOUT:
-            raise _NoLocks from error
-        raise
-    return True
-
-
 def _locked(folder: Path, wait: float) -> int | None:
-    """The descriptor of the folder's lock, which is ours now; None where somebody has it. Raises _NoLocks, or OSError."""
+    """The descriptor of the folder's lock, which is ours now; None where somebody has it. Raises machine.NoLocks, or OSError."""
     deadline = time.monotonic() + wait
     while True:
         descriptor = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            if _lock(descriptor):
+            if machine.lock(descriptor):
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(descriptor), os.lstat(folder / LOCK)):
                         return descriptor
@@ -281,7 +198,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             descriptor = _locked(folder, MOST_WAIT)
             if descriptor is None:
                 raise _in_use(folder, _who(folder))
-        except _NoLocks:
+        except machine.NoLocks:
             descriptor = None
         try:
             token = _write_claim(folder, place, take_over, say, by_lock=descriptor is not None)
@@ -347,7 +264,7 @@ def _refusal(folder: Path, found: Holder) -> Claimed:
 
 def lives(found: Holder) -> bool:
     """Whether that process is seen to be there."""
-    seen = _same_boot(found) and found.pid_namespace == _pid_namespace()
+    seen = _same_boot(found) and found.pid_namespace == machine.pid_namespace()
     return seen and alive(found.pid, found.process_started)
 
 
@@ -357,7 +274,7 @@ def _free(folder: Path) -> bool | None:
         return None
     try:
         descriptor = _locked(folder, 0.0)
-    except (_NoLocks, OSError):
+    except (machine.NoLocks, OSError):
         return None
     if descriptor is None:
         return False
@@ -369,7 +286,7 @@ def _ended(found: Holder, by_lock: bool) -> bool:
     """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
     if _same_boot(found):
         # Without a lock its number tells, but only where numbers mean the same.
-        return by_lock or found.pid_namespace == _pid_namespace() and not alive(found.pid, found.process_started)
+        return by_lock or found.pid_namespace == machine.pid_namespace() and not alive(found.pid, found.process_started)
     return _same_machine(found)  # which was started anew since
 
 
@@ -397,9 +314,9 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
 
     own = Holder(
         host=socket.gethostname(),
-        machine=_machine(),
-        boot=_boot(),
-        pid_namespace=_pid_namespace(),
+        machine=machine.machine_id(),
+        boot=machine.boot(),
+        pid_namespace=machine.pid_namespace(),
         pid=os.getpid(),
         process_started=psutil.Process().create_time(),
         since=time.time(),

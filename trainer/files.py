@@ -21,6 +21,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .checks import (
+    FLAG,
+    MOMENT,
+    NUMBER,
+    NUMBERS,
+    SPREAD,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Check,
+    check,
+    is_number,
+    is_whole,
+    maybe,
+    one_of,
+    shortened,
+)
 from .layout import (
     BEST,
     BEST_FIGURES,
@@ -39,7 +56,6 @@ from .layout import (
 logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
-Check = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is that
 
 MOST_BYTES = 64 * 1024**2  # of a JSON file
 MOST_BYTES_OF_LINES = 4 * 1024**3
@@ -204,61 +220,6 @@ def read_json(
     return value
 
 
-def check(value: Any, kind: type, fields: Mapping[str, Check]) -> None:
-    """Raises ValueError where a value is not of that kind, or one of its fields is missing or not what is wanted."""
-    if not isinstance(value, kind):
-        raise ValueError(f"holds {_WORDS.get(type(value), 'something else')}, and not {_WORDS[kind]}")
-    for name, (wanted, good) in fields.items():
-        if name not in value and not good(None):
-            raise ValueError(f"has no {name!r}")
-        if not good(value.get(name)):
-            raise ValueError(f"has {name} = {shortened(value[name])}, and not {wanted}")
-
-
-def shortened(value: Any, most: int = 80) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-_WORDS = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
-_WORDS[type(None)] = "null"
-
-
-def _whole(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < 1e300
-
-
-def _between(low: float, high: float) -> Callable[[Any], bool]:
-    return lambda value: _number(value) and low <= value <= high
-
-
-TEXT: Check = ("a text", lambda value: isinstance(value, str))
-WHOLE: Check = ("a whole number from 0", _whole)
-NUMBER: Check = ("a number", _number)
-SPREAD: Check = ("a number from 0", _between(0, 1e300))
-MOMENT: Check = ("a time in seconds since 1970", _between(0, 1e11))
-FLAG: Check = ("true or false", lambda value: isinstance(value, bool))
-TEXTS: Check = ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
-NUMBERS: Check = (
-    "a list of numbers and null",
-    lambda value: isinstance(value, list) and all(one is None or _number(one) for one in value),
-)
-
-
-def maybe(wanted: Check) -> Check:
-    """That, or null, or nothing."""
-    words, good = wanted
-    return f"{words} or null", lambda value: value is None or good(value)
-
-
-def one_of(*known: str) -> Check:
-    return f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known
-
-
 # --- each file of a run -----------------------------------------------------------------------------------------------
 
 STATES = ("queued", "running", "idle", "finished", "stopped", "interrupted", "failed")
@@ -287,7 +248,7 @@ FILES: dict[str, OwnFile] = {
             "status": one_of(*STATES),
             "place": maybe(one_of("headless", "canvas")),
             "total": maybe(WHOLE),
-            "pid": maybe(("the number of a process", lambda value: _whole(value) and value < 2**31)),
+            "pid": maybe(("the number of a process", lambda value: is_whole(value) and value < 2**31)),
             "process_started": maybe(MOMENT),
             "started": maybe(MOMENT),
             "error": maybe(TEXT),
@@ -386,7 +347,7 @@ def check_iteration(row: dict) -> None:
     """Of metrics.jsonl. Raises ValueError where a row is no iteration, or a figure no number."""
     check(row, dict, {"iteration": WHOLE})
     for name, value in row.items():
-        if ("/" in name or name in _FIGURES) and not (value is None or isinstance(value, bool) or _number(value)):
+        if ("/" in name or name in _FIGURES) and not (value is None or isinstance(value, bool) or is_number(value)):
             raise ValueError(f"has {shortened(name)} = {shortened(value)}, and not a number or null")
         if name.startswith(_STEP) and not name.removeprefix(_STEP).isdecimal():
             raise ValueError(f"has {shortened(name)}, which is no step")

@@ -583,10 +583,11 @@ def _which(state: os.stat_result) -> tuple[int, int]:
 def _pictures(path: Path, like: Tensor) -> Tensor | None:
     """Those of before training; None where they are of another number or size, or the file is damaged, which is said."""
     try:
+        os.close(files.open_plain(path))  # and no pipe, which would be waited for
         before = lora.read_tensors(path).get("images")
         if before is None or before.ndim != like.ndim or before.is_floating_point():
             raise ValueError(f"{path} holds no pictures")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         logger.warning("%s: samples.png, which shows before and after, stays as it is", error)
         return None
     return before if before.shape == like.shape else None

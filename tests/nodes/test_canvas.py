@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import psutil
 import pytest

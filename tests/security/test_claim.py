@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from comfyui_otca.trainer import claim, files, record, run
+from comfyui_otca.trainer import claim, files, machine, record, run
 from comfyui_otca.trainer.claim import Claimed, holder, take
 
 PARENT = str(Path(__file__).resolve().parents[3])
@@ -64,9 +64,9 @@ def elsewhere(tmp_path):
         (folder / claim.LOCK).touch()
         own = {
             "host": claim.socket.gethostname(),
-            "machine": claim._machine(),
-            "boot": claim._boot(),
-            "pid_namespace": claim._pid_namespace(),
+            "machine": machine.machine_id(),
+            "boot": machine.boot(),
+            "pid_namespace": machine.pid_namespace(),
             "pid": 4711,
             "process_started": 1.0,
             "since": 1_700_000_000.0,
@@ -106,7 +106,7 @@ def test_another_container_is_refused_while_it_trains_and_taken_over_when_it_has
     inside = starter(tmp_path, before=before)
     assert inside.stdout.readline() == "trains\n"
     written = json.loads((tmp_path / claim.CLAIM).read_text())
-    assert written["pid"] < 10 and written["pid_namespace"] != claim._pid_namespace()
+    assert written["pid"] < 10 and written["pid_namespace"] != machine.pid_namespace()
     with pytest.raises(Claimed, match=r"is in use: process \d+ on .*, since .* Fix: stop it"):
         take(tmp_path)
     assert holder(tmp_path).pid == written["pid"]
@@ -163,7 +163,7 @@ def test_a_claim_ends_with_its_process(tmp_path):
 
 
 def test_an_earlier_start_of_this_machine_is_over(elsewhere):
-    if not claim._machine():
+    if not machine.machine_id():
         pytest.skip("this system does not say which machine it is")
     folder, lines = elsewhere(boot="an earlier one"), []
     assert holder(folder) is None
@@ -286,7 +286,7 @@ def test_the_windows_form_of_the_lock(tmp_path, monkeypatch):
         locked.append(file)
 
     monkeypatch.setitem(sys.modules, "msvcrt", types.SimpleNamespace(LK_NBLCK=2, locking=locking))
-    monkeypatch.setattr(claim, "_WINDOWS", True)
+    monkeypatch.setattr(machine, "WINDOWS", True)
     take(tmp_path)
     claim._held.clear()
     monkeypatch.setattr(claim, "MOST_WAIT", 0.0)
@@ -296,8 +296,8 @@ def test_the_windows_form_of_the_lock(tmp_path, monkeypatch):
 
 def test_where_starts_have_no_number_their_moment_tells(elsewhere, monkeypatch):
     """As on Windows and macOS, by the clock, which is set now and then."""
-    monkeypatch.setattr(claim, "_boot", lambda: "since 1700000000")
-    monkeypatch.setattr(claim, "_machine", lambda: "this one")
+    monkeypatch.setattr(machine, "boot", lambda: "since 1700000000")
+    monkeypatch.setattr(machine, "machine_id", lambda: "this one")
     for boot, same in (
         ("since 1700000007", True),
         ("since 1700000400", False),

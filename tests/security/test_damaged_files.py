@@ -106,6 +106,7 @@ def test_a_status_that_cannot_be_read(tmp_path):
 def test_a_best_that_cannot_be_read_begins_anew(tmp_path):
     place = tmp_path / "best"
     place.mkdir()
+    files.mark_own(place)
     (place / "best.json").write_text('{"metric": "evaluation/sum", "value": "high", "iteration": 4}')
     opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
     opened.begin(0)
@@ -120,7 +121,10 @@ def test_a_picture_from_before_training_that_cannot_be_read(tmp_path, caplog):
     for content in (b"", b"{}", b"\xff" * 100):
         (tmp_path / "before.safetensors").write_bytes(content)
         assert record._pictures(tmp_path / "before.safetensors", like) is None
-    assert caplog.text.count("samples.png, which shows before and after, stays as it is") == 3
+    (tmp_path / "before.safetensors").unlink()
+    os.mkfifo(tmp_path / "before.safetensors")
+    assert record._pictures(tmp_path / "before.safetensors", like) is None
+    assert caplog.text.count("samples.png, which shows before and after, stays as it is") == 4
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------

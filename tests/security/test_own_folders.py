@@ -97,6 +97,11 @@ def test_a_checkpoint_that_lost_its_marker_when_it_was_copied(model, tmp_path):
     (place / files.MARKER).unlink()
     checkpoint.save(model, tmp_path, 2, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+    (tmp_path / "000002" / files.MARKER).unlink()
+    (tmp_path / "000002" / files.MARKER).mkdir()  # something else of that name: it is read, and left alone
+    assert checkpoint.restore(model, tmp_path) == 2
+    checkpoint.save(model, tmp_path, 3, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000003"]
 
 
 def test_a_removal_follows_no_link(tmp_path):

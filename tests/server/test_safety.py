@@ -276,12 +276,13 @@ def test_linked_files_are_not_read(site, made, tmp_path):
         (folder / name).unlink(missing_ok=True)
         os.symlink(secret, folder / name)
     (folder / "workflow.json").unlink()
-    (folder / "workflow.json").write_text("{}")
+    graph = {"1": {"class_type": "Other", "inputs": {}}}
+    (folder / "workflow.json").write_text(json.dumps(graph))
     details = site.get("/otca/runs/first").json
     assert (details["samples"], details["pictures"], details["has_lora"], details["iteration"]) == ([], [], False, 0)
     assert site.get("/otca/runs/first/metrics").json == {"rows": [], "more": False, "evaluations": [], "changes": []}
     assert site.get("/otca/runs/first/log").json == {"text": "", "size": 0}
-    assert site.get("/otca/runs/first/workflow").json == {"prompt": {}, "workflow": None}
+    assert site.get("/otca/runs/first/workflow").json == {"prompt": graph, "workflow": None}
     for name in ("samples.png", "samples-000001.png"):
         assert site.get(f"/otca/runs/first/pictures/{name}").status == 404
     assert site.post("/otca/runs/first/lora").status == 409 and not list(site.loras.rglob("*.safetensors"))

@@ -17,6 +17,14 @@ test("actions follow from what a run is and has", () => {
   assert.deepEqual(offered("running", true, true), { stop: true, resume: false, canvas: false, lora: true, workflow: true });
   assert.deepEqual(offered("stopped", true, false), { stop: false, resume: true, canvas: true, lora: false, workflow: true });
   assert.equal(offered("idle", true, true).resume, false);
+  assert.deepEqual(offered("queued", false, false), {
+    stop: true,
+    resume: false,
+    canvas: false,
+    lora: false,
+    workflow: true,
+  });
+  assert.equal(runs.offeredActions({ status: "stopped", iteration: 0, has_checkpoint: false }).resume, true, "never begun");
   assert.deepEqual(offered("failed", false, false), { stop: false, resume: false, canvas: false, lora: false, workflow: true });
 });
 

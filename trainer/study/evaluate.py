@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import guidance, host, lora, plots, rollout, sample, weights
-from ..files import TEXT, TEXTS, WHOLE, check, read_json, read_lines
+from ..checks import TEXT, TEXTS, WHOLE, check
+from ..files import read_json, read_lines
 from ..guidance import Guide
 from ..layout import ADAPTER, named_place, plain_name, write_text
 from ..media import eight_bits, mp4

@@ -1,0 +1,91 @@
+"""Which machine this is, since when it runs, where numbers of processes mean the same, and its lock on an open file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import uuid
+from pathlib import Path
+
+WINDOWS = os.name == "nt"
+
+
+def _first_line(*places: str) -> str:
+    for place in places:
+        with contextlib.suppress(OSError):
+            return Path(place).read_text(encoding="utf-8").strip()
+    return ""
+
+
+@functools.cache
+def machine_id() -> str:
+    """What stays when a machine starts anew, and no other machine has."""
+    if WINDOWS:
+        import winreg
+
+        with (
+            contextlib.suppress(OSError),
+            winreg.OpenKey(
+                winreg.HKEY_LOCAL_MACHINE,
+                r"SOFTWARE\Microsoft\Cryptography",
+                0,
+                winreg.KEY_READ | winreg.KEY_WOW64_64KEY,
+            ) as key,
+        ):
+            return winreg.QueryValueEx(key, "MachineGuid")[0]
+        return ""
+    if found := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        return found
+    node = uuid.getnode()
+    return "" if node >> 40 & 1 else f"{node:012x}"  # that bit: it has no network card, and the number was drawn
+
+
+@functools.cache
+def boot() -> str:
+    """Another one at every start of the system, and the same in all containers of one kernel."""
+    if found := _first_line("/proc/sys/kernel/random/boot_id"):
+        return found
+    import psutil
+
+    return f"since {psutil.boot_time():.0f}"
+
+
+def pid_namespace() -> str:
+    """Where numbers of processes mean the same; a system without such namespaces has one."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+class NoLocks(Exception):
+    """The file system has none."""
+
+
+_WITHOUT = {
+    number
+    for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL")
+    if (number := getattr(errno, name, None)) is not None
+}
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
+
+
+def lock(descriptor: int) -> bool:
+    """Locks an open file without waiting; returns whether it did. Raises NoLocks."""
+    try:
+        if WINDOWS:
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        if error.errno in _WITHOUT:
+            raise NoLocks from error
+        raise
+    return True
