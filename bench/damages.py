@@ -14,6 +14,7 @@ import io
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -236,9 +237,10 @@ def outcome(run: Path, name: str, damage: str, place: Path) -> tuple[str, str]:
 
 
 def _told(printed: str, folder: Path, name: str) -> bool:
-    return any(
-        str(folder / place) in printed for place in {Path(name), Path(name).parent if "/" in name else Path(name)}
-    )
+    """Whether a warning or an error names the file, or the folder that it makes useless."""
+    lines = [line for line in printed.splitlines() if line.startswith(("WARNING: ", "ERROR: ", "otca: ", "error: "))]
+    places = {folder / name, (folder / name).parent} - {folder}
+    return any(re.search(rf"{re.escape(str(place))}(?![\w./])", line) for line in lines for place in places)
 
 
 def _one(task: tuple[Path, str, str]) -> tuple[str, str, str, str]:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import weakref
-from pathlib import Path
 
 import psutil
 import pytest
