@@ -30,6 +30,7 @@ TENSORBOARD = "tensorboard"
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
 
 NETWORKS = ("transformer", "transformer_2")
+FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
 # All that a training writes into its folder, by itself. A new one begins only where nothing of that name is.
 WRITTEN = (
     METRICS,
@@ -40,13 +41,9 @@ WRITTEN = (
     STATUS,
     WANDB,
     *PICTURES,
-    SAMPLES,
-    CHECKPOINTS,
     *ADAPTERS,
-    BEST,
-    TENSORBOARD,
+    *FOLDERS,
 )
-WRITTEN += NETWORKS
 
 LONGEST_NAME = 100
 SEPARATORS = frozenset('/\\:*?"<>|')

@@ -39,6 +39,7 @@ from .layout import (
     CHANGES,
     CHECKPOINTS,
     EVALUATIONS,
+    FOLDERS,
     METRICS,
     SAMPLES,
     STATUS,
@@ -594,6 +595,11 @@ def _pictures(path: Path, like: Tensor) -> Tensor | None:
 
 
 def _check_writable(folder: Path) -> None:
+    for name in FOLDERS:  # as in a run that came in an archive
+        if os.path.islink(folder / name):
+            raise RunError(
+                f"{folder / name} is a link, and what is written there would lie elsewhere. Fix: put a folder in its place"
+            )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".writable", "")

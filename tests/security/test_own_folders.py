@@ -138,6 +138,20 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path, name):
     assert not list(tmp_path.rglob(".*")), "nothing is left aside"
 
 
+@pytest.mark.parametrize("name", ["samples", "checkpoints", "best", "tensorboard", "transformer"])
+def test_a_run_that_leads_elsewhere_is_not_gone_on_with(finished_run, tmp_path, capsys, name):
+    """As one that came in an archive. Seen before: pictures and checkpoints were written where the link led."""
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    shutil.copytree(finished_run, folder)
+    if (folder / name).is_dir():
+        shutil.rmtree(folder / name)
+    elsewhere.mkdir()
+    (folder / name).symlink_to(elsewhere)
+    assert main(["train", str(folder), "--resume", "--iterations", "7"]) == 2
+    assert f"{folder / name} is a link" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+
+
 def test_a_best_of_somebody_else_is_told_before_training(tmp_path):
     folder = fill(tmp_path / "run", {"best/of/all.txt": b"mine"})
     opened = record.Run(folder, record.RunSettings(1, 1), {})
