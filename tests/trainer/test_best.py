@@ -338,7 +338,7 @@ def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch,
         with caplog.at_level(logging.WARNING), torch.inference_mode():
             workflow.run(overrides=overrides)
         status = json.loads((folder / "status.json").read_text())
-        assert status["status"] == "running" and bool(status["reason"]) == (iteration >= 2)
+        assert status["status"] == "idle" and bool(status["reason"]) == (iteration >= 2)
     said = [r.getMessage() for r in caplog.records if "has declined for 2 evaluations" in r.getMessage()]
     assert len(said) == 2 and said[0].startswith("iteration 3: accuracy")
     assert json.loads((folder / "best" / "best.json").read_text())["iteration"] == 2

@@ -285,7 +285,10 @@ def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, sm
     for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found[:1]:
         assert own_gradients.keys() == gradients.keys()
         for name, gradient in gradients.items():
-            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=3e-6, msg=name)
+            # Half a batch is rounded otherwise than a whole one, and guidance makes it more: on one processor 1.7e-3 of the
+            # largest entry was seen, on another 3e-4. What is summed twice, or left out, would be off by half.
+            largest = gradient.abs().max().item()
+            torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=3e-6 + 4e-3 * largest, msg=name)
         for own_state, state in zip(own_states, states, strict=True):
             assert own_state.keys() == state.keys()
         for name, value in states[0].items():
