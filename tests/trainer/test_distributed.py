@@ -286,7 +286,7 @@ def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, sm
         assert own_gradients.keys() == gradients.keys()
         for name, gradient in gradients.items():
             # Half a batch is rounded otherwise than a whole one, and guidance makes it more: on one processor 1.7e-3 of the
-            # largest entry was seen, on another 3e-4. What is summed twice, or left out, would be off by half.
+            # largest entry was seen. What is summed twice, or left out, would be off by half.
             largest = gradient.abs().max().item()
             torch.testing.assert_close(own_gradients[name], gradient, rtol=0, atol=3e-6 + 4e-3 * largest, msg=name)
         for own_state, state in zip(own_states, states, strict=True):
