@@ -23,7 +23,7 @@ EVENT = "otca.result"
 # By workflow and node: ids of nodes are the same in many workflows.
 Place = tuple[str | None, str]
 _results: dict[Place, dict[str, dict]] = {}
-_trajectories: dict[Place, weakref.ref[Trajectories]] = {}
+_trajectories: dict[Place, tuple[weakref.ref[Trajectories], str]] = {}  # with the fingerprint of what made them
 _runs: dict[Place, str] = {}  # by the Training Run node that makes it
 _recent: dict[str | None, None] = {}  # workflows, the last one that ran at the end
 MOST_WORKFLOWS = 16
@@ -38,7 +38,7 @@ def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], traj
 
     Args:
         node: the node's id.
-        kind: credit, advantages, scores or run.
+        kind: credit, advantages, scores or run; `owner` is told by `shows_owner`.
         trajectories: those that `preview_png` of this node shows.
     """
     return shown_all(node, result, {kind: payload}, trajectories)
@@ -56,7 +56,8 @@ def shown_all(
     prompt = host.running_prompt()
     ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
     if trajectories is not None:
-        _trajectories[host.running_workflow_id(), node] = weakref.ref(trajectories)
+        made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
+        _trajectories[host.running_workflow_id(), node] = weakref.ref(trajectories), made_by
     return {"ui": ui, "result": result}
 
 
@@ -113,7 +114,7 @@ def shows_owner(prompt: Mapping, node: str, text: str) -> None:
 
 
 def makes_run(node: str, run: str) -> None:
-    """A Training Run node says which run it goes on with, before its evaluation, which takes long."""
+    """Which run a Training Run node goes on with: said before sampling, and before its evaluation, which take long."""
     _runs[host.running_workflow_id(), node] = run
 
 
@@ -122,8 +123,8 @@ def run_at_work(run: str) -> bool:
     return any(_runs.get(place) == run for place in host.running_nodes(RUN_NODE))
 
 
-def preview_png(node: str, sample: int, step: int, workflow: str | None = None) -> bytes:
-    """x̂0 of one sample as the model saw it at one denoising step, decoded.
+def preview_png(node: str, sample: int, step: int, workflow: str | None = None, made_by: str = "") -> bytes:
+    """x̂0 of one sample as the model saw it at one denoising step, decoded; `made_by` as the result says it that is looked at.
 
     Raises:
         LookupError: nothing (any more) to look at, or no such sample or step.
@@ -131,7 +132,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None) 
     from ..trainer import plots
 
     held = _trajectories.get((workflow, node)) or _trajectories.get((None, node))
-    trajectories = held() if held else None
+    trajectories = held[0]() if held and held[1] == made_by else None
     if trajectories is None or trajectories.predictions is None:
         raise LookupError(f"the trajectories of node {node} are no longer in memory. Fix: run the graph again")
     samples, steps = trajectories.predictions.shape[:2]

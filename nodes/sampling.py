@@ -234,6 +234,8 @@ class SDESampler:
         host.make_room()
         if host.in_comfyui():
             live.shows_owner(prompt, node_id, ownership.take_up(model, prompt, node_id))
+            if model.run is not None:
+                live.makes_run(model.run.node, model.run.folder.name)
         own = len(distributed.share(group_size * len(prompts.texts)).rows)
         settings = SamplerSettings(
             kind=kind,

@@ -355,15 +355,20 @@ class SaveLoRA:
         return {"ui": {"text": [str(path) for path in paths]}, "result": ()}
 
     def _free_name(self, model, filename):
-        """On the canvas a run overwrites its own file at every iteration, and nobody else's."""
+        """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
         from ..trainer import lora
 
-        if not host.in_comfyui():
-            return filename
+        def foreign(name):
+            places = lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
+            return [place for place in places if not _is_ours(model, place)]
+
         name, number = filename, 1
-        while not all(
-            _is_ours(model, place) for place in lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
-        ):
+        while found := foreign(name):
+            if not host.in_comfyui():  # where a file is written as it was told, or not at all
+                raise ValueError(
+                    f"filename = {filename!r}: {found[0]} is there, and is not of this run; the run's own adapter is saved "
+                    "beside it. Fix: give another filename, or move that file elsewhere"
+                )
             number += 1
             name = f"{filename}-{number}"
         return name

@@ -53,7 +53,7 @@ class Live(Protocol):
     Busy: type[Exception]
 
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
-    def preview_png(self, node: str, sample: int, step: int, workflow: str | None) -> bytes: ...
+    def preview_png(self, node: str, sample: int, step: int, workflow: str | None, made_by: str) -> bytes: ...
     def release(self) -> int: ...
 
 
@@ -95,7 +95,8 @@ def add_routes(
             raise Refused(400, "node is missing. Fix: ?node=9&sample=0&step=0")
         sample, step = query_number(request, "sample"), query_number(request, "step")
         try:
-            content = await in_thread(live.preview_png, node, sample, step, request.query.get("workflow"))
+            shown = request.query.get("workflow"), request.query.get("made_by", "")
+            content = await in_thread(live.preview_png, node, sample, step, *shown)
         except LookupError as error:
             raise Refused(404, str(error)) from error
         except ValueError as error:

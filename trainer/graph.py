@@ -15,6 +15,7 @@ from typing import Any
 
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
+SAVE_NODE = "OTCA_SaveLoRA"
 
 LONGEST_TITLE = 100  # characters; what is longer is cut
 LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones

@@ -23,8 +23,14 @@ ADVANCING = {
     "OTCA_SDESampler": {"seed"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
-# Of which run it is, and where that one began: they say whose the result is, not how it is made.
-NAMES = {RUN_NODE: {"run_name"}, LOAD_NODE: {"resume_run"}}
+# Of which run it is, where that one began, and how it is kept: they say whose the result is, not how it is made.
+NAMES = {
+    RUN_NODE: {
+        *("run_name", "iterations", "checkpoint_every", "evaluate_every", "keep_checkpoints"),
+        *("best_metric", "stop_after_decline", "wandb_project"),
+    },
+    LOAD_NODE: {"resume_run", "start_from"},
+}
 # Constants that are structure. Of a reward, whatever says which reward it is.
 _STRUCTURE = {
     LOAD_NODE: {
@@ -80,12 +86,15 @@ def fingerprint(graph: Graph, node_id: str) -> str:
     return _digest(graph, node_id, _of_one_iteration)
 
 
-def changes(before: Graph, now: Graph) -> list[dict[str, Any]]:
+def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str, Any]]:
     """What differs in how two graphs train: [{node, input, before, now}], and for another structure {node, before, now}
-    with class names, None where there is none. `node` is a title. Seeds that advance, and names, are no difference."""
-    tops = [
-        next((id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE), None) for graph in (before, now)
-    ]
+    with class names, None where there is none. `node` in them is a title. Seeds that advance, names, and what decides how long
+    and where a run is kept are no difference.
+
+    Args:
+        node: the Training Run that it is about, where there are several; None: the first.
+    """
+    tops = [_training_run(graph, node) for graph in (before, now)]
     if None in tops:
         return []
     at = [
@@ -106,6 +115,11 @@ def changes(before: Graph, now: Graph) -> list[dict[str, Any]]:
                 one = {"node": title_of(new), "input": name}
                 found.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
     return found
+
+
+def _training_run(graph: Graph, node: str | None) -> str | None:
+    found = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
+    return node if node in found else next(iter(found), None)
 
 
 def as_begun(graph: Graph, done: int) -> dict[str, dict]:

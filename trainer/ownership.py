@@ -129,12 +129,14 @@ def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
 def let_go(run: Run) -> None:
     """The run ends here, and its model is free: it is complete on disk, and whoever wants to may go on with it."""
     model = run.model()
-    if model is not None:
-        if run.stands_at(model):
+    try:
+        if model is not None and run.stands_at(model) and run.folder.is_dir():
             run.save_once(model)
-        model.run = None
-    _lost[run.asked] += 1
-    close_run(run)
+    finally:
+        if model is not None:
+            model.run = None
+        _lost[run.asked] += 1
+        close_run(run)
 
 
 def forget() -> None:
@@ -147,41 +149,53 @@ def forget() -> None:
 def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
     resumed = model.start.run if model.start is not None else None
-    folder = _folders.get(asked)
+    known = _folders.get(asked)
     if resumed is not None and resumed.resolve() == asked[0]:
-        run = _opened(asked[0], asked, graph, node)
-        last = checkpoint.complete(run.folder / CHECKPOINTS)[-1:]
-        stands = model.is_at_start and [int(place.name) for place in last] == [model.start_iteration]
-        iteration = model.start_iteration if stands else start_over(model)
-    elif folder is not None and checkpoint.complete(folder / CHECKPOINTS):
-        run = _opened(folder, asked, graph, node)
-        model.make_fresh()
-        iteration = checkpoint.restore(model, folder / CHECKPOINTS)
+        folder, put = asked[0], _as_resumed
+    elif known is not None and checkpoint.complete(known / CHECKPOINTS):
+        folder, put = known, _as_left
     else:
-        if not model.is_at_start:
-            start_over(model)
-        run, iteration = _opened(_free_folder(asked), asked, graph, node), 0
-    total = graph[node]["inputs"].get("iterations")
-    run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
-    run.begin(iteration)
-    run.owns(model)
+        folder, put = _free_folder(asked), _as_new
+    if (
+        other := run_at(folder)
+    ) is not None:  # as of a model before ComfyUI loaded it again: two must not go on with one run
+        let_go(other)
+    run = Run.of_canvas(folder, asked, graph, node)
+    try:
+        iteration = put(model, run)
+        total = lineage.constants(graph[node]).get("iterations")
+        run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
+        run.begin(iteration)
+        run.owns(model)
+    except BaseException:
+        close_run(run)
+        raise
     model.run, model.start_iteration = run, None
     keep_open(run)
     _folders[asked] = run.folder
 
 
-def _opened(folder: Path, asked: Asked, graph: Mapping, node: str) -> Run:
-    """Two models must not go on with one run: who has it in hand, as before ComfyUI loaded the model again, lets it go."""
-    if (other := run_at(folder)) is not None:
-        let_go(other)
-    return Run.of_canvas(folder, asked, graph, node)
+def _as_resumed(model: FlowModel, run: Run) -> int:
+    last = [int(place.name) for place in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
+    return model.start_iteration if model.is_at_start and last == [model.start_iteration] else start_over(model)
+
+
+def _as_left(model: FlowModel, run: Run) -> int:
+    model.make_fresh()
+    return checkpoint.restore(model, run.folder / CHECKPOINTS)
+
+
+def _as_new(model: FlowModel, run: Run) -> int:
+    if not model.is_at_start:
+        start_over(model)
+    return 0
 
 
 def _free_folder(asked: Asked) -> Path:
-    """The folder that was asked for, or the first of NAME-2, NAME-3 … that holds nothing and is promised to no other graph."""
+    """The folder that was asked for, or the first of NAME-2, NAME-3 … that holds nothing and that no other graph trains in."""
     wanted, number = asked[0], 1
-    folder, promised = wanted, {folder for other, folder in _folders.items() if other != asked}
-    while taken(folder) or folder in promised:
+    folder, others = wanted, {folder for other, folder in _folders.items() if other != asked}
+    while taken(folder) or folder in others:
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     if number > 1:

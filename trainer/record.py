@@ -154,6 +154,7 @@ class Run:
         self._shown = len(self.history)  # rows that have gone to `_figures`
         self.id = (files.read_own(folder, STATUS, say) or {}).get("id") or uuid.uuid4().hex
         self.claim: claim.Claim | None = None  # on the canvas, where a process has several runs
+        self.node: str | None = None  # on the canvas, where a graph may have several: the id of its Training Run
         self.asked: tuple[Path, str] | None = None  # on the canvas: the folder and the structure that a graph asked for
         self.changes = files.read_changes(folder, say)
 
@@ -165,11 +166,13 @@ class Run:
             Claimed: another process trains in that folder.
         """
         own = claim.take(folder, say=logger.warning, place="canvas")
-        given = prompt[node]["inputs"]
-        names = RunSettings.__dataclass_fields__
-        known = {name: value for name, value in given.items() if name in names and not isinstance(value, list)}
-        run = cls(folder, RunSettings(**known), prompt)
-        run.asked, run.claim = asked, own
+        try:
+            names, given = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
+            run = cls(folder, RunSettings(**{name: value for name, value in given.items() if name in names}), prompt)
+        except BaseException:  # the folder is nobody's, if it cannot be this run's
+            own.release()
+            raise
+        run.asked, run.claim, run.node = asked, own, node
         return run
 
     def owns(self, model: FlowModel) -> None:
@@ -224,17 +227,18 @@ class Run:
     @_writing
     def follow(self, prompt: Mapping, canvas: Mapping | None, report: Report) -> None:
         """On the canvas: the graph that made the report, which may have other values than that of the iteration before."""
-        before, self.workflow, self.canvas = self.workflow, prompt, canvas
+        before, seen = self.workflow, self.canvas
+        self.workflow, self.canvas = prompt, canvas
         self._done = self.iteration - (report.metrics is self._metrics)
         if not self.folder.is_dir():
             self.begin_anew()
-        elif prompt != before:
+        elif (prompt, canvas) != (before, seen):
             self._note_changes(before, prompt)
             self._write_graph()
 
     def _note_changes(self, before: Mapping, now: Mapping) -> None:
         """Values that were changed are an event of the run: the next iteration is the first that has them."""
-        found = lineage.changes(before, now)
+        found = lineage.changes(before, now, self.node)
         if not found:
             return
         row = {"iteration": self.iteration + 1, "changes": found}

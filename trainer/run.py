@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from . import checkpoint, claim, distributed, host, preflight
 from .files import Damaged, present, read_own
-from .graph import RUN_NODE, STACK_NODE, STEP_NODE
-from .layout import BEST, CHECKPOINTS, STATUS, STOP, WORKFLOW
+from .graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
+from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, STOP, WORKFLOW
 from .problem import errors
 from .record import RunError, RunSettings, in_the_way, on_record, open_run
 from .workflow import NodeError, Workflow, WorkflowError
@@ -107,6 +107,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     if run.settings.best_metric:
         run.check_metric(reward.name for reward in _rewards(workflow))
     model = trained_model(workflow)
+    model.run = run
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
     if resume:
         say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
@@ -244,12 +245,20 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
 
 def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
     """What a new run would write over, but for the very file that is about to be trained."""
-    found = in_the_way(folder)
+    found = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
     try:
         same = found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
     except Damaged:
         return found  # whatever it is, it stays
     return [] if same else found
+
+
+def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
+    """Files that Save LoRA would write over when the training is done; of two networks there are two."""
+    names = [workflow.graph[node]["inputs"].get("filename") for node in workflow.find(SAVE_NODE)]
+    endings = ("", *(f"_{expert}_noise" for expert in ("high", "low")))
+    files = [f"{name}{ending}.safetensors" for name in names if isinstance(name, str) for ending in endings]
+    return [file for file in files if present(folder / file) and file not in ADAPTERS]
 
 
 def _folder(workflow: Workflow) -> Path:

@@ -63,6 +63,16 @@ export function holdSamples(hold) {
   rootGraph().setDirtyCanvas(true, true);
 }
 
+/** Puts what moves on with every prompt to where it stands after so many iterations of a graph in API form. */
+export function advanceTo(prompt, iterations) {
+  for (const { node, id } of allNodes()) {
+    for (const { widget } of controlsOf(node)) {
+      const begun = prompt[id]?.inputs[widget.name];
+      if (Number.isInteger(begun)) setWidget(node, widget.name, begun + iterations);
+    }
+  }
+}
+
 const queuedValues = new WeakMap(); // widget → its value in the prompt that was queued last
 
 /** Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one. */

@@ -46,6 +46,16 @@ def test_a_new_run_refuses_what_it_would_write_over(small_graph, tmp_path, name,
     assert content(folder) == {name: FOREIGN[name]}, "not even a claim is left there"
 
 
+def test_the_name_that_save_lora_gives_is_looked_at_too(small_graph, tmp_path, capsys):
+    """Seen before: at the end of the training a foreign file of that name was replaced."""
+    folder = fill(tmp_path / "loras", {"style.safetensors": b"mine"})
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(small_graph({"OTCA_SaveLoRA": {"filename": "style"}})))
+    assert main(["train", str(given), "--output", str(folder)]) == 2
+    assert "holds style.safetensors already" in capsys.readouterr().err
+    assert content(folder) == {"style.safetensors": b"mine"}
+
+
 def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path):
     host.terminal.output = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
     with pytest.raises(run.RunError, match="write over"):

@@ -4,6 +4,7 @@ export const app = {
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
   extensionManager: { registerSidebarTab() {}, toast: { add() {} } },
   graphToPrompt: async () => ({ output: Object.fromEntries(app.rootGraph.nodes.map(({ id }) => [id, {}])), workflow: {} }),
+  async refreshComboInNodes() {},
   registerExtension(extension) {
     this.extension = extension;
   },

@@ -150,6 +150,23 @@ test("a new run has the next free name and begins with a fresh adapter", async (
   assert.equal(loader.widgets.find(({ name }) => name === "resume_run").value, "");
 });
 
+test("a run goes on where the headless trainer would: its names, its seeds, and not where it began", async () => {
+  const { resumeOnCanvas } = await import("../../web/lib/newrun.js");
+  const comfy = await import("../../web/comfy.js");
+  const run = made(12, RUN);
+  const loader = made(1, LOADER);
+  const sampler = made(3, { name: "OTCA_SDESampler", output: [] });
+  run.widgets.push({ name: "run_name", value: "quickstart" });
+  loader.widgets.push({ name: "resume_run", value: "" }, { name: "start_from", value: "mine.safetensors" });
+  sampler.widgets.push({ name: "seed", value: 41, linkedWidgets: [{ name: "control_after_generate", value: "increment" }] });
+  await load("a", run, loader, sampler);
+  await resumeOnCanvas(comfy, { id: "quickstart-2", iteration: 42 }, { 3: { inputs: { seed: 7 } }, 12: { inputs: {} } });
+  const value = (node, name) => node.widgets.find((widget) => widget.name === name).value;
+  assert.equal(value(run, "run_name"), "quickstart-2");
+  assert.deepEqual([value(loader, "resume_run"), value(loader, "start_from")], ["quickstart-2", ""]);
+  assert.equal(value(sampler, "seed"), 7 + 42);
+});
+
 /** The server's queue item of a prompt. */
 const queued = (prompt, workflow) => [1, prompt, {}, { extra_pnginfo: { workflow: { id: workflow } } }, []];
 const failure = (prompt) => ({ prompt_id: prompt, node_id: 7, exception_message: `${prompt} failed` });

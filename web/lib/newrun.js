@@ -3,7 +3,8 @@ import { uniqueName } from "./runs.js";
 
 const TEXT = {
   begun: (name) => `New run: ${name}`,
-  detail: "The next Run begins with a fresh adapter.",
+  fresh: "The next Run begins with a fresh adapter.",
+  from: (start) => `The next Run begins with ${start}.`,
   resumed: (name) => `${name} goes on here`,
   resumedDetail: "Press Run: the next iteration begins at its last checkpoint.",
   noRunNode: "This workflow has no Training Run node. Fix: add one, or open an OTCA template.",
@@ -15,20 +16,27 @@ export async function beginNewRun(comfy) {
   const { runs } = await comfy.getJson("/otca/runs");
   const [node] = runNodes(comfy);
   const name = uniqueName(nameWidget(node).value, runs.map(({ id }) => id));
-  setNames(comfy, name, "");
-  comfy.toast("success", TEXT.begun(name), TEXT.detail);
+  setNames(comfy, { run_name: name, resume_run: "" });
+  const [start] = ofClass(comfy, "OTCA_LoadFlowModel").map((loader) => widget(loader, "start_from")?.value);
+  comfy.toast("success", TEXT.begun(name), start ? TEXT.from(start) : TEXT.fresh);
 }
 
-/** Has the graph that is open go on with a run, from its last checkpoint. */
-export async function resumeOnCanvas(comfy, name) {
+/**
+ * Has the graph that is open, which is the run's own, go on with it from its last checkpoint.
+ * @param prompt the graph as the run began with it: seeds stand where they would be after `iteration` iterations
+ */
+export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
   await comfy.refreshCombos(); // a run that was made since the page was loaded
-  setNames(comfy, name, name);
-  comfy.toast("success", TEXT.resumed(name), TEXT.resumedDetail);
+  setNames(comfy, { run_name: id, resume_run: id, start_from: "" }); // where it began is part of its checkpoint
+  comfy.advanceTo(prompt, iteration);
+  comfy.toast("success", TEXT.resumed(id), TEXT.resumedDetail);
 }
 
-function setNames(comfy, name, resumed) {
-  for (const node of runNodes(comfy)) comfy.setWidget(node, "run_name", name);
-  for (const node of ofClass(comfy, "OTCA_LoadFlowModel")) comfy.setWidget(node, "resume_run", resumed);
+function setNames(comfy, { run_name, ...ofTheLoader }) {
+  for (const node of runNodes(comfy)) comfy.setWidget(node, "run_name", run_name);
+  for (const node of ofClass(comfy, "OTCA_LoadFlowModel")) {
+    for (const [name, value] of Object.entries(ofTheLoader)) if (widget(node, name)) comfy.setWidget(node, name, value);
+  }
 }
 
 function runNodes(comfy) {
@@ -38,7 +46,8 @@ function runNodes(comfy) {
   return nodes;
 }
 
-const nameWidget = (node) => node.widgets.find(({ name }) => name === "run_name");
+const widget = (node, name) => node.widgets?.find((candidate) => candidate.name === name);
+const nameWidget = (node) => widget(node, "run_name");
 
 function ofClass(comfy, name) {
   return [...comfy.allNodes()].map(({ node }) => node).filter((node) => comfy.nodeDefinition(node)?.name === name);

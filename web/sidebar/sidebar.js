@@ -342,16 +342,20 @@ async function exportHeadless(comfy) {
   exportDialog(comfy, { answer, failed, download });
 }
 
-async function showPermissions(comfy) {
-  const wants = await comfy.workflowsWants();
+async function showPermissions(comfy, given = null) {
+  const wants = given ?? (await comfy.workflowsWants());
   const allow = ({ kind, remember }) => comfy.postJson("/otca/permissions/allow", { kind, what: remember });
   permissionsDialog(comfy, { wants, allow });
 }
 
-/** Has the user told what a workflow that was just opened asks for, if that is more than is allowed. */
+const saidWants = new Set(); // an undo, or another tab, opens a workflow again
+
+/** Has the user told what a workflow that was just opened asks for, if that is more than is allowed and was not said before. */
 export async function tellOfWants(comfy) {
   const wants = await comfy.workflowsWants();
-  if (wants.some(({ allowed }) => allowed === false)) await showPermissions(comfy);
+  const fresh = wants.filter(({ allowed, text }) => allowed === false && !saidWants.has(text));
+  for (const { text } of fresh) saidWants.add(text);
+  if (fresh.length) await showPermissions(comfy, wants);
 }
 
 function save(filename, text) {
@@ -379,8 +383,9 @@ async function resume(comfy, run) {
 
 /** Opens a run's workflow on the canvas, where the next prompt goes on from its last checkpoint. */
 async function goOnOnCanvas(comfy, run) {
-  await comfy.openWorkflow(await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`), run.id);
-  await resumeOnCanvas(comfy, run.id);
+  const saved = await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`);
+  await comfy.openWorkflow(saved, run.id);
+  await resumeOnCanvas(comfy, run, saved.prompt);
 }
 
 /**

@@ -325,7 +325,8 @@ class Heatmap {
     const { credit } = this.state;
     const sample = this.samples[this.selected.row];
     const step = credit.trained[this.selected.column];
-    const cell = { node: credit.node, sample, step, ...(credit.workflow_id && { workflow: credit.workflow_id }) };
+    const workflow = credit.workflow_id && { workflow: credit.workflow_id };
+    const cell = { node: credit.node, sample, step, made_by: credit.made_by, ...workflow };
     const route = `/otca/preview?${new URLSearchParams(cell)}`;
     const facts = heatmap.cellFacts(this.state, sample, this.selected.column);
     const frame = h("div.otca-heatmap-picture");
