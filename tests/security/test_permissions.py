@@ -69,6 +69,27 @@ def test_the_user_widens_it_by_environment_command_line_or_click(outside, monkey
     assert read_prompts("", file) == ["s3cret"]
 
 
+@pytest.mark.parametrize("where", ["models", "loras", "cache", "output"])
+def test_prompts_are_read_from_fewer_folders_than_models(outside, comfyui, monkeypatch, tmp_path, where):
+    """As docs/security.md says: what lies beside a model, in the hub's cache or in a run may be anybody's."""
+    import huggingface_hub.constants
+
+    folder = tmp_path / where
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("OTCA_MODELS_LORAS", str(tmp_path / "loras"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(host, "runs_folder", lambda: tmp_path / "output")
+    file = secret(folder)
+    told = refused(read_prompts, "", file)
+    assert "lies in no folder that workflows may read" in told
+    [want] = wants_of({"1": {"class_type": "OTCA_PromptDataset", "inputs": {"file": file}}}, NODES)
+    assert not permissions.allowed(want), "what is told beforehand is what is done"
+    assert permissions.allowed(Want(READ, file, "a model"))
+    monkeypatch.setenv(permissions.FOLDERS, str(folder))
+    assert read_prompts("", file) == ["s3cret"] and permissions.allowed(want)
+
+
 def test_what_lies_where_a_command_was_typed_is_the_users(outside, monkeypatch):
     secret(Path.cwd(), "mine.txt")
     assert read_prompts("", "mine.txt") == ["s3cret"]
