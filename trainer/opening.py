@@ -10,12 +10,16 @@ import ntpath
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 WINDOWS = os.name == "nt"
 SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up
+# … and that any other may take while that one hangs, but for no longer than so many seconds: several nodes that name files there
+# are asked one after the other, in ComfyUI's one loop.
+SECONDS_WHILE_ONE_HANGS, REMEMBERED = 0.5, 60.0
 LONGEST_NAME, LONGEST_PART = 1000, 255
 SHOWN = 200  # characters of a name in an error
 _DEVICES = {
@@ -27,6 +31,8 @@ _DEVICES = {
     "CONOUT$",
     *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10)),
 }
+
+_hanging: list[tuple[threading.Thread, float]] = []  # readers that took too long, and since when they are left alone
 
 T = TypeVar("T")
 
@@ -113,13 +119,14 @@ def read(descriptor: int, most_bytes: int) -> bytes:
     return content
 
 
-def in_time(work: Callable[[], T], seconds: float | None = None) -> T:
-    """What `work` returns, in a thread that is left alone when it takes longer than `SECONDS`.
+def in_time(work: Callable[[], T]) -> T:
+    """What `work` returns, in a thread that is left alone when it takes longer than `SECONDS`, or less while another one hangs.
 
     Raises:
         TimeoutError: it took longer.
     """
-    seconds = SECONDS if seconds is None else seconds
+    _hanging[:] = [(thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED]
+    seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
     told: list[tuple[bool, object]] = []
 
     def run() -> None:
@@ -132,6 +139,7 @@ def in_time(work: Callable[[], T], seconds: float | None = None) -> T:
     thread.start()
     thread.join(seconds)
     if not told:
+        _hanging.append((thread, time.monotonic()))
         raise TimeoutError(f"could not be read within {seconds:g} s")
     done, value = told[0]
     if not done:

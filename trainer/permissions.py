@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ FROM_PAGE = "OTCA_STARTED_BY_PAGE"  # set for a trainer that nobody typed: the f
 READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
+PROMPTS = "prompts"  # what a want to read a prompt file is for
 PROMPT_SUFFIXES = (".txt", ".jsonl")
 MOST_PROMPT_BYTES = 16 * 1024**2
 
@@ -57,7 +58,7 @@ class Want:
 
 def allowed(want: Want) -> bool:
     """Whether the workflow may have it; False too for what is known only when the graph runs."""
-    return not want.linked and _RULES[want.kind](want.what)
+    return not want.linked and _RULES[want.kind](want)
 
 
 def check(want: Want) -> None:
@@ -95,25 +96,33 @@ def fix(want: Want) -> str:
     return f"{advice}:{click} by otca's {flag}, or by {variable}={what} where ComfyUI or otca is started"
 
 
-def folders() -> list[str]:
-    """All folders, absolute, whose files and models a workflow may name; also single files that the user named."""
-    return [*known_folders(), *map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
+def folders(why: str) -> list[str]:
+    """All folders, absolute, whose files or models a workflow may name for that; also single files that the user named."""
+    own = [*map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
+    return [*known_folders(why), *own]
 
 
-def known_folders() -> list[str]:
-    """Those that nobody has to allow: ComfyUI's and the pack's own, the hub's cache, and where a command was typed."""
+def known_folders(why: str) -> list[str]:
+    """Those that nobody has to allow, the folder where a command was typed among them. Texts lie in few of them: the hub's cache
+    and the folders of models hold what others wrote, and what the user never meant to show."""
+    known = host.input_folders() if why == PROMPTS else _model_places()
+    if not host.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
+        known.append(Path.cwd())
+    return list(dict.fromkeys(_absolute(str(place)) for place in known))
+
+
+def _model_places() -> list[Path]:
+    """ComfyUI's and the pack's own, runs, and the hub's cache."""
     from huggingface_hub import constants
 
     from .flow import SINGLE_FILES
 
     kinds = {*SINGLE_FILES.values(), "loras"}
-    places = [*host.model_folders(), *host.input_folders(), host.runs_folder(), Path(constants.HF_HUB_CACHE)]
+    places = [*host.model_folders(), host.runs_folder(), Path(constants.HF_HUB_CACHE)]
     places += [folder for kind in kinds for folder in host.weight_folders(kind)]
     if host.terminal.output is not None:
         places.append(host.terminal.output)
-    if not host.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
-        places.append(Path.cwd())
-    return list(dict.fromkeys(_absolute(str(place)) for place in places))
+    return places
 
 
 def too_wide(folder: str) -> bool:
@@ -122,33 +131,34 @@ def too_wide(folder: str) -> bool:
     return os.path.dirname(folder) == folder or opening.inside(home, folder)
 
 
-def _may_read(name: str) -> bool:
+def _may_read(want: Want) -> bool:
     try:
-        return bool(places(name, [Path(folder) for folder in known_folders()], ""))
+        return bool(places(want.what, [Path(folder) for folder in known_folders(want.why)], want.why))
     except NotAllowed:
         return False
 
 
-def _may_post(what: str) -> bool:
+def _may_post(want: Want) -> bool:
+    what = want.what
     name = what.rpartition(":")[0]
     entries = {entry.lower() for entry in [*_entries(HOSTS, ","), *remembered.entries()[remembered.HOSTS]]}
     return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(own=True)
 
 
-def _may_download(name: str) -> bool:
+def _may_download(want: Want) -> bool:
     entries = {*_entries(DOWNLOADS, ","), *remembered.entries()[remembered.DOWNLOADS]}
-    return host.terminal.download or "1" in entries or name in entries
+    return host.terminal.download or "1" in entries or want.what in entries
 
 
-def _may_run(name: str) -> bool:
+def _may_run(want: Want) -> bool:
     try:
-        python_file(name)
+        python_file(want.what)
     except (NotAllowed, FileNotFoundError):
         return False
     return True
 
 
-_RULES: dict[str, Callable[[str], bool]] = {
+_RULES: dict[str, Callable[[Want], bool]] = {
     READ: _may_read,
     POST: _may_post,
     DOWNLOAD: _may_download,
@@ -172,7 +182,7 @@ def places(name: str, among: Iterable[Path], why: str) -> list[Path]:
     Raises:
         NotAllowed: a path that may not be read, or a name that must not even be looked for.
     """
-    own = folders()
+    own = folders(why)
     own += [real for folder in own if (real := os.path.realpath(folder)) != folder]
     path = os.path.expanduser(name) if isinstance(name, str) else name
     try:
@@ -199,7 +209,7 @@ def is_plain(name: str) -> bool:
     return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
 
 
-def open_file(name: str, among: Sequence[Path], why: str) -> tuple[Path, int]:
+def open_prompts(name: str) -> tuple[Path, int]:
     """The place and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
 
     Raises:
@@ -208,7 +218,8 @@ def open_file(name: str, among: Sequence[Path], why: str) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
-    found, own = places(name, among, why), folders()
+    why, among = PROMPTS, host.input_folders()
+    found, own = places(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.
     if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(place) in own for place in found):
         raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")

@@ -261,7 +261,7 @@ def _models(graph: _Graph) -> Iterator[Problem]:
 
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
     """Of a loader's model, by its folder and the files that were chosen; None where it is yet to be downloaded."""
-    name = "path" if values["path"] else "model"
+    name = _named_by(values)
     try:
         folder = search.model(values[name], "model_index.json")
     except (FileNotFoundError, NotAllowed):
@@ -271,6 +271,11 @@ def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
         return read_configuration(folder, files)
     except (FlowModelError, FileNotFoundError, NotAllowed) as error:
         return Misfit(name, *_parted(error))
+
+
+def _named_by(values: Mapping[str, Any]) -> str:
+    """The input of a loader that names its model."""
+    return "path" if values["path"] else "model"
 
 
 def _files(values: Mapping[str, Any]) -> dict[str, str]:
@@ -305,8 +310,12 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
         if isinstance(model, Configuration):
             found += model.grid.misfits(settings.height, settings.width, settings.frames)
             if not found:
-                levels = noise_levels(settings, model.shift(settings.height, settings.width))
-                misfit = untrainable(settings, levels)
+                try:
+                    shift = settings.shift or model.shift(settings.height, settings.width)
+                except ValueError as error:
+                    yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
+                    continue
+                misfit = untrainable(settings, noise_levels(settings, shift))
                 found += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in found)
         memory = graph.values[loader].get("memory") or {} if loader else {}

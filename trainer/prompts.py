@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from . import host, opening, permissions
+from . import opening, permissions
 from .types import Prompts
 
 logger = logging.getLogger(__name__)
-
-PURPOSE = "prompts"  # that a file is read for, as it is told
 
 
 class PromptError(ValueError):
@@ -70,7 +68,7 @@ def file_state(file: str) -> str:
         return ""
 
     def state() -> os.stat_result:
-        _, descriptor = permissions.open_file(file, host.input_folders(), PURPOSE)
+        _, descriptor = permissions.open_prompts(file)
         try:
             return os.fstat(descriptor)
         finally:
@@ -84,7 +82,7 @@ def _content(file: str) -> tuple[Path, str]:
     """The file's place and its text, read within a time: a name may lead to a network drive that hangs."""
 
     def read() -> tuple[Path, bytes]:
-        place, descriptor = permissions.open_file(file, host.input_folders(), PURPOSE)
+        place, descriptor = permissions.open_prompts(file)
         return place, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
 
     try:

@@ -11,7 +11,8 @@ import os
 import threading
 from pathlib import Path
 
-from . import layout, opening
+from . import files, layout, opening
+from .checks import TEXTS, maybe
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +48,8 @@ def entries() -> dict[str, list[str]]:
     if path not in _known or _known[path][0] != seen:
         try:
             content = _read(path)
-        except (OSError, ValueError, RecursionError) as error:
-            logger.warning("%s: %s, so that nothing in it is allowed. Fix: delete it, and allow anew", path, error)
+        except files.Damaged as error:
+            logger.warning("what was allowed by clicks is not allowed now: %s", error)
             content = {name: [] for name in LISTS}
         _known[path] = seen, content
     return _known[path][1]
@@ -58,14 +59,14 @@ def add(name: str, value: str) -> None:
     """Adds to one of LISTS.
 
     Raises:
-        ValueError: nothing is remembered here, or too much already.
+        ValueError: nothing is remembered here, or too much already, or the file is damaged, and is left as it is.
         OSError: the file cannot be written.
     """
     path = file()
     if path is None:
         raise ValueError(f"nothing is remembered here, since {FILE}=none. Fix: allow it by the environment")
     with _adding:
-        known = entries()
+        known = _read(path)  # and not `entries`: what somebody wrote by hand, with a comma too many, is not to be lost
         if value in known[name]:
             return
         if sum(map(len, known.values())) >= MOST_ENTRIES:
@@ -76,12 +77,8 @@ def add(name: str, value: str) -> None:
 
 
 def _read(path: Path) -> dict[str, list[str]]:
+    """Empty lists where there is no file. Raises Damaged."""
     real = Path(os.path.realpath(path))  # a link is the user's own here
-    try:
-        descriptor = opening.opened(real, [str(real.parent)], MOST_BYTES)
-        content = json.loads(opening.read(descriptor, MOST_BYTES))
-    except opening.Refused as refusal:
-        raise ValueError(f"it {refusal}") from None
-    if not isinstance(content, dict) or not all(isinstance(content.get(name, []), list) for name in LISTS):
-        raise ValueError(f"it is no object with the lists {', '.join(LISTS)}")
-    return {name: [entry for entry in content.get(name, []) if isinstance(entry, str)] for name in LISTS}
+    fields = {name: maybe(TEXTS) for name in LISTS}
+    content = files.read_json(real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow anew")
+    return {name: (content or {}).get(name) or [] for name in LISTS}

@@ -96,27 +96,47 @@ def test_a_file_that_tells_no_size_and_has_no_end(folder):
         os.fstat(descriptor)
 
 
-@both
-def test_a_network_drive_that_hangs_holds_nothing_up(folder, read, monkeypatch):
-    """As seen from ComfyUI, whose one loop asks VALIDATE_INPUTS."""
-    hanging = threading.Event()
+@pytest.fixture
+def hanging(monkeypatch):
+    """Files open when this is set, and hang until then."""
+    event = threading.Event()
 
     def hangs(*arguments):
-        hanging.wait(30)
+        event.wait(30)
         raise OSError("gone")
 
     monkeypatch.setattr(opening, "SECONDS", 0.05)
+    monkeypatch.setattr(opening, "_hanging", [])  # those of other tests
     monkeypatch.setattr(opening, "opened", hangs)
+    yield event
+    event.set()
+
+
+def test_several_files_on_a_drive_that_hangs_are_waited_for_once(folder, hanging, monkeypatch):
+    monkeypatch.setattr(opening, "SECONDS_WHILE_ONE_HANGS", 0.01)
+    (folder / "a.txt").write_text("one\n"), (folder / "b.txt").write_text("two\n")
+    assert "could not be read within 0.05 s" in complaint("read", folder / "a.txt")
+    assert "could not be read within 0.01 s" in complaint("read", folder / "b.txt")
+    with monkeypatch.context() as later:
+        later.setattr(opening, "REMEMBERED", 0.0)
+        assert "could not be read within 0.05 s" in complaint("read", folder / "b.txt"), "a minute is over"
+    hanging.set()
+    for thread, _ in opening._hanging:
+        thread.join()
+    hanging.clear()
+    assert "could not be read within 0.05 s" in complaint("read", folder / "a.txt"), "the drive was there again"
+
+
+@both
+def test_a_network_drive_that_hangs_holds_nothing_up(folder, read, hanging):
+    """As seen from ComfyUI, whose one loop asks VALIDATE_INPUTS."""
     (folder / "a.txt").write_text("one\n")
-    try:
-        if read == "read":
-            told = NODE_CLASS_MAPPINGS["OTCA_PromptDataset"].VALIDATE_INPUTS("", str(folder / "a.txt"))
-            assert told.startswith("file: ") and "could not be read within 0.05 s. Fix: " in told
-        else:
-            with pytest.raises(TimeoutError):
-                file_state(str(folder / "a.txt"))
-    finally:
-        hanging.set()
+    if read == "read":
+        told = NODE_CLASS_MAPPINGS["OTCA_PromptDataset"].VALIDATE_INPUTS("", str(folder / "a.txt"))
+        assert told.startswith("file: ") and "could not be read within 0.05 s. Fix: " in told
+    else:
+        with pytest.raises(TimeoutError):
+            file_state(str(folder / "a.txt"))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00red", b"caf\xe9\n"])

@@ -69,6 +69,27 @@ def test_the_user_widens_it_by_environment_command_line_or_click(outside, monkey
     assert read_prompts("", file) == ["s3cret"]
 
 
+@pytest.mark.parametrize("where", ["models", "loras", "cache", "output"])
+def test_prompts_are_read_from_fewer_folders_than_models(outside, comfyui, monkeypatch, tmp_path, where):
+    """As docs/security.md says: what lies beside a model, in the hub's cache or in a run may be anybody's."""
+    import huggingface_hub.constants
+
+    folder = tmp_path / where
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("OTCA_MODELS_LORAS", str(tmp_path / "loras"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(host, "runs_folder", lambda: tmp_path / "output")
+    file = secret(folder)
+    told = refused(read_prompts, "", file)
+    assert "lies in no folder that workflows may read" in told
+    [want] = wants_of({"1": {"class_type": "OTCA_PromptDataset", "inputs": {"file": file}}}, NODES)
+    assert not permissions.allowed(want), "what is told beforehand is what is done"
+    assert permissions.allowed(Want(READ, file, "a model"))
+    monkeypatch.setenv(permissions.FOLDERS, str(folder))
+    assert read_prompts("", file) == ["s3cret"] and permissions.allowed(want)
+
+
 def test_what_lies_where_a_command_was_typed_is_the_users(outside, monkeypatch):
     secret(Path.cwd(), "mine.txt")
     assert read_prompts("", "mine.txt") == ["s3cret"]
@@ -292,7 +313,7 @@ def test_a_click_allows_no_more_than_it_says(kind, what):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff"]
+    "content", ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff", '{"folders": ["/data",]}']
 )
 def test_a_damaged_file_allows_nothing_and_is_said(content, monkeypatch, tmp_path, caplog):
     file = tmp_path / "permissions.json"
@@ -301,7 +322,12 @@ def test_a_damaged_file_allows_nothing_and_is_said(content, monkeypatch, tmp_pat
     assert permissions.allowed(Want(POST, "score.example.org:443", ""))
     file.write_text(content)
     assert not permissions.allowed(Want(POST, "score.example.org:443", ""))
-    assert content.startswith('{"folders": [7') or f"{file}: " in caplog.text and "Fix: " in caplog.text
+    assert str(file) in caplog.text and "Fix: mend it" in caplog.text
+    # What it held is not lost by the next click: it may be a long list with a comma too many.
+    with pytest.raises(ValueError, match="permissions.json .*Fix: mend it"):
+        permissions.remember(POST, "score.example.org:443")
+    assert file.read_text() == content
+    file.unlink()
     permissions.remember(POST, "score.example.org:443")
     assert json.loads(file.read_text())["hosts"] == ["score.example.org:443"]
 

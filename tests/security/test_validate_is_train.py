@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 
 import pytest
 
@@ -270,13 +271,33 @@ def test_judges_of_videos_are_refused_pictures(small_graph, monkeypatch):
 
 @pytest.mark.parametrize("damage", ["{", '{"block_out_channels": 3}', "[]", '{"latent_channels": 4}', "[" * 2000])
 def test_a_damaged_configuration_is_a_refusal(small_graph, flux_folder, tmp_path, damage):
-    import shutil
-
     shutil.copytree(flux_folder, tmp_path / "model")
     (tmp_path / "model" / "vae" / "config.json").write_text(damage)
     content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
     [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
     assert problem.input == "path" and problem.severity == "error" and "copy" in problem.fix
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        {"max_shift": 1e4, "max_image_seq_len": 2},  # e^μ, with more tokens, is more than a number can be
+        {"max_shift": -1e4, "max_image_seq_len": 2},  # … and 0
+        {"base_shift": "much"},
+    ],
+)
+def test_a_shift_that_is_none_at_the_size_is_a_refusal(small_graph, flux_folder, tmp_path, scheduler):
+    shutil.copytree(flux_folder, tmp_path / "model")
+    own = {"use_dynamic_shifting": True, "base_shift": 0.5, "base_image_seq_len": 1}
+    (tmp_path / "model" / "scheduler" / "scheduler_config.json").write_text(json.dumps(own | scheduler))
+    content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
+    [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
+    assert problem.input == "path" and "shift" in problem.message and "copy" in problem.fix
+    content = small_graph(
+        {"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}, "OTCA_SDESampler": {"shift": 3.0}}
+    )
+    at_any_size = isinstance(scheduler.get("base_shift"), str)
+    assert len(preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))) == at_any_size, "the sampler's own counts"
 
 
 def test_a_chain_longer_than_the_stack_is_checked(small_graph):

@@ -176,7 +176,7 @@ class FlowModel(Resident, ABC):
         return self.latent_grid.shape(height, width, frames)
 
     def shift(self, settings: SamplerSettings) -> float:
-        """The timestep shift that the checkpoint asks for at this size."""
+        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
         rule = RULES[self.PIPELINE].shift
         return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
 

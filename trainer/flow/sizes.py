@@ -106,7 +106,22 @@ class Family:
     """The rules of one row of FAMILIES."""
 
     grid: Callable[[Config, Config], LatentGrid]
-    shift: Callable[[Config, LatentGrid, int, int], float]
+    asked: Callable[[Config, LatentGrid, int, int], float]
+
+    def shift(self, scheduler: Config, grid: LatentGrid, height: int, width: int) -> float:
+        """The timestep shift that a checkpoint asks for at a size that it can make.
+
+        Raises:
+            ValueError: what its scheduler's configuration says is no shift at this size; a stranger may have written it.
+        """
+        try:
+            shift = self.asked(scheduler, grid, height, width)
+            if not 0 < shift < math.inf:
+                raise ValueError(f"it is {shift}")
+        except (TypeError, ValueError, ArithmeticError) as error:
+            message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
+            raise ValueError(f"{message}. Fix: copy that file again, or set shift on the SDE Sampler") from error
+        return shift
 
 
 RULES = {
