@@ -165,6 +165,7 @@ class Run:
             Claimed: another process trains in that folder.
         """
         own = claim.take(folder, say=logger.warning, place="canvas")
+        files.put_back(folder / BEST)
         given = prompt[node]["inputs"]
         names = RunSettings.__dataclass_fields__
         known = {name: value for name, value in given.items() if name in names and not isinstance(value, list)}
