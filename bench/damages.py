@@ -1,7 +1,7 @@
 """Damages every file of a run, one at a time and in 15 ways, and goes on with the run by the real command line.
 
-Prints the table of bench/RESULTS.md: for every file how often the run went on, and how often it was refused in one line that
-names the file and the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
+Prints the table of bench/RESULTS.md: for every file and damage whether the run went on, or was refused in one line that names
+the file and the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
 
     python -m comfyui_otca.bench.damages --jobs 2
 """
@@ -249,17 +249,19 @@ def _one(task: tuple[Path, str, str]) -> tuple[str, str, str, str]:
         return (name, damage, *outcome(run, name, damage, Path(place)))
 
 
+LETTERS = {"went on, said": "S", "went on": "·", "refused": "R"}  # of the table; anything else is WRONG
+
+
 def table(results: list[tuple[str, str, str, str]]) -> str:
-    """Markdown: a row a file."""
-    lines = [
-        "| file | went on and said so | went on, had no need of it | refused in one line | else |",
-        "|---|---|---|---|---|",
-    ]
-    for name in dict.fromkeys(result[0] for result in results):
-        count = Counter(kind for other, _, kind, _ in results if other == name)
-        known = [count.pop(kind, 0) for kind in ("went on, said", "went on", "refused")]
-        lines.append(f"| `{name}` | {' | '.join(map(str, known))} | {sum(count.values())} |")
-    return "\n".join(lines)
+    """Markdown: a row a file, a column a damage."""
+    damages = list(dict.fromkeys(damage for _, damage, _, _ in results))
+    cells = {(name, damage): LETTERS.get(kind, "WRONG") for name, damage, kind, _ in results}
+    lines = [f"| file | {' | '.join(damages)} |", "|---" * (len(damages) + 1) + "|"]
+    for name in dict.fromkeys(name for name, _, _, _ in results):
+        lines.append(f"| `{name}` | {' | '.join(cells[name, damage] for damage in damages)} |")
+    count = Counter(cells.values())
+    meaning = (("S", "went on and said so"), ("·", "went on, had no need of it"), ("R", "refused in one line"))
+    return "\n".join([*lines, "", "; ".join(f"{letter} {told}: {count[letter]}" for letter, told in meaning)])
 
 
 def prepare() -> None:

@@ -160,9 +160,11 @@ class Jobs:
         graph = resumable(begun)
         self._ready(graph, total)
         with self._starting:
+            if unseen := claim.doubt(run.folder):  # which no waiting would change
+                raise Refused(409, unseen)
             deadline = time.monotonic() + ENDING_SECONDS
-            while run.busy() and run.status()["status"] not in ("running", "queued") and time.monotonic() < deadline:
-                time.sleep(0.1)  # it has said that it ended, and its process is about to
+            while run.busy() and _is_ending(run.status()) and time.monotonic() < deadline:
+                time.sleep(0.1)
             if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
                 raise Refused(409, _busy(run))
             try:
@@ -200,34 +202,46 @@ class Jobs:
         return sum(run.trains_headlessly() for run in self.runs.all())
 
     def _watch(self) -> None:
-        """Begins what is in the queue as others end, and ends when it is empty."""
+        """Begins what is in the queue as others end, and ends when it is empty. Nobody sees what it raises, so that is said."""
+        told = ""
         while True:
             self._ended.wait(GLANCE)
             self._ended.clear()
             with self._starting:
-                while self._queue and self._at_work() < trainings(self._setting):
-                    self._launch_next(self._queue.pop(0))
+                try:
+                    while self._queue and self._at_work() < trainings(self._setting):
+                        self._launch_next(self._queue.pop(0))
+                except Exception as error:  # as when the disk of the runs is away for a while: it is looked at again
+                    if told != (told := f"{type(error).__name__}: {error}"):
+                        logger.exception("the queue of trainings waits, since the runs cannot be looked at (%s)", told)
                 if not self._queue:
                     self._watcher = None
                     return
 
     def _launch_next(self, waiting: Waiting) -> None:
+        run = waiting.run
         try:
-            claim.check(waiting.run.folder)
-            self._launch(waiting.run, waiting.iterations, list(waiting.arguments))
-        except (OSError, Refused, claim.Claimed) as error:  # nobody is there to be told, but those who look at the run
-            told = f"it could not begin: {error}"
-            logger.warning("run %s: %s", waiting.run.id, told)
+            if not _is_queued(run):
+                logger.warning("run %s was gone on with elsewhere, and leaves the queue", run.id)
+                return
+            claim.check(run.folder)
+            self._launch(run, waiting.iterations, list(waiting.arguments))
+        except Exception as error:  # nobody is there to be told, but those who look at the run
+            expected = isinstance(error, OSError | Refused | claim.Claimed)
+            told = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
+            logger.warning("run %s: %s", run.id, told, exc_info=not expected)
             with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
-                self._write_status(waiting.run, "failed", None, waiting.iterations, told)
+                if _is_queued(run):
+                    self._write_status(run, "failed", None, waiting.iterations, told)
 
     def stop(self, run: Run) -> None:
         """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
         with self._starting:
             if waiting := next((waiting for waiting in self._queue if waiting.run.id == run.id), None):
                 self._queue.remove(waiting)
-                self._write_status(run, "stopped", None, waiting.iterations)
-                return
+                if _is_queued(run):
+                    self._write_status(run, "stopped", None, waiting.iterations)
+                    return
         summary = run.summary()
         if summary["status"] != "running":
             raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
@@ -301,6 +315,7 @@ class Jobs:
             **os.environ,
             **{variable: os.pathsep.join(map(str, places)) for variable, places in folders.items()},
             "OTCA_INPUT": str(self.input_folder()),
+            host.RUNS: str(self.runs.folder()),
             FROM_PAGE: "1",
             "PYTHONUNBUFFERED": "1",
             "PYTHONIOENCODING": "utf-8",
@@ -322,6 +337,16 @@ class Jobs:
             status = run.status()
             if status.get("status") == "running" and status.get("pid") == process.pid and not _claimed(run):
                 run.write(STATUS, {**status, "status": ended, "error": error})
+
+
+def _is_queued(run: Run) -> bool:
+    """Whether the run still waits: somebody may go on with it in a terminal meanwhile, and then the status is that one's."""
+    return run.status().get("status") == "queued"
+
+
+def _is_ending(status: Mapping) -> bool:
+    """Whether its process has said that it ended, and is about to. ComfyUI's, in which runs of the canvas are made, is not."""
+    return status.get("place") != "canvas" and status.get("status") not in (None, "running", "queued")
 
 
 def _claimed(run: Run) -> bool:
@@ -346,8 +371,8 @@ def _busy(run: Run) -> str:
         return f"run {run.id} is in the queue. Fix: wait, or stop it to take it out of there"
     if run.status().get("place") == "canvas":
         return (
-            f"run {run.id} is made on the canvas, and belongs to this ComfyUI for as long as it runs. Fix: go on by queueing its "
-            "workflow there, or start ComfyUI anew and resume the run then"
+            f"run {run.id} is made on the canvas, and ComfyUI still has it. Fix: Resume on canvas goes on there; or begin "
+            "another run on the canvas, which lets this one go"
         )
     return f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment"
 

@@ -71,7 +71,7 @@ class Runs:
     def _summary(self, run: Run) -> dict[str, Any] | None:
         """None of what is no run, or is gone by now. Whatever is wrong with one run is told of that one."""
         try:
-            if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not inside(self.folder(), run.folder):
+            if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not leads_inside(self.folder(), run.folder):
                 return None
             holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
             summary = run.summary() if holds else None
@@ -104,7 +104,7 @@ class Runs:
         return Run(folder, self._metrics.setdefault(folder, LineIndex()), self.canvas_at_work)
 
     def _holds(self, name: str) -> bool:
-        return is_id(name) and (self.folder() / name).is_dir() and inside(self.folder(), self.folder() / name)
+        return is_id(name) and (self.folder() / name).is_dir() and leads_inside(self.folder(), self.folder() / name)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Run:
     def file(self, name: str) -> Path | None:
         """A file of this run; None where there is none, or where it is a link out of the run's folder."""
         path = self.folder / name
-        return path if path.is_file() and inside(self.folder, path) else None
+        return path if path.is_file() and leads_inside(self.folder, path) else None
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
@@ -139,6 +139,8 @@ class Run:
             status = "running" if self.canvas_at_work(self.id) else "idle"
             if self._holder() is None and not alive(written.get("pid"), written.get("process_started")):
                 status = "stopped"  # between two prompts, so that nothing was interrupted
+        if status == "running" and (doubt := claim.doubt(self.folder)):
+            error = "\n".join(filter(None, (error, doubt)))
         times = [
             path.stat().st_mtime for path in map(self.file, (METRICS, EVALUATIONS, STATUS, *ADAPTERS, WORKFLOW)) if path
         ]
@@ -227,10 +229,10 @@ class Run:
     def busy(self) -> bool:
         """Whether its process is at work, be it on the last checkpoint of a run that counts as stopped."""
         written = self.status()
-        ended_on_canvas = (
-            written.get("place") == "canvas" and written["status"] != "running"
-        )  # that is ComfyUI's process
-        return not ended_on_canvas and self._at_work(written)
+        # What made such a run is ComfyUI's process, which lives on; whether it lets go of the run its claim says.
+        ended_on_canvas = written.get("place") == "canvas" and written.get("status") != "running"
+        started = alive(written.get("pid"), written.get("process_started"))
+        return self._holder() is not None or not ended_on_canvas and started
 
     def iteration(self) -> int:
         return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
@@ -410,8 +412,8 @@ def is_id(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & SEPARATORS and name.isprintable()
 
 
-def inside(folder: Path, path: Path) -> bool:
-    """Whether `path`, with all links followed, lies in `folder`."""
+def leads_inside(folder: Path, path: Path) -> bool:
+    """Whether `path`, with all links followed, lies in `folder`; `opening.inside` judges by the names alone."""
     root, real = os.path.realpath(folder), os.path.realpath(path)
     return os.path.splitdrive(root)[0] == os.path.splitdrive(real)[0] and os.path.commonpath([root, real]) == root
 

@@ -18,7 +18,7 @@ import torch
 
 from . import distributed
 from .checks import FLAG, NUMBER, WHOLE, Check, check
-from .files import Damaged, is_own, mark_own, new_folder, open_plain, read_json, remove_own
+from .files import Damaged, is_own, mark_own, new_folder, open_plain, put_back, read_json, remove_own
 from .lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def save(
     average = model.average_state() if model.ema is not None else {}
     if not distributed.is_main():
         return target
+    put_back(target)
     for left in folder.glob(".[0-9]*"):  # by a process that was killed while it wrote
         remove_own(left)
     _is_ours(target)

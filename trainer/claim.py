@@ -21,15 +21,15 @@ from pathlib import Path
 
 from . import machine
 from .checks import NUMBER, TEXT, WHOLE, maybe
-from .files import Damaged, open_plain, present, read_json
+from .files import Damaged, present, read_json
 from .layout import alive, beside, put_in_place, write_text
 
 LOCK, CLAIM = "claim.lock", "claim.json"
-MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at
+MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at …
+LOOK_WAIT = 0.1  # … and for who only looks, too
 _BOOT_SECONDS = (
     30  # by which a clock that is set moves the moment of the start, where the system does not number its starts
 )
-_TAKE_OVER = "add --take-over if no training is at work there"
 _FIELDS = {
     **dict.fromkeys(("host", "machine", "boot", "pid_namespace", "token"), TEXT),
     "pid": WHOLE,
@@ -82,31 +82,6 @@ def _same_boot(holder: Holder) -> bool:
 
 def _same_machine(holder: Holder) -> bool:
     return bool(machine.machine_id()) and (holder.host, holder.machine) == (socket.gethostname(), machine.machine_id())
-
-
-# --- the lock ---------------------------------------------------------------------------------------------------------
-
-
-def _locked(folder: Path, wait: float) -> int | None:
-    """The descriptor of the folder's lock, which is ours now; None where somebody has it. Raises machine.NoLocks, or OSError."""
-    deadline = time.monotonic() + wait
-    while True:
-        descriptor = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            if machine.lock(descriptor):
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(descriptor), os.lstat(folder / LOCK)):
-                        return descriptor
-                # Somebody has removed the folder since we opened the file: nobody else would see its lock.
-                os.close(descriptor)
-                continue
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(0.02)
 
 
 # --- claims -----------------------------------------------------------------------------------------------------------
@@ -195,7 +170,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             own._close()
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = _locked(folder, MOST_WAIT)
+            descriptor = machine.locked(folder / LOCK, MOST_WAIT)
             if descriptor is None:
                 raise _in_use(folder, _who(folder))
         except machine.NoLocks:
@@ -225,10 +200,19 @@ def holder(folder: Path) -> Holder | None:
     with _taking:
         if folder in _held and _held[folder].token == found.token:
             return found
-    free = _free(folder)
-    if free is False:
-        return found
-    return None if _ended(found, by_lock=free is True) else found
+    free = _free(folder, found)
+    return found if free is False or not _ended(found, by_lock=free is True) else None
+
+
+def doubt(folder: Path) -> str | None:
+    """What to tell where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
+    try:
+        found = holder(folder)
+    except Damaged as error:
+        return str(error)
+    if found is None or lives(found) or _free(folder.resolve(), found) is False:
+        return None
+    return str(_refusal(folder, found))
 
 
 def check(folder: Path, *, take_over: bool = False) -> None:
@@ -237,29 +221,37 @@ def check(folder: Path, *, take_over: bool = False) -> None:
     with _taking:
         if folder in _held and _held[folder].stands():
             return
-    if _free(folder) is False:
-        raise _in_use(folder, _who(folder))
+    found = damaged = None
     try:
-        found = holder(folder)
+        found = _written(folder)
     except Damaged as error:
-        if not take_over:
-            raise Claimed(str(error)) from error
+        damaged = error
+    free = _free(folder, found)
+    if free is False:
+        raise _in_use(folder, _who(folder))
+    if damaged is not None and not take_over:
+        raise Claimed(str(damaged)) from damaged
+    if found is None or _ended(found, by_lock=free is True) or take_over and not lives(found):
         return
-    if found is not None and not (take_over and not lives(found)):
-        raise _refusal(folder, found)
+    raise _refusal(folder, found)
 
 
 def _in_use(folder: Path, who: object) -> Claimed:
-    return Claimed(f"{folder} is in use: {who} is training there. Fix: stop it, or choose another --output")
+    return Claimed(
+        f"{folder} is in use: {who} is training there. Fix: stop it, or choose another run_name, or --output"
+    )
 
 
 def _refusal(folder: Path, found: Holder) -> Claimed:
     if lives(found):
         return _in_use(folder, found)
-    return Claimed(
-        f"{folder} is claimed by {found}, and it cannot be seen from here whether that has ended. Fix: stop it, or {_TAKE_OVER}, "
-        "or choose another --output"
-    )
+    unseen = f"{folder} is claimed by {found}, and it cannot be seen from here whether that has ended"
+    return Claimed(f"{unseen}. Fix: stop it, or {_remedy(folder)}")
+
+
+def _remedy(folder: Path) -> str:
+    """What helps on the canvas, on the page and in a terminal alike."""
+    return f"if nothing trains there, remove {folder / CLAIM} (headlessly: --take-over)"
 
 
 def lives(found: Holder) -> bool:
@@ -268,12 +260,15 @@ def lives(found: Holder) -> bool:
     return seen and alive(found.pid, found.process_started)
 
 
-def _free(folder: Path) -> bool | None:
-    """Whether the folder's lock could be had, which is tried for a moment; None where that cannot be told."""
+def _free(folder: Path, found: Holder | None) -> bool | None:
+    """Whether the folder's lock could be had, which is tried for a moment; None where that cannot be told.
+
+    Whoever has it may only be looking, as we are: unless `found`, who claimed the folder, is seen to live, that is waited for.
+    """
     if not present(folder / LOCK):
         return None
     try:
-        descriptor = _locked(folder, 0.0)
+        descriptor = machine.locked(folder / LOCK, 0.0 if found is not None and lives(found) else LOOK_WAIT)
     except (machine.NoLocks, OSError):
         return None
     if descriptor is None:
@@ -292,8 +287,7 @@ def _ended(found: Holder, by_lock: bool) -> bool:
 
 def _written(folder: Path) -> Holder | None:
     """Raises Damaged."""
-    fix = f"{_TAKE_OVER}, or remove that file"
-    content = read_json(folder / CLAIM, fields=_FIELDS, fix=fix)
+    content = read_json(folder / CLAIM, fields=_FIELDS, fix=_remedy(folder))
     if content is None:
         return None
     return Holder(**{name: content.get(name) for name in Holder.__dataclass_fields__})
@@ -344,7 +338,7 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
             raise _refusal(folder, found)
         if _remove(folder, found.token):
             say(told)
-    raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another --output")
+    raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another run_name, or --output")
 
 
 def _create(folder: Path, own: Holder) -> bool:

@@ -408,11 +408,22 @@ def remove_own(folder: Path) -> bool:
     return True
 
 
+def put_back(target: Path) -> bool:
+    """Gives a folder its name back that a process had set aside and was killed before the new one had that name.
+
+    Returns whether it did.
+    """
+    left = [] if present(target) else [place for place in target.parent.glob(f".{target.name}.*.old") if is_own(place)]
+    if left:
+        put_in_place(max(left, key=lambda place: place.stat().st_mtime), target)
+    return bool(left)
+
+
 @contextlib.contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
     """A folder to fill. When that is done it and all in it are flushed to disk, and it takes `target`'s place.
 
-    A failure leaves `target` as it was. What a killed process left behind beside it is swept up.
+    A failure leaves `target` as it was. What a killed process left behind beside it is put back or swept up.
 
     Raises:
         NotOurs: `target` is there, and we did not make it.
@@ -420,6 +431,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     if present(target) and not is_own(target):
         raise NotOurs(f"{target} was not made by a training, and is left alone. Fix: move it elsewhere")
     if target.parent.is_dir():
+        put_back(target)
         for left in target.parent.glob(f".{target.name}.*"):
             remove_own(left)
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))

@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from .layout import plain_name
+from .layout import STOP, asks_to_stop, plain_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+RUNS = "OTCA_RUNS"  # a variable of the environment: the folder of runs, as a trainer hears of ComfyUI's
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
 
@@ -81,8 +82,8 @@ def check_stop() -> None:
         return
     if terminal.stop_signal is not None:
         raise Stopped(f"signal {terminal.stop_signal}")
-    if terminal.output is not None and (terminal.output / "stop").exists():
-        raise Stopped(f"the file {terminal.output / 'stop'}")
+    if terminal.output is not None and asks_to_stop(terminal.output):
+        raise Stopped(f"the file {terminal.output / STOP}")
 
 
 def interrupts() -> tuple[type[BaseException], ...]:
@@ -267,12 +268,12 @@ def run_folder(name: str) -> Path:
 
 
 def runs_folder() -> Path:
-    """Where runs are that were not given a folder of their own."""
+    """Where runs are that were not given a folder of their own: in ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
     if in_comfyui():
         import folder_paths
 
         return Path(folder_paths.get_output_directory()) / "otca"
-    return Path("runs")
+    return Path(os.environ.get(RUNS) or "runs")
 
 
 def list_runs() -> list[str]:

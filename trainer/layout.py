@@ -31,7 +31,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's 
 
 NETWORKS = ("transformer", "transformer_2")
 FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
-# All that a training writes into its folder, by itself. A new one begins only where nothing of that name is.
+# All that a training writes into its folder, or removes there, by itself. A new one begins only where nothing of that name is.
 WRITTEN = (
     METRICS,
     EVALUATIONS,
@@ -39,6 +39,7 @@ WRITTEN = (
     WORKFLOW,
     CANVAS,
     STATUS,
+    STOP,
     WANDB,
     *PICTURES,
     *ADAPTERS,
@@ -48,7 +49,8 @@ WRITTEN = (
 LONGEST_NAME = 100
 SEPARATORS = frozenset('/\\:*?"<>|')
 BUSY_SECONDS = 1.0  # how long Windows may refuse a name to a file that takes the place of an open one
-_WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{n}" for port in ("COM", "LPT") for n in range(1, 10))}
+_PORTS = [f"{port}{n}" for port in ("COM", "LPT") for n in "0123456789¹²³"]
+_WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *_PORTS}
 
 
 def plain_name(value: object) -> str:
@@ -62,11 +64,16 @@ def plain_name(value: object) -> str:
         wrong = f"must be a plain name, without any of {' '.join(sorted(SEPARATORS))}"
     elif value[0] in ".-" or value != value.strip() or value.endswith("."):
         wrong = "must not begin with a dot, a dash or a space, nor end with a dot or a space"
-    elif value.split(".")[0].upper() in _WINDOWS_DEVICES:
+    elif is_windows_device(value):
         wrong = "is a device's name on Windows"
     if wrong:
         raise ValueError(f"{wrong}. Fix: for example my_run")
     return value
+
+
+def is_windows_device(name: str) -> bool:
+    """Whether Windows takes a name without folders for a device's, whatever follows a dot, and with spaces before that."""
+    return name.split(".")[0].rstrip().upper() in _WINDOWS_DEVICES
 
 
 def named_place(text: str, what: str) -> tuple[str, Path]:
@@ -104,6 +111,11 @@ def _mode(path: Path) -> int:
         return os.lstat(path).st_mode
     except OSError:
         return 0
+
+
+def asks_to_stop(folder: Path) -> bool:
+    """Whether somebody has made the file `stop` there. A folder, a link or a pipe of that name is none of ours."""
+    return stat.S_ISREG(_mode(folder / STOP))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

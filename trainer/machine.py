@@ -6,8 +6,11 @@ import contextlib
 import errno
 import functools
 import os
+import time
 import uuid
 from pathlib import Path
+
+from .files import open_plain
 
 WINDOWS = os.name == "nt"
 
@@ -39,7 +42,9 @@ def machine_id() -> str:
     if found := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
         return found
     node = uuid.getnode()
-    return "" if node >> 40 & 1 else f"{node:012x}"  # that bit: it has no network card, and the number was drawn
+    # Two bits: the number was drawn, as there is no network card; or it was given by hand or by a program, as docker gives the
+    # same ones on every machine.
+    return "" if node >> 40 & 3 else f"{node:012x}"
 
 
 @functools.cache
@@ -89,3 +94,30 @@ def lock(descriptor: int) -> bool:
             raise NoLocks from error
         raise
     return True
+
+
+def locked(path: Path, wait: float) -> int | None:
+    """The descriptor of a file whose lock is ours now; None where somebody has it for longer than `wait` seconds.
+
+    Raises:
+        NoLocks: the file system has none.
+        OSError: the file cannot be made or opened.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if lock(descriptor):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                        return descriptor
+                # Somebody has removed the folder since we opened the file: nobody else would see its lock.
+                os.close(descriptor)
+                continue
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.02)

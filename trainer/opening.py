@@ -1,7 +1,7 @@
 """How a file that a stranger's workflow names is opened: the name is judged before anything is touched, and what was opened
 is judged and not the path that led to it.
 
-What is allowed is `permissions`' business. Imports neither torch nor anything of ours.
+What is allowed is `permissions`' business. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from .layout import is_windows_device
+
 WINDOWS = os.name == "nt"
 SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up
 # … and that any other may take while that one hangs, but for no longer than so many seconds: several nodes that name files there
@@ -22,15 +24,6 @@ SECONDS = 10.0  # that reading a file may take: a hanging network drive must not
 SECONDS_WHILE_ONE_HANGS, REMEMBERED = 0.5, 60.0
 LONGEST_NAME, LONGEST_PART = 1000, 255
 SHOWN = 200  # characters of a name in an error
-_DEVICES = {
-    "CON",
-    "PRN",
-    "AUX",
-    "NUL",
-    "CONIN$",
-    "CONOUT$",
-    *(f"{port}{n}" for port in ("COM", "LPT") for n in range(10)),
-}
 
 _hanging: list[tuple[threading.Thread, float]] = []  # readers that took too long, and since when they are left alone
 
@@ -59,7 +52,7 @@ def check_name(name: str) -> None:
     rest = ntpath.splitdrive(name)[1]
     if ":" in rest:
         raise ValueError("it names a stream of a file (a colon)")
-    if any(part.split(".")[0].rstrip().upper() in _DEVICES for part in parts):
+    if any(map(is_windows_device, parts)):
         raise ValueError("it is a device's name on Windows")
 
 
@@ -125,7 +118,9 @@ def in_time(work: Callable[[], T]) -> T:
     Raises:
         TimeoutError: it took longer.
     """
-    _hanging[:] = [(thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED]
+    _hanging[:] = [
+        (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
+    ]
     seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
     told: list[tuple[bool, object]] = []
 

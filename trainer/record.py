@@ -167,6 +167,7 @@ class Run:
         """
         own = claim.take(folder, say=logger.warning, place="canvas")
         try:
+            files.put_back(folder / BEST)
             names, given = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
             run = cls(folder, RunSettings(**{name: value for name, value in given.items() if name in names}), prompt)
         except BaseException:  # the folder is nobody's, if it cannot be this run's

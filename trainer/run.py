@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import checkpoint, claim, distributed, host, preflight
-from .files import Damaged, present, read_own
+from .files import Damaged, present, put_back, read_own
 from .graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
-from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, STOP, WORKFLOW
+from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, STOP, WORKFLOW, asks_to_stop
 from .problem import errors
 from .record import RunError, RunSettings, in_the_way, on_record, open_run
 from .workflow import NodeError, Workflow, WorkflowError
@@ -93,7 +93,9 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
     if distributed.is_main():
         for line in _changes(folder, workflow) if resume else ():
             say(f"changed since the run began: {line}")
-        _forget_old_stop(folder / STOP)
+        if _old_stop(folder):
+            (folder / STOP).unlink()
+        put_back(folder / BEST)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
     known = {name: value for name, value in inputs.items() if name in names}
@@ -154,16 +156,15 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     return 0
 
 
-def _forget_old_stop(file: Path) -> None:
-    """A stop that was asked of an earlier process is no stop of this one; what came while this one was loading is.
+def _old_stop(folder: Path) -> bool:
+    """Whether a stop was asked of an earlier process, which is no stop of this one; what came while this one was loading is.
 
     So is what came while torchrun, which is the one that was started, had not started this one yet, or again.
     """
     import psutil
 
     begun = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()).create_time()
-    if file.is_file() and file.stat().st_mtime < begun:
-        file.unlink()
+    return asks_to_stop(folder) and os.lstat(folder / STOP).st_mtime < begun
 
 
 @contextlib.contextmanager
@@ -246,6 +247,8 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
 def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
     """What a new run would write over, but for the very file that is about to be trained."""
     found = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
+    if asks_to_stop(folder) and not _old_stop(folder):
+        found = [name for name in found if name != STOP]  # it is meant for this process
     try:
         same = found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
     except Damaged:
@@ -316,7 +319,8 @@ def _stopped(run: Run, model: FlowModel, stopped: host.Stopped, say: Say) -> int
     run.save(model)
     if run.history:
         run.plot()
-    (run.folder / STOP).unlink(missing_ok=True)
+    if asks_to_stop(run.folder):
+        (run.folder / STOP).unlink(missing_ok=True)
     say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
     return 128 + host.terminal.stop_signal if host.terminal.stop_signal else 0
 

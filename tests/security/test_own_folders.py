@@ -20,6 +20,8 @@ FOREIGN = {
     "checkpoints/1000/notes.txt": b"mine",
     "best/of/all.txt": b"mine",
     "transformer/config.json": b"mine",
+    "stop": b"mine",
+    "stop/of/the/bus": b"mine",
 }
 
 
@@ -40,6 +42,8 @@ def test_a_new_run_refuses_what_it_would_write_over(small_graph, tmp_path, name,
     folder = fill(tmp_path / "documents", {name: FOREIGN[name]})
     given = tmp_path / "given.json"
     given.write_text(json.dumps(small_graph()))
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, (1.0e9, 1.0e9))
     assert main(["train", str(given), "--output", str(folder)]) == 2
     [told] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("otca: ")]
     assert f"{folder} holds {name.split('/')[0]}" in told and "Fix: " in told
@@ -168,6 +172,77 @@ def test_a_best_of_somebody_else_is_told_before_training(tmp_path):
     with pytest.raises(record.RunError, match="best was not made by a training. Fix: move it elsewhere"):
         opened.begin(0)
     assert (folder / "best/of/all.txt").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "pipe"])
+def test_only_a_plain_file_asks_to_stop(tmp_path, monkeypatch, kind):
+    """Seen before: a folder of that name ended a training at once, with IsADirectoryError."""
+    (tmp_path / "there").touch()
+    place = tmp_path / "stop"
+    {"folder": place.mkdir, "link": lambda: place.symlink_to(tmp_path / "there"), "pipe": lambda: os.mkfifo(place)}[
+        kind
+    ]()
+    monkeypatch.setattr(host.terminal, "output", tmp_path)
+    host.check_stop()
+    place.rmdir() if kind == "folder" else place.unlink()
+    place.touch()
+    with pytest.raises(host.Stopped, match=f"the file {place}"):
+        host.check_stop()
+
+
+def test_a_resumed_run_with_a_folder_called_stop(finished_run, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    (folder / "stop").mkdir()
+    assert main(["train", str(folder), "--resume", "--iterations", "7"]) == 0
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 7 and (folder / "stop").is_dir()
+
+
+def set_aside(target, number=4711):
+    """As a process leaves it that was killed after it had moved the old folder away and before it had the new one in place."""
+    aside = target.with_name(f".{target.name}.{number}")
+    files.mark_own(target), target.rename(f"{aside}.old")
+    aside.mkdir(), files.mark_own(aside), fill(aside, {"half": b"new"})
+
+
+def test_what_was_set_aside_when_a_process_was_killed_is_put_back(tmp_path):
+    """Seen before: the next call removed both, and with them the best adapter."""
+    target = fill(tmp_path / "best", {"lora.safetensors": b"the best"})
+    set_aside(target)
+    with pytest.raises(OSError, match="full"), files.new_folder(target):
+        raise OSError("the disk is full")
+    assert (target / "lora.safetensors").read_bytes() == b"the best" and os.listdir(tmp_path) == ["best"]
+    set_aside(target)
+    with files.new_folder(target) as aside:
+        fill(aside, {"lora.safetensors": b"a better one"})
+    assert (target / "lora.safetensors").read_bytes() == b"a better one" and os.listdir(tmp_path) == ["best"]
+
+
+def test_nothing_of_others_is_put_back(tmp_path):
+    fill(tmp_path, {".best.4711.old/lora.safetensors": b"mine"})
+    assert not files.put_back(tmp_path / "best")
+    assert list(content(tmp_path)) == [".best.4711.old/lora.safetensors"]
+
+
+def test_a_checkpoint_that_was_set_aside_is_put_back_before_the_next_one(model, tmp_path, monkeypatch):
+    place = checkpoint.save(model, tmp_path, 1)
+    before = content(place)
+    set_aside(place)
+    monkeypatch.setattr(checkpoint, "write_tensors", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        checkpoint.save(model, tmp_path, 1)
+    assert content(place) == before
+
+
+def test_a_resumed_run_has_its_best_back(finished_run, tmp_path, monkeypatch):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    fill(folder / "best", {"lora.safetensors": b"the best"})
+    set_aside(folder / "best")
+    host.terminal.output = folder
+    seen = []
+    monkeypatch.setattr(run, "open_run", lambda folder, *_, **__: seen.append(content(folder / "best")) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", str(folder), "--resume", "--iterations", "7"])
+    assert seen[0]["lora.safetensors"] == b"the best"
 
 
 # --- opening ----------------------------------------------------------------------------------------------------------

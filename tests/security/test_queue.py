@@ -112,6 +112,74 @@ def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, t
     assert "it could not begin" in site.get("/otca/runs/taken").json["error"] and not (site.folder / "gone").exists()
 
 
+@pytest.fixture
+def one_waits(site, tiny, trainers, monkeypatch):
+    """`first` is at work, and `second` and `third` are in the queue."""
+    monkeypatch.setenv(jobs.TRAININGS, "1")
+    for name in ("first", "second", "third"):
+        assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
+    return trainers
+
+
+def goes_on_in_a_terminal(site, name, status):
+    """As a trainer there says it: this process stands for it."""
+    this = psutil.Process()
+    content = {
+        "status": status,
+        "place": "headless",
+        "pid": this.pid,
+        "process_started": this.create_time(),
+        "total": 5,
+    }
+    (site.folder / name / "status.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("status", ["running", "finished"])
+def test_a_queued_run_that_goes_on_elsewhere_keeps_its_status(site, one_waits, until, status):
+    """Seen before: failed, also while it trained, so that Stop was refused."""
+    goes_on_in_a_terminal(site, "second", status)
+    with claim.take(site.folder / "second"):
+        one_waits[0].kill()
+        if status == "finished":  # then nobody trains but who is begun next
+            until(lambda: len(one_waits) == 2)
+            assert state(site, "third") == "running"
+        else:
+            assert site.post("/otca/runs/second/stop").status == 200
+            assert (site.folder / "second" / "stop").is_file(), "its training is asked"
+        assert json.loads((site.folder / "second" / "status.json").read_text())["status"] == status
+
+
+def test_nothing_unexpected_ends_the_queue(site, one_waits, monkeypatch, until):
+    """Such as no memory left on the accelerator. Seen before: nothing in the queue was begun any more."""
+
+    def full():
+        monkeypatch.setattr(site.jobs, "make_room", lambda: None)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(site.jobs, "make_room", full)
+    one_waits[0].kill()
+    until(lambda: len(one_waits) == 2)
+    assert (state(site, "second"), state(site, "third")) == ("failed", "running")
+    assert "it could not begin: RuntimeError: out of memory" in site.get("/otca/runs/second").json["error"]
+
+
+def test_runs_that_cannot_be_looked_at_for_a_while_do_not_end_the_queue(site, one_waits, monkeypatch, until, caplog):
+    """As on a network drive that is away. Seen before: nothing in the queue was begun any more."""
+    looked, everything = [], site.runs.all
+
+    def away():
+        looked.append(1)
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(site.runs, "all", away)
+    one_waits[0].kill()
+    until(lambda: len(looked) > 3)
+    assert len([line for line in caplog.messages if "the queue of trainings waits" in line]) == 1, "once"
+    monkeypatch.setattr(site.runs, "all", everything)
+    until(lambda: len(one_waits) == 2)
+    assert state(site, "second") == "running"
+
+
 def test_how_many(monkeypatch):
     """The environment, then the setting, then one an accelerator, and two without any."""
     monkeypatch.delenv(jobs.TRAININGS, raising=False)

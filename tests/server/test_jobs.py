@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from comfyui_otca.server.runs import Run
-from comfyui_otca.trainer import search
+from comfyui_otca.trainer import claim, guidance, search
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -267,6 +267,19 @@ def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, st
     assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 500, "it got so far"
 
 
+def test_a_run_of_the_canvas_is_found_headlessly(site, made, started, monkeypatch):
+    """As start_from and as a guide. Seen before: the page's check found it, and the trainer did not."""
+    folder = made("taught", files={"lora.safetensors": b"an adapter"})
+    made(rows=3, status={"status": "stopped", "total": 6})
+    site.post("/otca/runs/first/resume")
+    [(_, options)] = started
+    with pytest.raises(FileNotFoundError):
+        guidance.find("taught")
+    for name in options["env"].keys() - os.environ.keys():
+        monkeypatch.setenv(name, options["env"][name])
+    assert guidance.find("taught") == folder / "lora.safetensors"
+
+
 def test_a_run_that_ended_early_goes_on_without_that_rule(site, made, started):
     reason = "accuracy, which is held out, has declined for 2 evaluations in a row"
     made(rows=3, status={"total": 6, "reason": reason})
@@ -362,11 +375,48 @@ def test_a_run_whose_process_does_not_end_is_not_resumed(site, made, this_proces
     assert answer.status == 409 and "wait a moment" in answer.error
 
 
-def test_an_idle_run_of_the_canvas_says_how_it_goes_on(site, made, this_process):
-    made(status={**this_process, "place": "canvas", "total": 9})
+@pytest.mark.parametrize("status", ["running", "idle", "finished", "failed"])
+def test_a_run_that_the_canvas_still_has_says_how_it_goes_on(site, made, this_process, monkeypatch, started, status):
+    """Seen before: but for running, the answer was 200, and a trainer began that was refused without a word."""
+    monkeypatch.setattr("comfyui_otca.server.jobs.ENDING_SECONDS", 1e9)  # nothing is waited for
+    folder = made(status={**this_process, "place": "canvas", "status": status, "total": 9})
     site.canvas.at_work = False
+    with claim.take(folder, place="canvas"):
+        answer = site.post("/otca/runs/first/resume")
+    assert answer.status == 409 and not started
+    assert "Fix: Resume on canvas goes on there; or begin another run on the canvas, which lets" in answer.error
+
+
+def test_a_run_that_the_canvas_has_let_go_is_resumed(site, made, this_process, started):
+    made(status={**this_process, "place": "canvas", "status": "finished", "total": 9})
+    site.post("/otca/runs/first/resume")
+    assert len(started) == 1
+
+
+def test_a_status_that_cannot_be_read_of_a_run_in_training(site, made, monkeypatch, started):
+    """Seen before: 500."""
+    monkeypatch.setattr("comfyui_otca.server.jobs.ENDING_SECONDS", 1e9)
+    folder = made(files={"status.json": b'{"status": "odd", "pid": 1}'})
+    with claim.take(folder):
+        answer = site.post("/otca/runs/first/resume", {"iterations": 9})
+    assert answer.status == 409 and "is running, or about to end" in answer.error and not started
+
+
+@pytest.mark.parametrize("status", ["running", "stopped"])
+def test_a_claim_from_elsewhere_is_told_with_what_helps(site, made, monkeypatch, started, status):
+    """Seen before: 20 s of waiting, and `is running, or about to end. Fix: stop it, or wait a moment`."""
+    monkeypatch.setattr("comfyui_otca.server.jobs.ENDING_SECONDS", 1e9)
+    other = {"host": "elsewhere", "machine": "m", "boot": "b", "pid_namespace": "", "pid": 5, "token": "t"}
+    written = json.dumps({**other, "process_started": 1.0, "since": 1.0}).encode()
+    folder = made(status={"status": status, "total": 9}, files={"claim.json": written})
     answer = site.post("/otca/runs/first/resume")
-    assert answer.status == 409 and "Fix: go on by queueing its workflow there, or start ComfyUI anew" in answer.error
+    assert answer.status == 409 and "is claimed by process 5 on elsewhere" in answer.error
+    fix = f"Fix: stop it, or if nothing trains there, remove {folder / 'claim.json'} (headlessly: --take-over)"
+    assert fix in answer.error and not started
+    assert (summary(site, "first")["error"] is not None) == (status == "running"), "why it is running for ever"
+    (folder / "claim.json").unlink()
+    site.post("/otca/runs/first/resume")
+    assert len(started) == 1
 
 
 def test_unknown_runs(site):

@@ -30,6 +30,18 @@ def test_a_name_that_is_no_plain_one():
         named_place("a:b=c.json", "workflow")
 
 
+@pytest.mark.parametrize("name", ["nul", "CON.txt", "con .txt", "COM0", "COM¹.x", "LPT9", "CONIN$", "conout$"])
+def test_a_name_of_a_device_of_windows(name):
+    """Seen before: COM0, CONIN$ and `CON .txt` passed as names of runs."""
+    with pytest.raises(ValueError, match="is a device's name on Windows. Fix: "):
+        layout.plain_name(name)
+
+
+def test_a_name_that_only_looks_like_a_devices():
+    for name in ("console", "COM", "COM10", "nul_", "my.con"):
+        assert layout.plain_name(name) == name
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

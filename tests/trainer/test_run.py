@@ -22,7 +22,7 @@ from comfyui_otca.tests.trainer.processes import apart, together
 from comfyui_otca.trainer import checkpoint, claim, files, grpo, host, lora, record, rollout
 from comfyui_otca.trainer.files import read_lines
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import _forget_old_stop, train
+from comfyui_otca.trainer.run import _old_stop, train
 from comfyui_otca.trainer.workflow import NodeError
 
 ITERATIONS = 6
@@ -728,6 +728,7 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
     for age, trained in ((10**6, 6), (0, 0)):
         folder = tmp_path / f"asked {age} s ago"
         folder.mkdir()
+        (folder / "status.json").write_text('{"status": "queued"}')  # else an older stop is somebody else's file
         (folder / "stop").touch()
         asked = time.time() - age
         os.utime(folder / "stop", (asked, asked))
@@ -757,8 +758,7 @@ def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypa
     for asked, stays in ((150.0, kept), (99.0, False), (201.0, True)):
         (tmp_path / "stop").touch()
         os.utime(tmp_path / "stop", (asked, asked))
-        _forget_old_stop(tmp_path / "stop")
-        assert (tmp_path / "stop").exists() == stays
+        assert _old_stop(tmp_path) == (not stays)
 
 
 def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_path, otca, caplog):
