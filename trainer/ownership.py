@@ -172,6 +172,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
         raise
     model.run, model.start_iteration = run, None
     keep_open(run)
+    for other in [other for other, place in _folders.items() if place == run.folder]:
+        del _folders[other]  # as of a graph that failed before its first iteration
     _folders[asked] = run.folder
 
 
@@ -192,10 +194,10 @@ def _as_new(model: FlowModel, run: Run) -> int:
 
 
 def _free_folder(asked: Asked) -> Path:
-    """The folder that was asked for, or the first of NAME-2, NAME-3 … that holds nothing and that no other graph trains in."""
+    """The folder that was asked for, or the first of NAME-2, NAME-3 … in which nothing is on record."""
     wanted, number = asked[0], 1
-    folder, others = wanted, {folder for other, folder in _folders.items() if other != asked}
-    while taken(folder) or folder in others:
+    folder = wanted
+    while taken(folder):
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     if number > 1:

@@ -206,6 +206,16 @@ def test_another_structure_is_another_run(tabs, runs, comfyui):
     )
 
 
+def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs):
+    """Mended, and so of another structure, it begins under the name that it asks for."""
+    tab = tabs("one", {"OTCA_RewardColorfulness": {"name": "twin"}, "OTCA_RewardSharpness": {"name": "twin"}})
+    with pytest.raises(NodeError, match="share a name"):
+        tab.queue()
+    tab.workflow.set("RewardSharpness.name", "other")
+    tab.queue()
+    assert sorted(path.name for path in runs.iterdir()) == ["one"] and len(figures(runs / "one")) == 1
+
+
 def test_while_samples_are_held_the_adapter_stays(tabs, runs, monkeypatch):
     from comfyui_otca.trainer import rollout
 
