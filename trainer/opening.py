@@ -125,7 +125,9 @@ def in_time(work: Callable[[], T]) -> T:
     Raises:
         TimeoutError: it took longer.
     """
-    _hanging[:] = [(thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED]
+    _hanging[:] = [
+        (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
+    ]
     seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
     told: list[tuple[bool, object]] = []
 

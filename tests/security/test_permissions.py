@@ -313,7 +313,8 @@ def test_a_click_allows_no_more_than_it_says(kind, what):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff", '{"folders": ["/data",]}']
+    "content",
+    ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff", '{"folders": ["/data",]}'],
 )
 def test_a_damaged_file_allows_nothing_and_is_said(content, monkeypatch, tmp_path, caplog):
     file = tmp_path / "permissions.json"

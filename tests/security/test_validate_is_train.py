@@ -293,9 +293,7 @@ def test_a_shift_that_is_none_at_the_size_is_a_refusal(small_graph, flux_folder,
     content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
     [problem] = preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))
     assert problem.input == "path" and "shift" in problem.message and "copy" in problem.fix
-    content = small_graph(
-        {"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}, "OTCA_SDESampler": {"shift": 3.0}}
-    )
+    content = small_graph({"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}, "OTCA_SDESampler": {"shift": 3.0}})
     at_any_size = isinstance(scheduler.get("base_shift"), str)
     assert len(preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))) == at_any_size, "the sampler's own counts"
 
