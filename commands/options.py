@@ -111,11 +111,13 @@ def load(given: argparse.Namespace):
     from ..trainer.workflow import Workflow
 
     allow(given)
-    path = given.workflow
-    if path.is_dir():
-        read_own(path, WORKFLOW)  # tells of a damaged one what helps a run
-        path = path / WORKFLOW
-    workflow = Workflow.load(path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
+    path, known = given.workflow, (NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
+    # A run's own is read as its other files are, which tells of a damaged one what helps a run.
+    own = read_own(path, WORKFLOW) if path.is_dir() else None
+    if own is None:
+        workflow = Workflow.load(path / WORKFLOW if path.is_dir() else path, *known)
+    else:
+        workflow = Workflow(own, *known)
     for change in given.set:
         name, equals, value = change.partition("=")
         if not equals:

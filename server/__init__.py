@@ -52,6 +52,15 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
 
 
 def _trainings_setting(prompt_server, request) -> int | None:
-    """How many trainings at a time the user of this page has chosen in ComfyUI's settings."""
-    value = prompt_server.user_manager.settings.get_settings(request).get("OTCA.Trainings")
+    """How many trainings at a time the user of this page has chosen in ComfyUI's settings; None where it does not say who asks.
+
+    Where ComfyUI has several users, a request without one's name, or with an unknown one, is of nobody who has settings.
+    """
+    from aiohttp import web
+
+    try:
+        settings = prompt_server.user_manager.settings.get_settings(request)
+    except (KeyError, web.HTTPUnauthorized):
+        return None
+    value = settings.get("OTCA.Trainings") if isinstance(settings, dict) else None  # the file may hold anything
     return value if type(value) is int and value > 0 else None

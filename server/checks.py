@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from ..trainer.checks import shortened
+
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 1024**2  # a large graph with its canvas is a few hundred kB
@@ -134,11 +136,6 @@ def _json_object(content: bytes) -> dict:
 
 def _no_such_number(text: str) -> None:
     raise ValueError(f"{text} is not a number in JSON")
-
-
-def shortened(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

@@ -252,6 +252,9 @@ def comfyui(monkeypatch, tmp_path):
     utils.ProgressBar = ProgressBar
     paths.get_output_directory = paths.get_input_directory = lambda: str(tmp_path / "files")
     paths.get_folder_paths = lambda kind: [str(tmp_path / kind)]
+    paths.get_filename_list = lambda kind: [
+        str(file.relative_to(tmp_path / kind)) for file in sorted((tmp_path / kind).rglob("*.*"))
+    ]
     paths.get_temp_directory = lambda: str(tmp_path / "temporary")
     paths.folder_names_and_paths = {}
     queue = types.SimpleNamespace(currently_running=state.running)

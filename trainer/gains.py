@@ -75,6 +75,7 @@ def rewards_along(
         RewardError: a reward failed.
     """
     known = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
+    known = torch.where(known.isfinite(), known, torch.nan)  # whether a reward failed or did not apply
     rewards, texts = scores.rewards[: known.shape[1]], trajectories.texts
     found = dict.fromkeys(points, known)
     asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]

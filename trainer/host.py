@@ -281,7 +281,15 @@ def list_runs() -> list[str]:
     if not in_comfyui():
         return []
     found = [place.parent for place in runs_folder().glob("*/checkpoints")]
-    return [folder.name for folder in sorted(found, key=lambda folder: folder.stat().st_mtime, reverse=True)]
+    return [folder.name for folder in sorted(found, key=_changed, reverse=True)]
+
+
+def _changed(folder: Path) -> float:
+    """When, in seconds since 1970; 0 where somebody has just removed it."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def list_adapters() -> list[str]:
@@ -330,23 +338,36 @@ def save_temporary(picture, name: str) -> dict:
 
 
 def list_weights(kind: str) -> list[str]:
-    """Names that `search.weights` knows: .safetensors files at any depth."""
+    """Names that `search.weights` knows: .safetensors files at any depth.
+
+    ComfyUI asks for them at every validation, in its one loop, and keeps its own lists until a folder changes.
+    """
     found = [
         file.relative_to(folder).as_posix()
-        for folder in weight_folders(kind)
+        for folder in _named_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
     ]
+    if in_comfyui():
+        import folder_paths
+
+        names = (Path(name) for name in folder_paths.get_filename_list(kind))
+        found += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
     return list(dict.fromkeys(found))
 
 
 def weight_folders(kind: str) -> list[Path]:
-    """ComfyUI's folders of that kind, those of `weights_variable`, and those of that name in a folder of $OTCA_MODELS."""
-    folders = [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
+    """Those of `weights_variable`, those of that name in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
+    folders = _named_folders(kind)
     if in_comfyui():
         import folder_paths
 
         folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
     return folders
+
+
+def _named_folders(kind: str) -> list[Path]:
+    """Of `weight_folders`, those that the environment names."""
+    return [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
 
 
 def weights_variable(kind: str) -> str:

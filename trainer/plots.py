@@ -84,7 +84,7 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     table.imshow(standings[:shown].numpy(), cmap=_DIVERGING, aspect="auto", vmin=-3, vmax=3)
     for row, column in np.ndindex(shown, len(names)):
         ink = "white" if abs(standings[row, column]) > 1.8 else "black"
-        table.text(column, row, f"{values[row, column]:.3g}", ha="center", va="center", fontsize=8, color=ink)
+        table.text(column, row, _score(values[row, column].item()), ha="center", va="center", fontsize=8, color=ink)
     for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
         table.axhline(bound + 0.5, color="black", linewidth=1.2)
     table.set_xticks(range(len(names)), names, fontsize=9)
@@ -93,6 +93,12 @@ def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
     heading = f"Scores of {shown} of {len(values)} samples: orange is above the group's mean, purple below"
     figure.suptitle("\n".join([heading, *_correlations(scores)]), fontsize=9)
     return rendered(figure)
+
+
+def _score(value: float) -> str:
+    from .rewards.base import LEFT_OUT
+
+    return "–" if value == LEFT_OUT else f"{value:.3g}"
 
 
 def reward_curves(

@@ -251,3 +251,13 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
         files.read_json(tmp_path / "big.json", list, most_bytes=100)
     assert len(files.read_json(tmp_path / "big.json", list)) == 1001
     assert files.read_json(tmp_path / "none.json") is None
+
+
+def test_a_runs_workflow_is_read_once(tmp_path, small_graph, monkeypatch, capsys):
+    """What was judged is what is trained, though another file may have taken its place in between."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "workflow.json").write_text(json.dumps(small_graph()))
+    read, real = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *a, **k: (read.append(str(path)), real(path, *a, **k))[1])
+    assert main(["validate", str(tmp_path / "run")]) == 0, capsys.readouterr().err
+    assert read.count(str(tmp_path / "run" / "workflow.json")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_held_out_rewards_stand_behind_the_trained_ones():
     assert rewards_along(Linear(), trajectories, scores, [1]).shape == (4, 1, 1)
     both = rewards_along(Linear(), trajectories, scores, [1, 3], held_out=True)
     torch.testing.assert_close(both[0], torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
+
+
+def test_no_score_is_nan_at_the_final_points_too():
+    """Whether the reward failed for the picture or does not apply to it: else the sample would gain more than any other."""
+    trajectories = walk(PATHS, (0, 1))
+    own = scored(trajectories)
+    left_out = replace(own, values=torch.tensor([[math.inf], [3.0], [NAN], [5.0]]))
+    final = rewards_along(Linear(), trajectories, left_out, [3])[:, 0, 0]
+    assert final[[0, 2]].isnan().all() and final[[1, 3]].tolist() == [3.0, 5.0]
+    assert not stepwise_gains(Linear(), trajectories, left_out).isinf().any()
 
 
 def test_nothing_is_asked_twice():

@@ -1,5 +1,8 @@
 """Where models, weights and prompt files are found; nothing of it reaches for a network."""
 
+import os
+from pathlib import Path
+
 import huggingface_hub
 import huggingface_hub.constants
 import pytest
@@ -95,3 +98,24 @@ def test_in_comfyui_its_folders_are_searched(comfyui, tmp_path, monkeypatch):
     put(tmp_path / "diffusion_models" / "flux", "dev.safetensors")
     assert search.weights("flux/dev.safetensors", "diffusion_models").is_file()
     assert host.list_weights("diffusion_models") == ["flux/dev.safetensors"]
+    (tmp_path / "diffusion_models" / "flux" / "dev.ckpt").write_text("")
+    assert host.list_weights("diffusion_models") == ["flux/dev.safetensors"]
+
+
+def test_in_comfyui_its_own_lists_are_asked(comfyui, monkeypatch, tmp_path):
+    """They are kept until a folder changes: the folders are not walked through at every validation."""
+    import sys
+
+    listed = {"loras": ["a.safetensors", os.path.join("b", "C.SAFETENSORS"), "d.pt"]}
+    monkeypatch.setattr(sys.modules["folder_paths"], "get_filename_list", listed.__getitem__)
+    put(tmp_path / "loras", "not_in_the_list.safetensors")
+    put(tmp_path / "named" / "loras", "e.safetensors")
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "named"))
+    assert host.list_weights("loras") == ["e.safetensors", "a.safetensors", "b/C.SAFETENSORS"]
+
+
+def test_a_run_that_is_removed_while_runs_are_listed(comfyui, monkeypatch, tmp_path):
+    (tmp_path / "here" / "checkpoints").mkdir(parents=True)
+    found = [tmp_path / name / "checkpoints" for name in ("gone", "here")]
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(found))
+    assert host.list_runs() == ["here", "gone"]

@@ -75,6 +75,17 @@ def test_a_table_survives_scores_that_are_missing():
     assert table.ndim == 3 and table.std() > 5
 
 
+def test_what_a_reward_does_not_apply_to_has_no_score_in_the_table(monkeypatch):
+    from matplotlib.axes import Axes
+
+    written, write = [], Axes.text
+    monkeypatch.setattr(
+        Axes, "text", lambda axes, x, y, text, **how: (written.append(text), write(axes, x, y, text, **how))
+    )
+    plots.reward_table(scores([[0.5], [float("inf")], [float("nan")], [3.0]]), torch.rand(4, 8, 8, 3))
+    assert written == ["0.5", "–", "nan", "3"]
+
+
 def test_curves_and_credit_are_drawn_from_history_with_nulls():
     history = [
         {"iteration": i, "reward/a/mean": None if i == 2 else float(i), **{f"credit/step/{j}": 1.0 for j in range(3)}}
