@@ -73,9 +73,10 @@ class PromptDataset:
 
     @classmethod
     def WANTS(cls, file="", **_):
+        from ..trainer.permissions import PROMPTS
         from ..trainer.wants import reads
 
-        return reads(file, "prompts", "file", always=True)
+        return reads(file, PROMPTS, "file", always=True)
 
     @classmethod
     def IS_CHANGED(cls, file="", **_):
