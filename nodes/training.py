@@ -158,8 +158,8 @@ class GRPOStep:
         from ..trainer import grpo, ownership
         from ..trainer.record import report
 
-        if host.in_comfyui():
-            ownership.check(model, prompt, node_id)
+        if host.in_comfyui() and ownership.check(model, prompt, node_id) is None:
+            ownership.keep(model)
         if not trajectories.made_by(model):  # whose old policy this one never was
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
@@ -347,20 +347,22 @@ class SaveLoRA:
             )
             return ()
         run = model.run
+        if run is not None and not host.executes(run.node):
+            run = None  # a graph that does not record what it trains must not write over what is on record
         own = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | own
-        paths = lora.save_named(model, host.lora_folder(), self._free_name(model, filename), metadata)
+        paths = lora.save_named(model, host.lora_folder(), self._free_name(model, run, filename), metadata)
         if run is None:
             _saved_outside.setdefault(model, set()).update(paths)
         return {"ui": {"text": [str(path) for path in paths]}, "result": ()}
 
-    def _free_name(self, model, filename):
+    def _free_name(self, model, run, filename):
         """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
         from ..trainer import lora
 
         def foreign(name):
             places = lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
-            return [place for place in places if not _is_ours(model, place)]
+            return [place for place in places if not _is_ours(model, run, place)]
 
         name, number = filename, 1
         while found := foreign(name):
@@ -374,15 +376,15 @@ class SaveLoRA:
         return name
 
 
-def _is_ours(model, place):
+def _is_ours(model, run, place):
     """Whether there is no such file yet, or it holds what this very run, or this model outside of any, saved before."""
     from ..trainer import lora
 
     if not place.exists():
         return True
-    if model.run is None:
+    if run is None:
         return place in _saved_outside.get(model, ())
-    return lora.belongs_to(place, model.run.identity())
+    return lora.belongs_to(place, run.identity())
 
 
 _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run

@@ -117,13 +117,15 @@ class Claim:
             self._descriptor = None
 
     def stands(self) -> bool:
-        """Whether the folder is still the one that was claimed, and nobody has removed it or taken it over."""
+        """Whether the folder is still the one that was claimed, and nobody has removed it or taken it over.
+
+        With the lock in hand, a claim.json that somebody removed changes nothing.
+        """
         try:
             written = _written(self.folder)
-            if self._descriptor is not None and not os.path.samestat(
-                os.fstat(self._descriptor), os.lstat(self.folder / LOCK)
-            ):
-                return False
+            if self._descriptor is not None:
+                same = os.path.samestat(os.fstat(self._descriptor), os.lstat(self.folder / LOCK))
+                return same and (written is None or written.token == self.token)
         except (OSError, Damaged):
             return False
         return written is not None and written.token == self.token

@@ -216,6 +216,14 @@ def running_prompt() -> Mapping:
     return {}
 
 
+def executes(node: str | None) -> bool:
+    """Whether that output node is run by the prompt that ComfyUI is executing; headlessly all are."""
+    if not in_comfyui():
+        return True
+    running = list(_server().prompt_queue.currently_running.values())
+    return not running or any(node in item[4] for item in running)
+
+
 def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
     """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
     return [

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, RUN_NODE, is_link
+from .graph import LOAD_NODE, RUN_NODE, STACK_NODE, is_link
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
 
+DATASET_NODE = "OTCA_PromptDataset"
 # The inputs that ComfyUI's queue advances after every prompt: another seed is the next iteration, and no change of anything.
 ADVANCING = {
-    "OTCA_PromptDataset": {"index"},
+    DATASET_NODE: {"index"},
     "OTCA_SDESampler": {"seed"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
@@ -41,6 +43,9 @@ _STRUCTURE = {
 }
 _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
+PREFIX = "OTCA_"
+# Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
+_EDGE = re.compile(r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d")
 
 
 def constants(entry: Mapping) -> dict[str, Any]:
@@ -77,13 +82,18 @@ def loader_above(graph: Graph, node_id: str) -> str | None:
 
 
 def structure(graph: Graph, node_id: str) -> str:
-    """A digest of what the node is made of, by structure alone."""
-    return _digest(graph, node_id, _structural)
+    """A digest of what the node is made of, by structure alone.
+
+    A value that comes through a link counts as where it is typed in: what a foreign node hands to a structural input, as the
+    text that is a model's path, or the switch between two models, is structure with all its constants.
+    """
+    deciding = _deciding(graph, node_id)
+    return _digest(graph, node_id, lambda id_: constants(graph[id_]) if id_ in deciding else _structural(graph[id_]))
 
 
 def fingerprint(graph: Graph, node_id: str) -> str:
     """A digest of what the node is made of, its values included; the same for every iteration of an unchanged graph."""
-    return _digest(graph, node_id, _of_one_iteration)
+    return _digest(graph, node_id, lambda id_: _of_one_iteration(graph[id_]))
 
 
 def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str, Any]]:
@@ -141,10 +151,31 @@ def change_line(change: Mapping[str, Any]) -> str:
     return f"{change['node']}: {change['before']} → {change['now']}"
 
 
-def _structural(entry: Mapping) -> dict[str, Any]:
+def _deciding(graph: Graph, node_id: str) -> set[str]:
+    """The foreign nodes that something structural comes from: an edge of ours, or a structural input."""
+    found: set[str] = set()
+    for id_ in reversed(list(_sources_first(graph, node_id))):  # each after all that it is needed by
+        entry = graph[id_]
+        ours = entry["class_type"].startswith(PREFIX)
+        names = _structural_names(entry)
+        if entry["class_type"] != DATASET_NODE:  # whose prompts are text
+            names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
+        for name, (source, _) in links(entry).items():
+            foreign = source in graph and not graph[source]["class_type"].startswith(PREFIX)
+            if foreign and (name in names if ours else id_ in found):
+                found.add(source)
+    return found
+
+
+def _structural_names(entry: Mapping) -> set[str]:
     kind = entry["class_type"]
-    of_reward = {name for name in entry["inputs"] if name in _OF_A_REWARD or name.startswith("held_out")}
-    names = of_reward if kind.startswith(_REWARD) and kind != "OTCA_RewardStack" else _STRUCTURE.get(kind, set())
+    if kind.startswith(_REWARD) and kind != STACK_NODE:
+        return {name for name in entry["inputs"] if name in _OF_A_REWARD or name.startswith("held_out")}
+    return _STRUCTURE.get(kind, set())
+
+
+def _structural(entry: Mapping) -> dict[str, Any]:
+    names = _structural_names(entry)
     # An optional input that an older file lacks is the same as one that was left empty.
     return {name: value for name, value in constants(entry).items() if name in names and value not in ("", False)}
 
@@ -159,12 +190,12 @@ def _of_one_iteration(entry: Mapping) -> dict[str, Any]:
     return {name: value for name, value in constants(entry).items() if name not in left_out}
 
 
-def _digest(graph: Graph, node_id: str, values: Callable[[Mapping], Mapping]) -> str:
+def _digest(graph: Graph, node_id: str, values: Callable[[str], Mapping]) -> str:
     digests: dict[str, str] = {}
     for id_ in _sources_first(graph, node_id):
         entry = graph[id_]
         sources = {name: [digests.get(source, "missing"), index] for name, (source, index) in links(entry).items()}
-        text = json.dumps([entry["class_type"], _plain(values(entry)), sources], sort_keys=True, default=repr)
+        text = json.dumps([entry["class_type"], _plain(values(id_)), sources], sort_keys=True, default=repr)
         digests[id_] = hashlib.sha256(text.encode()).hexdigest()
     return digests[node_id]
 

@@ -38,10 +38,16 @@ class Start:
     file: Path | None = None
 
     def put_into(self, model: FlowModel) -> int:
-        """Returns the iteration of the run's checkpoint, else 0."""
+        """Returns the iteration of the run's checkpoint, else 0. Raises RunError where the run has none."""
         if self.file is not None:
             lora.load(model, self.file)
-        return checkpoint.restore(model, self.run / CHECKPOINTS) if self.run is not None else 0
+        if self.run is None:
+            return 0
+        if not (iteration := checkpoint.restore(model, self.run / CHECKPOINTS)):
+            raise RunError(
+                f"resume_run = {self.run.name!r}: {self.run} has no checkpoint. Fix: choose a run that has one, or leave it empty"
+            )
+        return iteration
 
     def __str__(self) -> str:
         """Of which a person knows it; empty for a fresh adapter."""
@@ -84,6 +90,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
         return f"{_standing(model)}: no Training Run records it" if model.version else "not recorded: no Training Run"
     asked = _asked(graph, node), lineage.structure(graph, node)
     if model.run is not None and model.run.asked == asked:
+        model.run.check_claim()
         _undo_what_is_not_on_record(model.run, model)
         return _standing(model)
     if model.run is not None:
@@ -103,6 +110,7 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
         return None
     run = model.run
     if run is not None and run.asked == (_asked(graph, node), lineage.structure(graph, node)):
+        run.check_claim()
         return run
     owner = f"run {run.folder.name}" if run is not None else "no run"
     raise RunError(
@@ -137,6 +145,12 @@ def let_go(run: Run) -> None:
             model.run = None
         _lost[run.asked] += 1
         close_run(run)
+
+
+def keep(model: FlowModel) -> None:
+    """Before an update that nothing will record: what the run has on record can be gone back to."""
+    if model.run is not None and model.run.stands_at(model):
+        model.run.save_once(model)
 
 
 def forget() -> None:
@@ -184,7 +198,10 @@ def _as_resumed(model: FlowModel, run: Run) -> int:
 
 def _as_left(model: FlowModel, run: Run) -> int:
     model.make_fresh()
-    return checkpoint.restore(model, run.folder / CHECKPOINTS)
+    iteration = checkpoint.restore(model, run.folder / CHECKPOINTS)
+    if iteration < run.iteration:  # as of a model that is trained as a whole, and that ComfyUI has let go
+        logger.warning("run %s goes back to iteration %d: later ones were not saved", run.folder.name, iteration)
+    return iteration
 
 
 def _as_new(model: FlowModel, run: Run) -> int:

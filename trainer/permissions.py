@@ -26,6 +26,7 @@ READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 PROMPTS = "prompts"  # what a want to read a prompt file is for
 PROMPT_SUFFIXES = (".txt", ".jsonl")
+HOMES = ("/home", "/Users")  # above those of other people
 MOST_PROMPT_BYTES = 16 * 1024**2
 
 
@@ -126,9 +127,10 @@ def _model_places() -> list[Path]:
 
 
 def too_wide(folder: str) -> bool:
-    """Whether a folder is the root of a disk, the home folder or above it: too much to allow by the way."""
+    """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow by the way."""
     home = os.path.expanduser("~")
-    return os.path.dirname(folder) == folder or opening.inside(home, folder)
+    systems = any(opening.inside(folder, own) for own in ("/proc", "/sys", "/dev", "/etc"))
+    return os.path.dirname(folder) == folder or opening.inside(home, folder) or folder in HOMES or systems
 
 
 def _may_read(want: Want) -> bool:
@@ -325,7 +327,7 @@ def remembers(want: Want) -> str | None:
     if opening.remote(name) or not os.path.isabs(name):
         return None
     place = _absolute(name)
-    folder = os.path.dirname(place) if os.path.splitext(place)[1] and not os.path.isdir(place) else place
+    folder = place if os.path.isdir(place) else os.path.dirname(place)
     return None if too_wide(folder) else folder
 
 

@@ -45,6 +45,7 @@ from .layout import (
     STATUS,
     WORKFLOW,
     WRITTEN,
+    alive,
     flush,
     write_text,
 )
@@ -153,7 +154,7 @@ class Run:
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
         self.id = (files.read_own(folder, STATUS, say) or {}).get("id") or uuid.uuid4().hex
-        self.claim: claim.Claim | None = None  # on the canvas, where a process has several runs
+        self.claim: claim.Claim | None = None  # of the process that writes
         self.node: str | None = None  # on the canvas, where a graph may have several: the id of its Training Run
         self.asked: tuple[Path, str] | None = None  # on the canvas: the folder and the structure that a graph asked for
         self.changes = files.read_changes(folder, say)
@@ -175,6 +176,15 @@ class Run:
             raise
         run.asked, run.claim, run.node = asked, own, node
         return run
+
+    def check_claim(self) -> None:
+        """Raises RunError where the folder is another's by now, as after it was removed and a training begun in its place."""
+        if self.claim is None or not self.folder.is_dir() or self.claim.stands():
+            return
+        raise RunError(
+            f"{self.folder} is not this run's any more: it was removed or taken over, and what is there now is another's. "
+            "Nothing was written. Fix: on the canvas press New run; headlessly choose another --output"
+        )
 
     def owns(self, model: FlowModel) -> None:
         """The model stands where the last line on record does."""
@@ -656,7 +666,7 @@ def close_run(run: Run) -> None:
 
 def taken(folder: Path) -> bool:
     """Whether a run is on record there, somebody else's files are, or another process is about to begin one."""
-    return on_record(folder) or bool(in_the_way(folder)) or held(folder)
+    return on_record(folder) or bool(in_the_way(folder)) or queued(folder) or held(folder)
 
 
 def on_record(folder: Path) -> bool:
@@ -672,6 +682,12 @@ def in_the_way(folder: Path) -> list[str]:
     """What a new run would write over; nothing where one of ours was begun or prepared, which its status.json says."""
     found = [name for name in WRITTEN if files.present(folder / name)]
     return found if found and files.read_own(folder, STATUS, logger.debug) is None else []
+
+
+def queued(folder: Path) -> bool:
+    """Whether the folder waits in the queue of a ComfyUI that is there, for a training to begin in it."""
+    status = files.read_own(folder, STATUS, logger.debug) or {}
+    return status.get("status") == "queued" and alive(status.get("pid"), status.get("process_started"))
 
 
 def held(folder: Path) -> bool:

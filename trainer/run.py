@@ -100,6 +100,8 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
     names = RunSettings.__dataclass_fields__
     known = {name: value for name, value in inputs.items() if name in names}
     run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
+    if run.writes:
+        run.claim = claim.take(folder)  # which this process has: the run looks at it before it writes
     with host.stop_signals(), _marked(run, total):
         return _train(workflow, run, total, resume, say)
 
@@ -111,6 +113,11 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     model = trained_model(workflow)
     model.run = run
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0
+    if not start and run.iteration >= run.settings.checkpoint_every:
+        raise RunError(
+            f"{folder} has {run.iteration} iterations on record, and none of its checkpoints is there any more. Fix: put the "
+            f"folder {CHECKPOINTS} back, or train anew with another --output"
+        )
     if resume:
         say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
     run.begin(start)

@@ -1,7 +1,11 @@
 """Whose adapter is trained on the canvas. ComfyUI hands one model to all workflows whose loaders have the same inputs."""
 
 import json
+import shutil
+import subprocess
+import sys
 
+import psutil
 import pytest
 import torch
 
@@ -204,6 +208,78 @@ def test_another_structure_is_another_run(tabs, runs, comfyui):
     assert (
         figures(runs / "one-2")[0]["reward/colorfulness/mean"] == figures(runs / "one")[0]["reward/colorfulness/mean"]
     )
+
+
+def linked(tab, target, value, through=None):
+    """The tab's graph with a constant of a core node in place of an input: `target` is (node, input)."""
+    graph = tab.workflow.graph
+    graph["90"] = {"class_type": "PrimitiveString", "inputs": {"value": value}}
+    if through:
+        graph["91"] = {"class_type": through, "inputs": {"switch": True, "on_true": ["90", 0]}}
+    graph[target[0]]["inputs"][target[1]] = ["91" if through else "90", 0]
+    return graph
+
+
+@pytest.mark.parametrize("through", [None, "ComfySwitchNode"])
+@pytest.mark.parametrize("target", [("1", "path"), ("1", "lora_rank"), ("5", "held_out"), ("3", "model")])
+def test_a_linked_value_that_decides_what_is_trained_is_structure(tabs, target, through):
+    """Seen before: one run went on over another base model, whose path came through a link."""
+    tab = tabs("one")
+    one, other = (lineage.structure(linked(tab, target, value, through), "12") for value in ("a", "b"))
+    assert one != other
+
+
+@pytest.mark.parametrize("target", [("9", "w_min"), ("11", "learning_rate"), ("2", "prompts"), ("4", "coefficient")])
+def test_a_linked_value_that_is_tuned_is_none(tabs, target):
+    tab = tabs("one")
+    one, other = (lineage.structure(linked(tab, target, value), "12") for value in ("a", "b"))
+    assert one == other
+
+
+def test_a_folder_that_is_another_s_by_now_is_not_written(tabs, runs, small_graph, tmp_path):
+    """It was removed while ComfyUI had it in hand, and a training begun in its place: that one was written over."""
+    tab = tabs("one")
+    tab.queue()
+    shutil.rmtree(runs / "one")
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {**RARELY, "iterations": 1}})))
+    command = [sys.executable, "-m", "comfyui_otca", "train", given, "--output", runs / "one"]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    there = {path: path.read_bytes() for path in (runs / "one").rglob("*") if path.is_file()}
+    with pytest.raises(NodeError, match="is not this run's any more.*Fix: on the canvas press New run"):
+        tab.queue()
+    assert {path: path.read_bytes() for path in (runs / "one").rglob("*") if path.is_file()} == there
+
+
+def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workflow):
+    tabs("one").queue()
+    shutil.rmtree(runs / "one" / "checkpoints")
+    (runs / "one" / "checkpoints").mkdir()
+    lines = (runs / "one" / "metrics.jsonl").read_bytes()
+    record._open.clear()
+    changes = {"OTCA_LoadFlowModel": {"resume_run": "one"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
+    with pytest.raises(NodeError, match="has no checkpoint. Fix: "), torch.inference_mode():
+        small_workflow(changes).run()
+    assert (runs / "one" / "metrics.jsonl").read_bytes() == lines
+
+
+def test_a_graph_that_records_nothing_writes_over_no_run_s_adapter(tabs, tmp_path, comfyui):
+    tab = tabs("one")
+    tab.queue()
+    file = tmp_path / "loras" / "quickstart_lora.safetensors"
+    before = file.read_bytes()
+    comfyui.running[0] = (1, "id", tab.workflow.graph, {}, ["13"])  # Training Run is muted, or was refused
+    tab.queue(targets=["13"])
+    assert file.read_bytes() == before and (tmp_path / "loras" / "quickstart_lora-2.safetensors").is_file()
+
+
+def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
+    (runs / "one").mkdir(parents=True)
+    own = psutil.Process()
+    status = {"status": "queued", "pid": own.pid, "process_started": own.create_time(), "total": 3}
+    (runs / "one" / "status.json").write_text(json.dumps(status))
+    tabs("one").queue()
+    assert read_object(runs / "one" / "status.json") == status and len(figures(runs / "one-2")) == 1
 
 
 def test_a_graph_that_failed_before_its_first_iteration_has_no_run(tabs, runs):
