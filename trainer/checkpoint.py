@@ -113,6 +113,16 @@ def _leave(folder: Path) -> None:
         _told.add(folder)
 
 
+def run_id(place: Path) -> str | None:
+    """Whose checkpoint it is; None where it does not say."""
+    try:
+        state = read_json(place / STATE)
+    except Damaged:  # which whoever restores it is told
+        return None
+    found = (state or {}).get("otca_run_id")
+    return found if isinstance(found, str) else None
+
+
 def restore(model: FlowModel, folder: Path) -> int:
     """Puts the last checkpoint that is whole into the model; returns its iteration, or 0 where there is none.
 

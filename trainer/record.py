@@ -153,7 +153,7 @@ class Run:
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._figures: Figures | None = None
         self._shown = len(self.history)  # rows that have gone to `_figures`
-        self.id = (files.read_own(folder, STATUS, say) or {}).get("id") or uuid.uuid4().hex
+        self.id = _known_id(folder) or uuid.uuid4().hex
         self.claim: claim.Claim | None = None  # of the process that writes
         self.node: str | None = None  # on the canvas, where a graph may have several: the id of its Training Run
         self.asked: tuple[Path, str] | None = None  # on the canvas: the folder and the structure that a graph asked for
@@ -607,6 +607,13 @@ def _pictures(path: Path, like: Tensor) -> Tensor | None:
         logger.warning("%s: samples.png, which shows before and after, stays as it is", error)
         return None
     return before if before.shape == like.shape else None
+
+
+def _known_id(folder: Path) -> str | None:
+    """Of the run in that folder, as its status or else its last checkpoint says: whoever starts a trainer writes a status too."""
+    if own := (files.read_own(folder, STATUS, logger.debug) or {}).get("id"):
+        return own
+    return next(filter(None, map(checkpoint.run_id, reversed(checkpoint.complete(folder / CHECKPOINTS)))), None)
 
 
 def _check_writable(folder: Path) -> None:
