@@ -10,8 +10,8 @@ from comfyui_otca.tests.comfyui.server import WORKFLOWS
 
 TEMPLATES = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
 SMALL = {
-    "OTCA_PromptDataset": {"prompts_per_iteration": 1},
-    "OTCA_SDESampler": {"group_size": 3, "steps": 5},
+    "OTCA_PromptDataset": {"prompts_per_iteration": 2},
+    "OTCA_SDESampler": {"group_size": 4, "steps": 5},
     "OTCA_TrainingRun": {"evaluation_prompts": "a red circle on a blue background", "evaluation_seeds": 1},
 }
 

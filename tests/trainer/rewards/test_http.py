@@ -66,6 +66,8 @@ def answering(serve):
     An answer is a JSON value, text, a response, or a function of the request that gives one.
     """
 
+    http._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
+
     def start(*answers):
         requests = []
 
