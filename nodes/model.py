@@ -3,6 +3,8 @@
 from ..trainer import claim, host, search
 from ..trainer.layout import CHECKPOINTS, plain_name
 
+MOST_RANK = 1024
+
 
 class LoadFlowModel:
     TITLE = "Load Flow Model"
@@ -25,7 +27,12 @@ class LoadFlowModel:
                 ),
                 "lora_rank": (
                     "INT",
-                    {"default": 16, "min": 1, "max": 1024, "tooltip": "Rank of the adapter: how much it can change."},
+                    {
+                        "default": 16,
+                        "min": 1,
+                        "max": MOST_RANK,
+                        "tooltip": "Rank of the adapter: how much it can change.",
+                    },
                 ),
                 "lora_alpha": (
                     "FLOAT",
@@ -138,6 +145,7 @@ class LoadFlowModel:
         files="",
         start_from="",
         training="lora",
+        lora_rank=None,
     ):
         from ..trainer.addresses import is_hub_id
         from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
@@ -145,7 +153,9 @@ class LoadFlowModel:
 
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is none of {', '.join(TRAININGS)}"
-        if start_from and (wrong := _wrong_start(start_from, resume_run, training)):
+        if lora_rank is not None and not 1 <= lora_rank <= MOST_RANK:
+            return f"lora_rank = {lora_rank} is out of range. Fix: give one from 1 to {MOST_RANK}"
+        if start_from and (wrong := _wrong_start(start_from, resume_run, training, lora_rank)):
             return f"start_from: {wrong}"
 
         if resume_run and not host.in_comfyui():
@@ -238,18 +248,23 @@ class LoadFlowModel:
         return (loaded,)
 
 
-def _wrong_start(start_from, resume_run, training):
+def _wrong_start(start_from, resume_run, training, rank):
     """What keeps a model from beginning with that adapter; empty where nothing does."""
-    from ..trainer import guidance
+    from ..trainer import guidance, lora
 
     if resume_run:
         return f"resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
     if training == "full":
         return "all weights are trained, and what is named here is an adapter. Fix: training = lora, or leave it empty"
     try:
-        guidance.find(start_from)
+        adapter = guidance.find(start_from)
+        found = {rank for file in guidance.files_of(adapter) for rank in lora.ranks(file)}
     except (OSError, ValueError) as error:
         return str(error)
+    if len(found) != 1:
+        return f"{adapter} is no LoRA of one rank. Fix: choose a file that training wrote"
+    if rank is not None and found != {rank}:
+        return f"{adapter} is of rank {min(found)}, and lora_rank is {rank}. Fix: lora_rank = {min(found)}"
     return ""
 
 

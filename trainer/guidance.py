@@ -176,7 +176,7 @@ def find(source: str) -> Path:
     places = permissions.places(source, [host.runs_folder(), *host.weight_folders("loras")], "a guide")
     for place in places:
         adapter = place / ADAPTER if place.is_dir() else place
-        if _files(adapter):
+        if files_of(adapter):
             return adapter
     if run := next((place for place in places if place.is_dir()), None):
         if list(run.glob(f"transformer*/{WEIGHTS}")):
@@ -192,11 +192,11 @@ def find(source: str) -> Path:
 
 def file_states(guides: Sequence[Guide]) -> list[str]:
     """Changes when an adapter does, so that one that was trained on is read again."""
-    states = [(file, file.stat()) for guide in guides for file in _files(find(guide.source))]
+    states = [(file, file.stat()) for guide in guides for file in files_of(find(guide.source))]
     return [f"{file}:{state.st_mtime_ns}:{state.st_size}" for file, state in states]
 
 
-def _files(adapter: Path) -> list[Path]:
+def files_of(adapter: Path) -> list[Path]:
     """Those of an adapter that are there, which of two networks are two."""
     names = [adapter.stem, *(f"{adapter.stem}_{expert}_noise" for expert in ("high", "low"))]
     return [file for name in names if (file := adapter.with_name(f"{name}{adapter.suffix}")).is_file()]

@@ -159,6 +159,15 @@ def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, obje
     return {"prompt": prompt, **({"workflow": canvas} if canvas else {})}
 
 
+def ranks(path: Path) -> set[int]:
+    """Of the adapter's modules, by the file's header. Raises ValueError, naming it, where it is truncated or none."""
+    try:
+        with safe_open(path, framework="np") as content:
+            return {content.get_slice(key).get_shape()[0] for key in content.keys() if key.endswith("lora_A.weight")}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is truncated or no safetensors file ({error}). Fix: copy it again") from error
+
+
 def belongs_to(path: Path, identity: Mapping[str, str]) -> bool:
     """Whether a file's header has all of these entries. A file that is no adapter belongs to nobody who asks."""
     try:

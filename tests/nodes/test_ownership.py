@@ -387,6 +387,21 @@ def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, pertu
     )
 
 
+def test_a_lora_file_that_does_not_fit_is_refused_when_queued(small_workflow, load_model, tmp_path, comfyui):
+    """As training would refuse it: validate said that it was ready."""
+    lora.save(load_model(), tmp_path / "loras" / "mine.safetensors", {})  # of rank 4
+    (tmp_path / "loras" / "junk.safetensors").write_bytes(b"junk")
+
+    def refused(**changes):
+        (problem,) = small_workflow({"OTCA_LoadFlowModel": changes}).validate()
+        assert problem.fix
+        return str(problem)
+
+    assert "is of rank 4, and lora_rank is 8" in refused(start_from="mine.safetensors", lora_rank=8)
+    assert "is truncated or no safetensors file" in refused(start_from="junk.safetensors")
+    assert "out of range" in refused(lora_rank=0)
+
+
 def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
     """Also after ComfyUI was started again, and never another run's, though the model is the same."""
     one, two = tabs("one"), tabs("two")
