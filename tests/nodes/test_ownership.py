@@ -20,7 +20,12 @@ UNIFORM = {
     "class_type": "OTCA_UniformWeights",
     "inputs": {"trajectories": ["3", 0], "timestep_fraction": 1.0, "seed": 0},
 }
-RARELY = {"checkpoint_every": 100, "evaluate_every": 100}
+RARELY = {
+    "checkpoint_every": 100,
+    "evaluate_every": 100,
+    "evaluation_prompts": "a red circle on a blue background",
+    "evaluation_seeds": 1,
+}
 
 
 @pytest.fixture
