@@ -43,13 +43,15 @@ def wait_for(sidebar, status: str, progress: str = "") -> None:
     head.wait_for(timeout=TRAINER_SECONDS * 1000)
 
 
-def wait_for_iteration(small, least: int) -> None:
+def wait_for_iteration(small, run: str, least: int) -> None:
+    """Until that run has so many: the head may still be that of the run which was shown before."""
     small.wait(
-        """least => {
-            const head = document.querySelector(".otca-run-head").textContent;
-            return Number(/iteration ([0-9]+)/.exec(head)?.[1]) >= least;
+        """([run, least]) => {
+            const head = document.querySelector(".otca-run-head");
+            const its = head.querySelector(".otca-run-name").textContent === run;
+            return its && Number(/iteration ([0-9]+)/.exec(head.textContent.replace(run, ""))?.[1]) >= least;
         }""",
-        least,
+        [run, least],
         seconds=TRAINER_SECONDS,
     )
 
@@ -84,14 +86,14 @@ def test_a_headless_run_is_trained_trained_on_and_its_adapter_loaded(small, side
 def test_a_headless_run_is_stopped_and_resumed(once, small, sidebar, run_name):
     name = f"long-{run_name}"
     train(small, sidebar, name, 500)
-    wait_for_iteration(small, 1)
+    wait_for_iteration(small, name, 1)
     sidebar.get_by_role("button", name="Stop", exact=True).click()
     wait_for(sidebar, "stopped")
     stopped = len(small.comfyui.metrics(name))
     assert 1 <= stopped < 500
 
     sidebar.get_by_role("button", name="Resume", exact=True).click()
-    wait_for_iteration(small, stopped + 1)
+    wait_for_iteration(small, name, stopped + 1)
     sidebar.get_by_role("button", name="Stop", exact=True).click()
     wait_for(sidebar, "stopped")
     rows = [row["iteration"] for row in small.comfyui.metrics(name)]
