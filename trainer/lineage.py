@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, RUN_NODE, STACK_NODE, is_link
+from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, is_link
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
@@ -43,7 +43,6 @@ _STRUCTURE = {
 }
 _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
-PREFIX = "OTCA_"
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d")
 

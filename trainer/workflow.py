@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .graph import (
+    PREFIX,
     Declaration,
     Node,
     ancestors,
@@ -38,8 +39,6 @@ from .workflow_file import api_graph, read_workflow
 __all__ = ["NodeError", "Problem", "Workflow", "WorkflowError"]
 
 logger = logging.getLogger(__name__)
-
-PREFIX = "OTCA_"
 
 
 class NodeError(RuntimeError):
