@@ -3,14 +3,14 @@
 ComfyUI imports this folder for its node tables, and everything else imports it as a package: it stays cheap.
 """
 
+from .host import comfyui
 from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from .trainer import host
 
 WEB_DIRECTORY = "./web"
 
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS", "WEB_DIRECTORY"]
 
-if host.in_comfyui():
-    from .server import settle_in
+if comfyui.in_comfyui():
+    from .page import settle_in
 
     settle_in()

@@ -49,17 +49,17 @@ def _complain(error: BaseException) -> None:
 
 def _bad_input() -> tuple[type[Exception], ...]:
     """Errors of what the user gave: ValueError covers workflows, models and prompts."""
-    from .trainer.claim import Claimed
-    from .trainer.permissions import NotAllowed
-    from .trainer.record import RunError
+    from .host.access.permissions import NotAllowed
+    from .host.claim import Claimed
+    from .trainer.run.record import RunError
 
     return (ValueError, FileNotFoundError, NotAllowed, RunError, Claimed)
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    from .trainer.distributed import PeerFailed
+    from .host.distributed import PeerFailed
     from .trainer.rewards import RewardError
-    from .trainer.workflow import NodeError
+    from .trainer.workflow.running import NodeError
 
     return (NodeError, PeerFailed, RewardError, OSError)
 
@@ -67,7 +67,7 @@ def _failures() -> tuple[type[Exception], ...]:
 def _main_of_clone():
     """`main` of this folder loaded as the package it is, whatever the folder is called: `python path/to/ComfyUI-OTCA`."""
     folder = Path(__file__).resolve().parent
-    # Python puts a folder that it runs first in its path, where our `nodes` and `server` would shadow other modules
+    # Python puts a folder that it runs first in its path, where our `nodes` and `commands` would shadow other modules
     sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
         "comfyui_otca", folder / "__init__.py", submodule_search_locations=[str(folder)]

@@ -67,7 +67,7 @@ def _leave_for_a_namespace() -> None:
 
 def pair(place: Path, apart: bool) -> str:
     """What came of two starts: "ok, refused by the claim", "ok, refused since it was trained", or what went wrong."""
-    from ..trainer.files import read_lines
+    from ..trainer.run.layout import read_lines
 
     workflow, folder = place / "given.json", place / "runs" / "run"
     workflow.write_text(json.dumps(graph(iterations=1, evaluate_every=100)), encoding="utf-8")

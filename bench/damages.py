@@ -271,14 +271,15 @@ def prepare() -> None:
     import torch
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from ..trainer import host, record
+    from ..host.terminal import terminal
+    from ..trainer.run import record
 
     torch.set_num_threads(1)
     FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         train(Path(place))  # here, since much is imported only when it is needed
     record._open.clear()
-    host.terminal.output = None
+    terminal.output = None
     gc.collect()
     gc.freeze()
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.run import STEP_NODE, only, trained_model
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run.loop import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 PHASES = ("rollout", "reward", "credit", "update")
@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="a row of Model Memory's compile too; takes minutes")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     options = parser.parse_args()
-    host.quiet_libraries()
+    quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
     workflow = Workflow.load(options.workflow, NODE_CLASS_MAPPINGS)

@@ -28,11 +28,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import start
-from comfyui_otca.trainer import host, record
-from comfyui_otca.trainer.run import train
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = {
@@ -51,7 +52,7 @@ GRACE, PATIENCE = 5, 60  # seconds: until the others get SIGTERM, and until they
 
 
 def work(folder: Path, iterations: int) -> int:
-    host.terminal.output, host.terminal.device = folder, "cpu"
+    terminal.output, terminal.device = folder, "cpu"
     record._open.clear()
     graph = json.loads((ROOT / "workflows" / "api" / "quickstart.json").read_text(encoding="utf-8"))
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)

@@ -22,10 +22,11 @@ from pathlib import Path
 import psutil
 import torch
 
+from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, record
-from comfyui_otca.trainer.run import train
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 SMALL = {
@@ -47,7 +48,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=100, metavar="N", help="iterations between two readings")
     parser.add_argument("--output", type=Path, help="keep the run's folder there (default: a temporary one)")
     options = parser.parse_args()
-    host.quiet_libraries()
+    quiet_libraries()
     torch.set_num_threads(1)
     workflow = Workflow.load(QUICKSTART, NODE_CLASS_MAPPINGS)
     for address, value in {**SMALL, "OTCA_TrainingRun.iterations": options.iterations}.items():
@@ -61,7 +62,7 @@ def main() -> None:
             print(f"iteration {iteration}: {readings[-1][1]:.1f} MB", flush=True)
 
     with tempfile.TemporaryDirectory() as temporary:
-        host.terminal.output = options.output or Path(temporary) / "run"
+        terminal.output = options.output or Path(temporary) / "run"
         started = time.monotonic()
         train(workflow, say=say)
         seconds = time.monotonic() - started
@@ -71,9 +72,7 @@ def main() -> None:
             f"\n{options.iterations} iterations in {seconds:.0f} s; from {readings[0][1]:.1f} to {readings[-1][1]:.1f} MB"
         )
         print(f"slope of the second half: {slope:+.2f} MB per 1000 iterations")
-        print(
-            f"of which lines of metrics.jsonl held in memory: {_history_megabytes(host.terminal.output):.2f} MB per 1000"
-        )
+        print(f"of which lines of metrics.jsonl held in memory: {_history_megabytes(terminal.output):.2f} MB per 1000")
 
 
 def _megabytes() -> float:

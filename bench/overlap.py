@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
+from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.graph import STACK_NODE, STEP_NODE
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import only
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run.loop import only
+from comfyui_otca.trainer.workflow.graph import STACK_NODE, STEP_NODE
+from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 SLOW = "OTCA_BenchSlow"
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     options = parser.parse_args()
-    host.quiet_libraries()
+    quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
     ways = {"after": _workflow(options, False), "while sampling": _workflow(options, True)}

@@ -29,8 +29,9 @@ import torch
 from PIL import Image
 
 from comfyui_otca.assets.make import reference_rewards, tiny_rewards
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.rewards import aesthetic, clip, hps, image_reward, preprocess, reward_class
+from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.trainer.networks import preprocess
+from comfyui_otca.trainer.rewards import aesthetic, clip, hps, image_reward, reward_class
 
 KINDS = ("clip_t", "aesthetic", "pickscore", "hpsv2", "image_reward")
 PROMPTS = ("a red circle", "a blue square on a green background")
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--pictures", nargs="+", type=Path, help="instead of noise")
     parser.add_argument("--prompt", action="append", help="one, or one for each picture")
     options = parser.parse_args()
-    host.quiet_libraries()
+    quiet_libraries()
     batches = list(_batches(options.pictures, options.prompt))
     print("| reward | weights | reference | scores | reference's range | largest difference |")
     print("|---|---|---|---|---|---|")

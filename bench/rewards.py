@@ -22,8 +22,9 @@ from pathlib import Path
 import torch
 
 from comfyui_otca.assets.make import tiny_rewards
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.rewards import network, reward_class
+from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.trainer.networks import network
+from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
-    host.quiet_libraries()
+    quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
     pictures = torch.rand(options.pictures, 512, 512, 3, generator=torch.Generator().manual_seed(0))

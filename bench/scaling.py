@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from comfyui_otca.host import distributed
+from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import together
-from comfyui_otca.trainer import distributed, host
 from comfyui_otca.trainer.flow.flux import Flux
-from comfyui_otca.trainer.run import STEP_NODE, only, trained_model
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run.loop import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
 GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
@@ -87,8 +88,8 @@ def _spread(ratios: list[float]) -> str:
 
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
     """Seconds of each iteration of this process, and what the last one sent."""
-    host.terminal.device = "cpu"
-    host.quiet_libraries()
+    terminal.device = "cpu"
+    quiet_libraries()
     graph = json.loads(QUICKSTART.read_text(encoding="utf-8"))
     if training == SHARDED:
         memory = {"quantize": "none", "attention": "auto", "shard": True}

@@ -91,7 +91,7 @@ def existing_folder(text: str) -> Path:
 
 
 def host_name(text: str) -> str:
-    from ..trainer.addresses import HOST
+    from ..host.access.addresses import HOST
 
     if not HOST.fullmatch(text.lower()):
         raise argparse.ArgumentTypeError(f"{text!r} is no host, as in score.example.org or score.example.org:8443")
@@ -106,9 +106,8 @@ def positive(text: str) -> int:
 
 def load(given: argparse.Namespace):
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-    from ..trainer.files import read_own
-    from ..trainer.layout import WORKFLOW
-    from ..trainer.workflow import Workflow
+    from ..trainer.run.layout import WORKFLOW, read_own
+    from ..trainer.workflow.running import Workflow
 
     allow(given)
     path, known = given.workflow, (NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
@@ -128,8 +127,8 @@ def load(given: argparse.Namespace):
 
 def _user_names(workflow, address: tuple[str, str]) -> None:
     """What the user typed into an input is his word, so what that input asks for is allowed."""
-    from ..trainer import permissions
-    from ..trainer.wants import wants_of
+    from ..host.access import permissions
+    from ..host.access.wants import wants_of
 
     node, name = address
     wants = wants_of({node: workflow.graph[node]}, workflow.node_classes)
@@ -145,15 +144,16 @@ def set_seeds(workflow, seed: int | None) -> None:
 
 def allow(given: argparse.Namespace) -> None:
     """Heeds `permission_arguments`."""
-    from ..trainer import host, permissions
+    from ..host.access import permissions
+    from ..host.terminal import terminal
 
     permissions.user_allows(given.allow_folder, given.allow_host, given.allow_python, given.download)
-    host.terminal.download = given.download
+    terminal.download = given.download
 
 
 def user_names(*places: str | Path | None) -> None:
     """Files and folders that the user typed are his word."""
-    from ..trainer import permissions
+    from ..host.access import permissions
 
     for place in places:
         if place is not None:
@@ -162,8 +162,8 @@ def user_names(*places: str | Path | None) -> None:
 
 def allow_rewards(texts: list[str]) -> None:
     """Models and servers that the user names by --reward are his word."""
-    from ..trainer import permissions
-    from ..trainer.wants import posts
+    from ..host.access import permissions
+    from ..host.access.wants import posts
 
     for text in texts:
         for part in text.partition(":")[2].split(","):
@@ -174,8 +174,8 @@ def allow_rewards(texts: list[str]) -> None:
 
 def say_wants(workflow, file: TextIO) -> None:
     """Prints what a workflow would touch outside of itself, and whether it may."""
-    from ..trainer import permissions
-    from ..trainer.wants import wants_of
+    from ..host.access import permissions
+    from ..host.access.wants import wants_of
 
     lines = {}
     for want in wants_of(workflow.graph, workflow.node_classes):

@@ -51,15 +51,16 @@ def _sample(given: argparse.Namespace) -> int:
 
     With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
     """
+    from ..host.terminal import quiet_libraries, terminal
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer import guidance, host
-    from ..trainer.sample import sample_to_file
+    from ..trainer.inference import guidance
+    from ..trainer.inference.loading import sample_to_file
 
     options.allow(given)
     guides = [guidance.parse(text) for text in given.guide]
     options.user_names(given.source, *(guide.source for guide in guides))
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     path = sample_to_file(
         given.source,
         given.prompt,
@@ -78,14 +79,14 @@ def _sample(given: argparse.Namespace) -> int:
 
 def _export(given: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
+    from ..host.terminal import quiet_libraries, terminal
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer import host
-    from ..trainer.sample import load_run
-    from ..trainer.weights import export
+    from ..trainer.flow.saved import export
+    from ..trainer.inference.loading import load_run
 
     options.allow(given)
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     if given.output.exists() and any(given.output.iterdir()):
         raise ValueError(f"--output {given.output} is not empty. Fix: choose another folder")
     model, _ = load_run(Path(given.run), NODE_CLASS_MAPPINGS, whole=True)
@@ -97,7 +98,7 @@ def _export(given: argparse.Namespace) -> int:
 def _report(given: argparse.Namespace) -> int:
     """Writes one HTML page with a run's curves, evaluations, pictures, credit, times, settings and workflow in it."""
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer.report import write
+    from ..study.run_page import write
 
     print(write(given.run, given.output, NODE_CLASS_MAPPINGS))
     return 0

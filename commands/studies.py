@@ -149,25 +149,26 @@ def add(commands) -> None:
 
 def _stoppable(work: Callable[[], int], left: str) -> int:
     """Does the work; where a signal ends it, says what is left and returns the code of that signal."""
-    from ..trainer import host
+    from ..host import stopping
+    from ..host.terminal import terminal
 
-    with host.stop_signals():
+    with stopping.stop_signals():
         try:
             return work()
-        except host.Stopped as stopped:
+        except stopping.Stopped as stopped:
             print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
-            return 128 + host.terminal.stop_signal
+            return 128 + terminal.stop_signal
 
 
 def _score(given: argparse.Namespace) -> int:
     """Scores files by rewards; prints each reward's mean with its 95 % bootstrap interval as a Markdown table."""
-    from ..trainer import host
-    from ..trainer.study import scoring
+    from ..host.terminal import quiet_libraries, terminal
+    from ..study import scoring
 
     options.allow(given)
     options.allow_rewards(given.reward)
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     options.user_names(given.prompts)
     files = scoring.find_files(given.files)
     if given.prompt is not None:
@@ -188,18 +189,18 @@ def _eval(given: argparse.Namespace) -> int:
 
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
+    from ..host.terminal import quiet_libraries, terminal
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer import host
+    from ..study import evaluate, scoring
+    from ..trainer.inference.loading import is_run
     from ..trainer.prompts import read_prompts
-    from ..trainer.sample import is_run
-    from ..trainer.study import evaluate, scoring
 
     options.allow(given)
     options.allow_rewards(given.reward)
     others = [*map(evaluate.parse_lora, given.lora), *evaluate.parse_guides(given.guide)]
     options.user_names(given.source, given.prompts, *(guide.source for other in others for guide in other.guides))
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     folder = given.output or (Path(given.source) if is_run(given.source) else Path(".")) / "evaluation"
 
     def work() -> int:
@@ -228,11 +229,11 @@ def _analyze(given: argparse.Namespace) -> int:
     """Samples by a workflow without training, scores the predicted picture at every step, and compares what each step gained
     with what the credit's proxies say. Prints the agreement as a table; figures and plots go into the folder.
     """
-    from ..trainer import host
-    from ..trainer.study.analyze import analyze
+    from ..host.terminal import quiet_libraries, terminal
+    from ..study.analyze import analyze
 
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     workflow = options.load(given)
     options.set_seeds(workflow, given.seed)
     folder = given.output or (given.workflow if given.workflow.is_dir() else Path(".")) / "analysis"
@@ -252,17 +253,17 @@ def _compare(given: argparse.Namespace) -> int:
 
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
-    from ..trainer import host
-    from ..trainer.layout import named_place
+    from ..host.names import named_place
+    from ..host.terminal import quiet_libraries, terminal
+    from ..study import compare, fairness
     from ..trainer.prompts import read_prompts
-    from ..trainer.study import compare, fairness
 
     if "RANK" in os.environ:
         raise ValueError(
             "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
         )
-    host.terminal.device = given.device
-    host.quiet_libraries()
+    terminal.device = given.device
+    quiet_libraries()
     options.user_names(given.prompts, given.features)
     workflows = {}
     for text in given.workflows:
@@ -309,7 +310,7 @@ def _compare(given: argparse.Namespace) -> int:
 
 def _vbench(given: argparse.Namespace) -> int:
     """Prints what VBench found of each model as a Markdown table, in percent: Total, Quality, Semantic and every dimension."""
-    from ..trainer.study import vbench
+    from ..study import vbench
 
     evaluations = []
     for text in given.results:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from . import options
 
 if TYPE_CHECKING:
-    from ..trainer.problem import Problem
+    from ..trainer.workflow.problem import Problem
 
 
 def add(commands) -> None:
@@ -60,9 +60,11 @@ def add(commands) -> None:
 
 def _train(given: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume goes on from it bit-exactly."""
-    from ..trainer import distributed, host, preflight
-    from ..trainer.problem import errors
-    from ..trainer.run import RUN_NODE, check_folder, train
+    from ..host import distributed
+    from ..host.terminal import quiet_libraries, terminal
+    from ..trainer.run import preflight
+    from ..trainer.run.loop import RUN_NODE, check_folder, train
+    from ..trainer.workflow.problem import errors
 
     workflow = options.load(given)
     if given.iterations is not None:
@@ -70,8 +72,8 @@ def _train(given: argparse.Namespace) -> int:
     options.set_seeds(workflow, given.seed)
     if given.output is None and given.workflow.is_dir():
         given.output = given.workflow
-    host.terminal.output = given.output
-    host.terminal.device = given.device
+    terminal.output = given.output
+    terminal.device = given.device
     problems = preflight.problems(workflow)
     if distributed.is_main():
         _show(problems)
@@ -80,15 +82,15 @@ def _train(given: argparse.Namespace) -> int:
     if given.reward_gpus and given.device:
         raise ValueError(f"--reward-gpus and --device {given.device} say two things. Fix: leave one of them out")
     if given.gpus > 1 and "RANK" not in os.environ:
-        from ..trainer.launch import launch
+        from ..trainer.run.launch import launch
 
         if given.device != "cpu":
             distributed.check_gpus(given.gpus, given.reward_gpus or 0)
         check_folder(workflow, given.resume, given.take_over)  # here, where it is told once and no restart follows
         return launch(given.gpus, given.max_restarts, given.arguments)
     if given.reward_gpus:
-        host.terminal.reward_device = distributed.reward_gpu(given.reward_gpus)
-    host.quiet_libraries()
+        terminal.reward_device = distributed.reward_gpu(given.reward_gpus)
+    quiet_libraries()
     distributed.begin(cpu=given.device == "cpu")
     say = functools.partial(print, flush=True)
     code = train(workflow, resume=given.resume, take_over=given.take_over, say=say)
@@ -100,7 +102,7 @@ def _validate(given: argparse.Namespace) -> int:
     """Checks a workflow without running it and prints every problem, and what it would read, post, download or run that is not
     its own; exit code 2 if there is an error.
     """
-    from ..trainer import preflight
+    from ..trainer.run import preflight
 
     workflow = options.load(given)
     failed = _show(preflight.problems(workflow))
@@ -131,7 +133,7 @@ def _nodes(given: argparse.Namespace) -> int:
 
 def _show(problems: Sequence[Problem]) -> bool:
     """Prints what is wrong; returns whether there is an error."""
-    from ..trainer.problem import told
+    from ..trainer.workflow.problem import told
 
     for problem in told(problems):
         print(f"{problem.severity}: {problem}", file=sys.stderr)

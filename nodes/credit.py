@@ -1,6 +1,6 @@
 """Stage 5a, when: how much credit each denoising step gets."""
 
-from ..trainer import host, search
+from ..host import devices, search
 from . import live, payloads
 from .rewards import complaint
 
@@ -29,10 +29,10 @@ class _Credit:
     def _shown(self, credit, trajectories, node_id, *pictures):
         from dataclasses import replace
 
-        from ..trainer import plots
+        from ..trainer.pictures import plots
 
         credit = replace(credit, node=node_id)
-        heatmap = host.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        heatmap = live.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
             node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
         )
@@ -101,8 +101,8 @@ class TCDWeights(_Credit):
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types, proxy="latents", features="shapes-clip"):
-        from ..trainer import features as encoders
-        from ..trainer import proxies
+        from ..trainer.credit import proxies
+        from ..trainer.networks import features as encoders
 
         declared = cls.INPUT_TYPES()
         for name, given in input_types.items():
@@ -118,11 +118,11 @@ class TCDWeights(_Credit):
 
     @classmethod
     def WANTS(cls, proxy="latents", features="", **_):
-        from ..trainer.wants import reads
+        from ..host.access.wants import reads
 
         return reads(features, "an image encoder", "features") if proxy in (None, "image_features") else []
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(
         self,
         trajectories,
@@ -137,12 +137,12 @@ class TCDWeights(_Credit):
     ):
         from dataclasses import replace
 
-        from ..trainer.credit import from_similarity, tcd
+        from ..trainer.credit.steps import from_similarity, tcd
 
         if proxy == "latents":
             return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
-        from ..trainer import features as encoders
-        from ..trainer import proxies
+        from ..trainer.credit import proxies
+        from ..trainer.networks import features as encoders
 
         # Held by the node, so that it is loaded once and not in every iteration.
         self.encoder = encoders.load(features) if proxy == "image_features" else None
@@ -187,11 +187,11 @@ class UniformWeights(_Credit):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(self, trajectories, timestep_fraction, seed, node_id=""):
         import torch
 
-        from ..trainer.credit import uniform
+        from ..trainer.credit.steps import uniform
 
         generator = torch.Generator().manual_seed(seed)
         return self._weighed(trajectories, node_id, uniform, timestep_fraction, generator, trajectories.share)
@@ -205,9 +205,9 @@ class NoiseAwareWeights(_Credit):
     def INPUT_TYPES(cls):
         return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit import noise_aware
+        from ..trainer.credit.steps import noise_aware
 
         return self._weighed(trajectories, node_id, noise_aware, trajectories.stds)
 
@@ -223,9 +223,9 @@ class PCPOWeights(_Credit):
     def INPUT_TYPES(cls):
         return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit import pcpo
+        from ..trainer.credit.steps import pcpo
         from ..trainer.sde import sensitivities
 
         settings, sigmas = trajectories.settings, trajectories.sigmas
@@ -242,9 +242,9 @@ class GRPOGuard(_Credit):
     def INPUT_TYPES(cls):
         return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
-        from ..trainer.credit import grpo_guard
+        from ..trainer.credit.steps import grpo_guard
 
         return self._weighed(trajectories, node_id, grpo_guard, trajectories.stds, trajectories.sigmas)
 
@@ -267,9 +267,9 @@ class CombineCredit(_Credit):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(self, trajectories, credit_1, credit_2, node_id=""):
-        from ..trainer.credit import combined
+        from ..trainer.credit.steps import combined
 
         return self._shown(combined(credit_1, credit_2), trajectories, node_id)
 
@@ -332,17 +332,17 @@ class SpatialCredit(_Credit):
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):
-        from ..trainer.features import MARKER
+        from ..trainer.networks.features import MARKER
 
         return complaint("model", search.model, model, MARKER) or True
 
     @classmethod
     def WANTS(cls, model="", **_):
-        from ..trainer.wants import reads
+        from ..host.access.wants import reads
 
         return reads(model, "an image encoder", "model")
 
-    @host.outside_inference
+    @devices.outside_inference
     def weigh(
         self,
         trajectories,
@@ -358,9 +358,11 @@ class SpatialCredit(_Credit):
         import time
         from dataclasses import replace
 
-        from ..trainer import features, place, plots
-        from ..trainer.credit import placed
-        from ..trainer.rewards.network import shared
+        from ..trainer.credit import spatial as place
+        from ..trainer.credit.steps import placed
+        from ..trainer.networks import features
+        from ..trainer.networks.network import shared
+        from ..trainer.pictures import plots
 
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
@@ -368,5 +370,5 @@ class SpatialCredit(_Credit):
         own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
         credit = placed(credit, own)
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = host.picture(lambda: plots.lit(trajectories.images, credit.place))
+        places = live.picture(lambda: plots.lit(trajectories.images, credit.place))
         return self._shown(credit, trajectories, node_id, places)

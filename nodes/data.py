@@ -60,7 +60,7 @@ class PromptDataset:
 
     @classmethod
     def VALIDATE_INPUTS(cls, prompts, file=""):
-        from ..trainer.permissions import NotAllowed
+        from ..host.access.permissions import NotAllowed
         from ..trainer.prompts import PromptError, read_prompts
 
         if file is None or (prompts is None and not file):
@@ -73,8 +73,8 @@ class PromptDataset:
 
     @classmethod
     def WANTS(cls, file="", **_):
-        from ..trainer.permissions import PROMPTS
-        from ..trainer.wants import reads
+        from ..host.access.permissions import PROMPTS
+        from ..host.access.wants import reads
 
         return reads(file, PROMPTS, "file", always=True)
 

@@ -1,6 +1,6 @@
 """Stage 4, rewards that are not ours: a server's, and a function's in a file of the user's."""
 
-from ..trainer import permissions
+from ..host.access import permissions
 from .rewards import RewardNode, complaint, text_input
 
 
@@ -63,7 +63,7 @@ class RewardHTTP(RewardNode):
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
-        from ..trainer.permissions import check_token
+        from ..host.access.permissions import check_token
         from ..trainer.rewards.http import check_host, check_token_variable
 
         sent = token_variable or None if url else None  # which is known here only with the address
@@ -76,7 +76,7 @@ class RewardHTTP(RewardNode):
 
     @classmethod
     def WANTS(cls, url="", **_):
-        from ..trainer.wants import posts
+        from ..host.access.wants import posts
 
         return posts(url, "pictures and prompts", "url")
 

@@ -1,6 +1,6 @@
 """Stage 5b, what: how the objectives become one advantage, and which samples it is trained on."""
 
-from ..trainer import host
+from ..host import devices
 from . import live, payloads
 
 _STD_SCOPE = (
@@ -20,9 +20,9 @@ class _Advantages:
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
     def _shown(self, node_id, advantages):
-        from ..trainer import plots
+        from ..trainer.pictures import plots
 
-        heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = live.picture(lambda: plots.advantage_heatmap(advantages))
         return live.shown(
             node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)
         )
@@ -32,8 +32,8 @@ class _Fuse(_Advantages):
     FUNCTION = "fuse"
 
     def _fuse(self, scores, credit, node_id, method, **options):
-        from ..trainer import distributed
-        from ..trainer.fusion import fuse
+        from ..host import distributed
+        from ..trainer.advantages import fuse
 
         return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), method, **options))
 
@@ -68,7 +68,7 @@ class MOCAFuse(_Fuse):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def fuse(self, scores, credit, exploration, recenter, std_scope, node_id=""):
         return self._fuse(
             scores, credit, node_id, "moca", exploration=exploration, recentering=recenter, std_scope=std_scope
@@ -100,7 +100,7 @@ class WeightedFuse(_Fuse):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def fuse(self, scores, credit, mode, std_scope, node_id=""):
         return self._fuse(scores, credit, node_id, mode, std_scope=std_scope)
 
@@ -137,9 +137,9 @@ class BestOfN(_Advantages):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def select(self, advantages, best, worst, node_id=""):
-        from ..trainer.selection import best_of_n
+        from ..trainer.advantages import best_of_n
 
         return self._shown(node_id, best_of_n(advantages, best, worst))
 
@@ -155,7 +155,7 @@ class MinNormFuse(_Fuse):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def fuse(self, scores, credit, std_scope, node_id=""):
         return self._fuse(scores, credit, node_id, "min_norm", std_scope=std_scope)
 
@@ -204,15 +204,16 @@ class StepwiseGain(_Fuse):
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def fuse(self, model, trajectories, scores, tweedie_steps, per_step, fusion, node_id=""):
         import time
         from dataclasses import replace
 
-        from ..trainer import distributed, plots
-        from ..trainer.credit import similarity_gain
-        from ..trainer.fusion import fuse_gains
-        from ..trainer.gains import stepwise_gains
+        from ..host import distributed
+        from ..trainer.advantages import fuse_gains
+        from ..trainer.credit.gains import stepwise_gains
+        from ..trainer.credit.steps import similarity_gain
+        from ..trainer.pictures import plots
 
         started = time.perf_counter()
         gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
@@ -222,7 +223,7 @@ class StepwiseGain(_Fuse):
         advantages = fuse_gains(*whole, trajectories.trained, fusion, per_step)
         credit = replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
         advantages = replace(advantages, credit=credit)
-        heatmap = host.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = live.picture(lambda: plots.advantage_heatmap(advantages))
         # It is credit and fusion in one, and so has the heatmap of the one with the advantages of the other.
         shown = {
             "credit": lambda: payloads.credit(credit, trajectories),

@@ -1,6 +1,6 @@
 """Beside training: what was learned, put together at inference."""
 
-from ..trainer import host
+from ..host import devices, stopping
 
 
 class ImplicitRewardGuidance:
@@ -100,8 +100,8 @@ class ImplicitRewardGuidance:
 
     @classmethod
     def VALIDATE_INPUTS(cls, guides, prompts):
-        from ..trainer.guidance import find, parse_lines
-        from ..trainer.permissions import NotAllowed
+        from ..host.access.permissions import NotAllowed
+        from ..trainer.inference.guidance import find, parse_lines
         from ..trainer.prompts import read_prompts
 
         try:
@@ -118,8 +118,8 @@ class ImplicitRewardGuidance:
 
     @classmethod
     def WANTS(cls, guides="", **_):
-        from ..trainer.guidance import parse_lines
-        from ..trainer.wants import reads
+        from ..host.access.wants import reads
+        from ..trainer.inference.guidance import parse_lines
 
         if guides is None:
             return reads(None, "a guide", "guides")
@@ -130,11 +130,11 @@ class ImplicitRewardGuidance:
 
     @classmethod
     def IS_CHANGED(cls, guides, **_):
-        from ..trainer.guidance import file_states, parse_lines
+        from ..trainer.inference.guidance import file_states, parse_lines
 
         return file_states(parse_lines(guides)) if guides is not None else float("nan")
 
-    @host.outside_inference
+    @devices.outside_inference
     def sample(
         self,
         model,
@@ -153,11 +153,11 @@ class ImplicitRewardGuidance:
         batch_size=0,
     ):
         from ..trainer import rollout
-        from ..trainer.guidance import composed, parse_lines
+        from ..trainer.inference.guidance import composed, parse_lines
         from ..trainer.prompts import read_prompts
         from ..trainer.types import SamplerSettings
 
-        host.make_room()
+        devices.make_room()
         settings = SamplerSettings(
             kind="ode",
             eta=0.0,
@@ -175,5 +175,5 @@ class ImplicitRewardGuidance:
         texts, seeds = [text for text, _ in pairs], [number for _, number in pairs]
         with composed(model, parse_lines(guides), steps) as compose:
             calls = compose.calls(steps) * rollout.model_calls(1, len(pairs), batch_size)
-            images = rollout.generate(model, texts, settings, seeds, host.progress(calls), compose)
+            images = rollout.generate(model, texts, settings, seeds, stopping.progress(calls), compose)
         return (images if images.ndim == 4 else images.flatten(0, 1),)

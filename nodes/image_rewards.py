@@ -1,6 +1,6 @@
 """Rewards that look at a picture with a network: CLIP and its descendants, and BLIP's."""
 
-from ..trainer import host, search
+from ..host import paths, search
 from .rewards import NetworkReward, complaint, text_input
 
 
@@ -12,7 +12,7 @@ class RewardClipT(NetworkReward):
 
     @classmethod
     def own_inputs(cls):
-        models = host.list_models("preprocessor_config.json")
+        models = paths.list_models("preprocessor_config.json")
         return {
             "model": (
                 models,

@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..trainer import host, lineage, resident
-from ..trainer.graph import RUN_NODE
+from ..host import comfyui, devices, resident
+from ..trainer.workflow import lineage
+from ..trainer.workflow.graph import RUN_NODE
 from . import payloads
 
 if TYPE_CHECKING:
@@ -51,19 +52,19 @@ def shown_all(
     trajectories: Trajectories | None = None,
 ):
     """As `shown`, of a node with several kinds of payload, in their order."""
-    if not host.in_comfyui():
+    if not comfyui.in_comfyui():
         return result
-    prompt = host.running_prompt()
+    prompt = comfyui.running_prompt()
     ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
     if trajectories is not None:
         made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
-        _trajectories[host.running_workflow_id(), node] = weakref.ref(trajectories), made_by
+        _trajectories[comfyui.running_workflow_id(), node] = weakref.ref(trajectories), made_by
     return {"ui": ui, "result": result}
 
 
 def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
     """Remembers what a node shows, with what made it, and tells the page."""
-    workflow = host.running_workflow_id()
+    workflow = comfyui.running_workflow_id()
     _keep_recent(workflow)
     made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
     data = data | {"workflow_id": workflow, "made_by": made_by}
@@ -73,7 +74,7 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
         if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
             del results["advantages"]
     _results.setdefault((workflow, node), {})[kind] = data
-    host.tell(EVENT, {"node": node, "kind": kind, "data": data})
+    comfyui.tell(EVENT, {"node": node, "kind": kind, "data": data})
     return data
 
 
@@ -115,12 +116,12 @@ def shows_owner(prompt: Mapping, node: str, text: str) -> None:
 
 def makes_run(node: str, run: str) -> None:
     """Which run a Training Run node goes on with: said before sampling, and before its evaluation, which take long."""
-    _runs[host.running_workflow_id(), node] = run
+    _runs[comfyui.running_workflow_id(), node] = run
 
 
 def run_at_work(run: str) -> bool:
     """Whether ComfyUI is executing a prompt of that run."""
-    return any(_runs.get(place) == run for place in host.running_nodes(RUN_NODE))
+    return any(_runs.get(place) == run for place in comfyui.running_nodes(RUN_NODE))
 
 
 def preview_png(node: str, sample: int, step: int, workflow: str | None = None, made_by: str = "") -> bytes:
@@ -129,7 +130,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     Raises:
         LookupError: nothing (any more) to look at, or no such sample or step.
     """
-    from ..trainer import plots
+    from ..trainer.pictures import plots
 
     held = _trajectories.get((workflow, node)) or _trajectories.get((None, node))
     trajectories = held[0]() if held and held[1] == made_by else None
@@ -152,7 +153,7 @@ def release() -> int:
     """
     # Asked under the lock: a prompt that starts after this question waits until all have left, then takes them back.
     with resident.moving:
-        if host.our_prompt_running():
+        if comfyui.our_prompt_running():
             raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
         return resident.release_all()
 
@@ -163,4 +164,13 @@ def make_room_for_others() -> None:
         release()
     except Busy:
         return
-    host.make_room()
+    devices.make_room()
+
+
+def picture(draw: Callable):
+    """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nobody looks there, so nothing is drawn."""
+    if not comfyui.in_comfyui():
+        return None
+    from ..trainer.pictures import plots
+
+    return plots.as_image(draw())

@@ -1,7 +1,8 @@
 """Stage 1: the model that is trained."""
 
-from ..trainer import claim, host, search
-from ..trainer.layout import CHECKPOINTS, plain_name
+from ..host import claim, comfyui, devices, paths, search
+from ..host.names import plain_name
+from ..trainer.run.layout import CHECKPOINTS
 
 MOST_RANK = 1024
 
@@ -22,7 +23,7 @@ class LoadFlowModel:
         return {
             "required": {
                 "model": (
-                    host.list_models("model_index.json"),
+                    paths.list_models("model_index.json"),
                     {"tooltip": "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."},
                 ),
                 "lora_rank": (
@@ -87,7 +88,7 @@ class LoadFlowModel:
                     },
                 ),
                 "resume_run": (
-                    ["", *host.list_runs()],
+                    ["", *paths.list_runs()],
                     {
                         "default": "",
                         "tooltip": "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to "
@@ -124,7 +125,7 @@ class LoadFlowModel:
                     {"tooltip": "From Model Files: single files in place of the folder's own weights."},
                 ),
                 "start_from": (
-                    ["", *host.list_adapters()],
+                    ["", *paths.list_adapters()],
                     {
                         "default": "",
                         "tooltip": "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh "
@@ -147,9 +148,9 @@ class LoadFlowModel:
         training="lora",
         lora_rank=None,
     ):
-        from ..trainer.addresses import is_hub_id
+        from ..host.access.addresses import is_hub_id
+        from ..host.access.permissions import NotAllowed
         from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
-        from ..trainer.permissions import NotAllowed
 
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is none of {', '.join(TRAININGS)}"
@@ -158,11 +159,11 @@ class LoadFlowModel:
         if start_from and (wrong := _wrong_start(start_from, resume_run, training, lora_rank)):
             return f"start_from: {wrong}"
 
-        if resume_run and not host.in_comfyui():
+        if resume_run and not comfyui.in_comfyui():
             return "resume_run: goes on with a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
         if resume_run:
             try:
-                folder = host.run_folder(plain_name(resume_run))
+                folder = paths.run_folder(plain_name(resume_run))
             except ValueError as error:
                 return f"resume_run = {resume_run!r} {error}"
             if not (folder / CHECKPOINTS).is_dir():
@@ -171,7 +172,7 @@ class LoadFlowModel:
                 claim.check(folder)
             except claim.Claimed as error:
                 return f"resume_run: {error}"
-        known = host.list_models("model_index.json")
+        known = paths.list_models("model_index.json")
         if path is None or (model is None and not path):
             return True  # linked: what comes is known only when the graph runs
         if not path and model not in known:
@@ -191,7 +192,7 @@ class LoadFlowModel:
 
     @classmethod
     def WANTS(cls, model="", path="", transformer_file="", download=False, start_from="", **_):
-        from ..trainer.wants import downloads, reads
+        from ..host.access.wants import downloads, reads
 
         files = [
             *reads(transformer_file, "its transformer", "transformer_file"),
@@ -200,7 +201,7 @@ class LoadFlowModel:
         named = reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")
         return [*named, *files, *downloads(path, download, "path")]
 
-    @host.outside_inference
+    @devices.outside_inference
     def load(
         self,
         model,
@@ -220,14 +221,14 @@ class LoadFlowModel:
         files=None,
         start_from="",
     ):
-        from ..trainer import guidance
         from ..trainer.flow import SINGLE_FILES, load_flow_model
-        from ..trainer.ownership import Start, start
+        from ..trainer.inference import guidance
+        from ..trainer.run.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
         found = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}
-        host.make_room()
-        host.empty_cache()
+        devices.make_room()
+        devices.empty_cache()
         if search.may_download(path, download):
             search.download(path, without=found)
         loaded = load_flow_model(
@@ -237,20 +238,21 @@ class LoadFlowModel:
             lora_targets=lora_targets,
             seed=seed,
             dtype=dtype,
-            device=host.chosen_device(device),
+            device=devices.chosen_device(device),
             max_sequence_length=max_sequence_length,
             files=found,
             training=training,
             **(memory or {}),
         )
-        run = host.run_folder(plain_name(resume_run)).resolve() if resume_run else None
+        run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
         start(loaded, Start(run, guidance.find(start_from) if start_from else None))
         return (loaded,)
 
 
 def _wrong_start(start_from, resume_run, training, rank):
     """What keeps a model from beginning with that adapter; empty where nothing does."""
-    from ..trainer import guidance, lora
+    from ..trainer.flow import lora
+    from ..trainer.inference import guidance
 
     if resume_run:
         return f"resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
@@ -360,7 +362,7 @@ class ModelFiles:
         return {
             "required": {
                 component: (
-                    [cls.FOLDERS_OWN, *host.list_weights(kind)],
+                    [cls.FOLDERS_OWN, *paths.list_weights(kind)],
                     {"default": cls.FOLDERS_OWN, "tooltip": f"{cls.WHAT[component]} From ComfyUI's models/{kind}."},
                 )
                 for component, kind in SINGLE_FILES.items()
@@ -369,8 +371,8 @@ class ModelFiles:
 
     @classmethod
     def VALIDATE_INPUTS(cls, transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae):
+        from ..host.access.permissions import NotAllowed
         from ..trainer.flow import SINGLE_FILES
-        from ..trainer.permissions import NotAllowed
 
         given = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
         for (component, kind), name in zip(SINGLE_FILES.items(), given, strict=True):
@@ -383,7 +385,7 @@ class ModelFiles:
 
     @classmethod
     def WANTS(cls, **names):
-        from ..trainer.wants import reads
+        from ..host.access.wants import reads
 
         return [
             want for component in cls.WHAT for want in reads(names.get(component, ""), f"its {component}", component)

@@ -50,7 +50,7 @@ def advantages(node: str, advantages: Advantages) -> dict:
 
 def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
     """The Reward Stack's table: raw scores, their standing in the group and how the rewards agree with each other."""
-    from ..trainer.grpo import correlation, standing
+    from ..trainer.advantages import correlation, standing
 
     standings = standing(scores)
     return {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..trainer import host
+from ..host import comfyui, devices, stopping
 from . import live, payloads
 
 MAX_REWARDS = 8
@@ -73,7 +73,7 @@ class RewardNode:
 
     @classmethod
     def WANTS(cls, **given):
-        from ..trainer.wants import reads
+        from ..host.access.wants import reads
 
         return [want for name in cls.MODEL_INPUTS for want in reads(given.get(name, ""), "a reward model", name)]
 
@@ -102,7 +102,7 @@ class RewardNode:
     def network_inputs(cls):
         return {}
 
-    @host.outside_inference
+    @devices.outside_inference
     def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **own):
         from ..trainer.rewards import parse_bounds, reward_class
 
@@ -229,19 +229,19 @@ class RewardStack:
                 return f"{name} receives {given} where {wanted} is needed. Fix: connect a node that outputs {wanted}"
         return True
 
-    @host.outside_inference
+    @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
-        from ..trainer import plots
+        from ..trainer.pictures import plots
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
         scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
         stills = plots.stills(trajectories.images)
-        table = host.picture(lambda: plots.reward_table(scores, stills))
+        table = live.picture(lambda: plots.reward_table(scores, stills))
 
         def payload():
             sheet = payloads.thumbnail_sheet(stills)
-            name = f"otca_samples_{host.running_workflow_id() or 'script'}_{node_id}.png"
-            return payloads.scores(node_id, scores, host.save_temporary(sheet, name))
+            name = f"otca_samples_{comfyui.running_workflow_id() or 'script'}_{node_id}.png"
+            return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name))
 
         return live.shown(node_id, "scores", (scores, table), payload)
 
@@ -253,7 +253,7 @@ class RewardStack:
         # In the same parts whether they are scored ahead or not: a network's rounding may depend on how many it sees.
         size = trajectories.settings.batch_size if overlap else 0
         known = scored.parts() if scored else ()
-        steps = host.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
+        steps = stopping.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
         scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, known)
         (ahead.expect if overlap else ahead.release)(rewards)
         return replace(scores, waited=scored.waited) if scored else scores

@@ -2,10 +2,9 @@
 
 import json
 
-from ..trainer import host
-from ..trainer.ahead import Ahead
+from ..host import comfyui, devices, stopping
 from ..trainer.sde import KINDS, ODE_SOLVERS
-from ..trainer.window import MODES
+from ..trainer.types import WINDOW_MODES
 from . import live
 
 
@@ -19,6 +18,8 @@ class SDESampler:
     FUNCTION = "sample"
 
     def __init__(self):
+        from ..trainer.rewards.overlap import Ahead
+
         self.ahead = Ahead()
 
     @classmethod
@@ -192,13 +193,13 @@ class SDESampler:
     @classmethod
     def IS_CHANGED(cls, prompt=None, **_):
         """On the canvas another run's name is another adapter, which samples anew though no input has changed."""
-        if not host.in_comfyui():
+        if not comfyui.in_comfyui():
             return None
-        from ..trainer import ownership
+        from ..trainer.run import ownership
 
-        return json.dumps(ownership.sampling_key(prompt or host.running_prompt()))
+        return json.dumps(ownership.sampling_key(prompt or comfyui.running_prompt()))
 
-    @host.outside_inference
+    @devices.outside_inference
     def sample(
         self,
         model,
@@ -228,11 +229,13 @@ class SDESampler:
         prompt=None,
         node_id="",
     ):
-        from ..trainer import distributed, ownership, rollout
+        from ..host import distributed
+        from ..trainer import rollout
+        from ..trainer.run import ownership
         from ..trainer.types import SamplerSettings
 
-        host.make_room()
-        if host.in_comfyui():
+        devices.make_room()
+        if comfyui.in_comfyui():
             live.shows_owner(prompt, node_id, ownership.take_up(model, prompt, node_id))
             if model.run is not None:
                 live.makes_run(model.run.node, model.run.folder.name)
@@ -259,7 +262,7 @@ class SDESampler:
         )
         # On the canvas ComfyUI's cache holds trajectories for as long as it likes: there they must stay light.
         keep = keep_graph == "on" or (
-            keep_graph == "auto" and not host.in_comfyui() and rollout.graph_fits(model, settings, own)
+            keep_graph == "auto" and not comfyui.in_comfyui() and rollout.graph_fits(model, settings, own)
         )
         trajectories = rollout.sample(
             model,
@@ -268,8 +271,8 @@ class SDESampler:
             group_size=group_size,
             seed=seed,
             keep_graph=keep,
-            keep_predictions=host.in_comfyui(),
-            on_step=host.progress(rollout.model_calls(settings.transitions, own, batch_size)),
+            keep_predictions=comfyui.in_comfyui(),
+            on_step=stopping.progress(rollout.model_calls(settings.transitions, own, batch_size)),
             ahead=self.ahead,
         )
         images = trajectories.images
@@ -306,7 +309,7 @@ class MixGRPOWindow:
                     {"default": 4, "min": 1, "max": 1000, "tooltip": "Stochastic, trained steps in one iteration."},
                 ),
                 "mode": (
-                    list(MODES),
+                    list(WINDOW_MODES),
                     {
                         "default": "progressive",
                         "tooltip": "progressive: moves on and wraps. progressive_decay: late places for fewer iterations. "
@@ -344,7 +347,7 @@ class MixGRPOWindow:
         }
 
     def place(self, iteration, steps, length, mode, every, stride, seed=0, train_last_step=False):
-        from ..trainer.window import window_start
+        from ..trainer.schedule import window_start
 
         options = {"mode": mode, "every": every, "stride": stride, "seed": seed, "train_last_step": train_last_step}
         return window_start(iteration, steps, length, **options), length

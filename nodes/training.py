@@ -4,8 +4,8 @@ import contextlib
 import logging
 import weakref
 
-from ..trainer import host
-from ..trainer.layout import plain_name
+from ..host import comfyui, devices, paths, stopping
+from ..host.names import plain_name
 from . import live
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class GRPOStep:
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
         }
 
-    @host.outside_inference
+    @devices.outside_inference
     def update(
         self,
         model,
@@ -155,23 +155,24 @@ class GRPOStep:
         node_id="",
         **optional,
     ):
-        from ..trainer import grpo, ownership
-        from ..trainer.record import report
+        from ..trainer import grpo
+        from ..trainer.run import ownership
+        from ..trainer.run.record import report
 
-        if host.in_comfyui() and ownership.check(model, prompt, node_id) is None:
+        if comfyui.in_comfyui() and ownership.check(model, prompt, node_id) is None:
             ownership.keep(model)
         if not trajectories.made_by(model):  # whose old policy this one never was
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
             )
-        host.make_room()
+        devices.make_room()
         settings = grpo.UpdateSettings(
             learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
         )
         trained, samples = len(trajectories.trained), len(trajectories.groups)
         at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step
         calls = trained if at_once else -(-trained * samples // settings.batch_size)
-        metrics = grpo.update(model, trajectories, advantages, settings, host.progress(calls))
+        metrics = grpo.update(model, trajectories, advantages, settings, stopping.progress(calls))
         return model, report(metrics, trajectories, advantages)
 
 
@@ -259,8 +260,8 @@ class TrainingRun:
 
     @classmethod
     def VALIDATE_INPUTS(cls, run_name, wandb_project=""):
-        from ..trainer.permissions import NotAllowed, check
-        from ..trainer.wants import figures_go_out
+        from ..host.access.permissions import NotAllowed, check
+        from ..host.access.wants import figures_go_out
 
         try:
             for want in figures_go_out(wandb_project) if wandb_project is not None else ():
@@ -271,19 +272,19 @@ class TrainingRun:
 
     @classmethod
     def WANTS(cls, wandb_project="", **_):
-        from ..trainer.wants import figures_go_out
+        from ..host.access.wants import figures_go_out
 
         return figures_go_out(wandb_project)
 
-    @host.outside_inference
+    @devices.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
-        from ..trainer import ownership
-        from ..trainer.record import RunSettings, open_run
+        from ..trainer.run import ownership
+        from ..trainer.run.record import RunSettings, open_run
 
-        if not host.in_comfyui():
-            run = open_run(host.run_folder(run_name), RunSettings(**settings), prompt or {})
+        if not comfyui.in_comfyui():
+            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt or {})
             # No stop amid an evaluation: it would be missing from the resumed run.
-            with host.finishing():
+            with stopping.finishing():
                 run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
         run = ownership.check(model, prompt, node_id)
@@ -291,10 +292,10 @@ class TrainingRun:
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
         live.makes_run(node_id, run.folder.name)
         with _marked(run, iterations):
-            run.record(model, report, last=iterations, on_step=host.check_stop)
+            run.record(model, report, last=iterations, on_step=stopping.check_stop)
         live.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
-        return live.shown(node_id, "run", (host.picture(run.curves),), lambda: payload)
+        return live.shown(node_id, "run", (live.picture(run.curves),), lambda: payload)
 
 
 @contextlib.contextmanager
@@ -303,7 +304,7 @@ def _marked(run, iterations):
     run.mark("running", iterations)
     try:
         yield
-    except host.interrupts():
+    except stopping.interrupts():
         run.mark("idle", iterations)
         raise
     except Exception as error:
@@ -335,38 +336,39 @@ class SaveLoRA:
     def VALIDATE_INPUTS(cls, filename):
         return _plain_name("filename", filename)
 
-    @host.outside_inference
+    @devices.outside_inference
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
-        from ..trainer import distributed, lora
+        from ..host import distributed
+        from ..trainer.flow import lora
 
         if not distributed.is_main():
             return ()
-        if not (model.is_adapted or host.in_comfyui()):  # which would be found out after a long training
+        if not (model.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
             logger.warning(
                 "%s: all weights were trained, so there is no adapter. otca export RUN writes the model", self.TITLE
             )
             return ()
         run = model.run
-        if run is not None and not host.executes(run.node):
+        if run is not None and not comfyui.executes(run.node):
             run = None  # a graph that does not record what it trains must not write over what is on record
         own = run.identity() if run is not None else {}
         metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | own
-        paths = lora.save_named(model, host.lora_folder(), self._free_name(model, run, filename), metadata)
+        files = lora.save_named(model, paths.lora_folder(), self._free_name(model, run, filename), metadata)
         if run is None:
-            _saved_outside.setdefault(model, set()).update(paths)
-        return {"ui": {"text": [str(path) for path in paths]}, "result": ()}
+            _saved_outside.setdefault(model, set()).update(files)
+        return {"ui": {"text": [str(path) for path in files]}, "result": ()}
 
     def _free_name(self, model, run, filename):
         """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
-        from ..trainer import lora
+        from ..trainer.flow import lora
 
         def foreign(name):
-            places = lora.files(model, host.lora_folder() / f"{name}.safetensors").values()
+            places = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
             return [place for place in places if not _is_ours(model, run, place)]
 
         name, number = filename, 1
         while found := foreign(name):
-            if not host.in_comfyui():  # where a file is written as it was told, or not at all
+            if not comfyui.in_comfyui():  # where a file is written as it was told, or not at all
                 raise ValueError(
                     f"filename = {filename!r}: {found[0]} is there, and is not of this run; the run's own adapter is saved "
                     "beside it. Fix: give another filename, or move that file elsewhere"
@@ -378,7 +380,7 @@ class SaveLoRA:
 
 def _is_ours(model, run, place):
     """Whether there is no such file yet, or it holds what this very run, or this model outside of any, saved before."""
-    from ..trainer import lora
+    from ..trainer.flow import lora
 
     if not place.exists():
         return True

@@ -1,6 +1,6 @@
 """Stage 4, for videos: networks that judge a whole video in several dimensions at once."""
 
-from ..trainer import host
+from ..host import devices
 from .rewards import NetworkReward, complaint, text_input
 
 
@@ -40,7 +40,7 @@ class _VideoReward(NetworkReward):
         batch_size = {"default": 1, "min": 0, "max": 4096, "tooltip": "Videos to one forward pass; 0: all at once."}
         return super().network_inputs() | {"batch_size": ("INT", batch_size)}
 
-    @host.outside_inference
+    @devices.outside_inference
     def build(self, name="", rescale=1.0, clip="", **given):
         coefficients = [given.pop(f"coefficient_{dimension}") for dimension in self.DIMENSIONS]
         held_out = [given.pop(f"held_out_{dimension}", None) for dimension in self.DIMENSIONS]

@@ -15,11 +15,14 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from comfyui_otca.host.access import permissions, remembered
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host, ownership, permissions, record, remembered, rollout
+from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.run import ownership, record
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,8 +87,8 @@ def _unpainted(request, monkeypatch):
 def _clean_process():
     """What a command line would leave behind in its process: stop flag, folders, open runs."""
     yield
-    host.terminal.stop_signal = host.terminal.output = host.terminal.device = host.terminal.reward_device = None
-    host.terminal.download = False
+    terminal.stop_signal = terminal.output = terminal.device = terminal.reward_device = None
+    terminal.download = False
     forget()
 
 

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import host, lora
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.flow import lora
 
 
 @pytest.fixture
@@ -307,7 +308,7 @@ def test_gpus_must_be_there(otca, written, small_graph, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
     seen = []
     monkeypatch.setattr(
-        "comfyui_otca.trainer.run.train", lambda *_, **__: seen.append(host.terminal.reward_device) or 0
+        "comfyui_otca.trainer.run.loop.train", lambda *_, **__: seen.append(terminal.reward_device) or 0
     )
     assert otca(*train, 1)[0] == 0 and seen == ["cuda:1"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.run import train
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
 ALL = sorted(path.stem for path in (ROOT / "workflows" / "api").glob("*.json"))
@@ -94,7 +94,7 @@ def test_trains(name, models, tmp_path, monkeypatch):
         node["inputs"].update(SMALL.get(node["class_type"], {}))
         if node["inputs"].get("frames"):
             node["inputs"]["frames"] = 9
-    host.terminal.output, host.terminal.device = tmp_path, "cpu"
+    terminal.output, terminal.device = tmp_path, "cpu"
     assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     wanted = OTHERS.get(name, OTCA_VIDEO_REWARDS if "video" in name else OTCA_REWARDS)
@@ -166,7 +166,7 @@ def test_a_method_trains_the_embedded_model(name, tmp_path):
     assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
     for node in content.values():
         node["inputs"].update(FEW.get(node["class_type"], {}))
-    host.terminal.output = tmp_path
+    terminal.output = tmp_path
     assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import distributed, sampled_steps
-from .objective import OBJECTIVES, clipped_objective
+from ..host import distributed
+from .credit import sampled_steps
+from .groups import group_advantages
+from .losses import OBJECTIVES, clipped_objective
 from .rollout import sampled_noise, trained_transition, velocity_at
 from .sde import Gaussian
 
@@ -21,66 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
-    from .types import Advantages, Metrics, Scores, Trajectories
-
-__all__ = ["clipped_objective", "group_advantages", "update"]
+    from .types import Advantages, Metrics, Trajectories
 
 logger = logging.getLogger(__name__)
 
-STD_SCOPES = ("group", "batch")
+__all__ = ["clipped_objective", "group_advantages", "update"]
 MAX_SKIPPED_IN_A_ROW = 10
-
-
-def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group") -> Tensor:
-    """A_k = (r_k - mean_group) / (std + 1e-8) with the unbiased std, for each objective by itself.
-
-    Args:
-        rewards: [B, K].
-        groups: [B] group numbers.
-        valid: [B] bool; the others are left out of all statistics and get 0. Default: the samples whose rewards are finite.
-        std_scope: "group", or "batch" for the std over all valid samples (Flow-GRPO).
-
-    Returns:
-        [B, K]; 0 where a group has no spread or fewer than two valid samples.
-    """
-    if std_scope not in STD_SCOPES:
-        raise ValueError(f"std_scope must be one of {STD_SCOPES}, not {std_scope!r}")
-    valid = rewards.isfinite().all(1) if valid is None else valid
-    # In float64, so that equal rewards have a spread of zero and not of a rounding error.
-    values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
-    batch_std = values[valid].std(0) if valid.sum() > 1 else None
-    for group in groups.unique():
-        member = (groups == group) & valid
-        if member.sum() < 2:
-            continue
-        own = values[member]
-        spread = own.max(0).values > own.min(0).values
-        std = own.std(0) if std_scope == "group" else batch_std
-        advantages[member] = torch.where(spread, (own - own.mean(0)) / (std + 1e-8), 0.0)
-    return advantages.to(rewards.dtype)
-
-
-def standing(scores: Scores) -> Tensor:
-    """How far every sample is from its group's mean by every reward, held-out ones last: [B, K + H], NaN without a score."""
-    values = torch.cat([scores.values, scores.held_out], 1)
-    columns = [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T]
-    return torch.where(values.isfinite(), torch.cat(columns, 1), torch.nan)
-
-
-def correlation(standings: Tensor) -> Tensor:
-    """Pearson correlation [K, K] of the rewards' standings [B, K] within their groups, over the samples that both have scored.
-
-    Within groups: that one prompt scores higher than another by every reward is no agreement between them. NaN where a reward
-    tells no sample from another.
-    """
-    count = standings.shape[1]
-    matrix = torch.full((count, count), torch.nan)
-    for i in range(count):
-        for j in range(count):
-            both = standings[:, [i, j]][standings[:, [i, j]].isfinite().all(1)]
-            both = both - both.mean(0)
-            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
-    return matrix
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import opening, permissions
+from ..host.access import opening, permissions
 from .types import Prompts
 
 logger = logging.getLogger(__name__)

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from . import distributed, host
-from .ahead import Ahead
+from ..host import devices, distributed
+from .rewards.overlap import Ahead
+from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .steps import misfits, step_kinds, untrainable
 from .types import Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import Condition, FlowModel
-    from .guidance import Composition
+    from .inference.guidance import Composition
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 
@@ -229,7 +229,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     case = replace(settings, window=None), trained, samples, model.unconditional_gradient
     if case not in model.graph_decisions:
         need = model.graph_bytes(settings) * samples * trained
-        model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * host.free_memory(model.device)
+        model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
     return model.graph_decisions[case]
 
 

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .ahead import Ahead
     from .flow.base import FlowModel
     from .rewards import Reward
+    from .rewards.overlap import Ahead
 
 Metrics = Mapping[str, float]
+
+WINDOW_MODES = ("progressive", "progressive_decay", "random")  # how MixGRPO's window moves
 
 
 @dataclass(frozen=True)

@@ -21,27 +21,31 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ...trainer import guidance, lora, plots, rollout
-from ...trainer.credit import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
-from ...trainer.features import PatchFeatures
-from ...trainer.files import read_lines
-from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model
+from ...host.access.permissions import PYTHON, user_named
+from ...trainer import rollout
+from ...trainer.advantages import best_of_n as select
+from ...trainer.advantages import fuse, fuse_gains
+from ...trainer.credit.gains import rewards_along
+from ...trainer.credit.spatial import credit_map
+from ...trainer.credit.steps import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
+from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
 from ...trainer.flow.loading import bytes_held
-from ...trainer.fusion import fuse, fuse_gains, moca
-from ...trainer.gains import rewards_along
+from ...trainer.fusion import moca
 from ...trainer.grpo import clipped_objective
-from ...trainer.permissions import PYTHON, user_named
-from ...trainer.place import credit_map
+from ...trainer.inference import guidance
+from ...trainer.networks import preprocess
+from ...trainer.networks.features import PatchFeatures
+from ...trainer.networks.network import shared
+from ...trainer.pictures import plots
 from ...trainer.prompts import choose
-from ...trainer.rewards import preprocess, reward_class
+from ...trainer.rewards import reward_class
 from ...trainer.rewards.base import score, score_stack
-from ...trainer.rewards.network import shared
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
+from ...trainer.run.layout import read_lines
+from ...trainer.schedule import window_start
 from ...trainer.sde import sensitivities, transition
-from ...trainer.selection import best_of_n as select
 from ...trainer.types import Prompts, SamplerSettings
-from ...trainer.window import window_start
 from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,9 @@ def main():
     package = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     from comfyui_otca.__main__ import main as otca
-    from comfyui_otca.trainer import distributed, flow, record, run  # noqa: F401
+    from comfyui_otca.host import distributed  # noqa: F401
+    from comfyui_otca.trainer import flow  # noqa: F401
+    from comfyui_otca.trainer.run import record  # noqa: F401
 
     for line in sys.stdin:
         workflow, output = json.loads(line)

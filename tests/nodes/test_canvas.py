@@ -13,17 +13,19 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer import host, lora, ownership, record
-from comfyui_otca.trainer.files import read_json as read_object
-from comfyui_otca.trainer.files import read_lines
-from comfyui_otca.trainer.workflow import NodeError
+from comfyui_otca.host.files import read_json as read_object
+from comfyui_otca.nodes import live
+from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.run import ownership, record
+from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.workflow.running import NodeError
 
 
 @pytest.fixture
 def queue(comfyui, monkeypatch):
     """queue(workflow, iteration): one prompt, with the seeds advanced as ComfyUI's queue does it."""
     monkeypatch.setattr(
-        host, "picture", lambda draw: None
+        live, "picture", lambda draw: None
     )  # drawn by matplotlib, which takes longer than all else here
 
     def run(workflow, iteration=0, targets=None):
@@ -88,7 +90,7 @@ def test_an_evaluation_that_is_stopped_loses_nothing(small_workflow, queue, runs
 
 
 def test_a_save_that_failed_is_tried_again(small_workflow, queue, runs, comfyui, monkeypatch):
-    from comfyui_otca.trainer import checkpoint
+    from comfyui_otca.trainer.run import checkpoint
 
     workflow, save = small_workflow(), checkpoint.save
 
@@ -171,7 +173,7 @@ def somebody(runs):
     def claim(name):
         folder = runs / name
         code = (
-            "import sys; from pathlib import Path; from comfyui_otca.trainer import claim\n"
+            "import sys; from pathlib import Path; from comfyui_otca.host import claim\n"
             "try: claim.take(Path(sys.argv[1])); print('claimed', flush=True); sys.stdin.read()\n"
             "except claim.Claimed as error: print(error, flush=True)"
         )

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import lora, rollout
-from comfyui_otca.trainer.workflow import NodeError, Workflow, WorkflowError
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.workflow.running import NodeError, Workflow, WorkflowError
 
 PROMPTS = "a red circle\na blue square"
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
-from comfyui_otca.trainer import host, lineage, record
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.workflow import lineage
+from comfyui_otca.trainer.workflow.running import Workflow
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +62,7 @@ def queued(comfyui, graph, canvas):
 
 def test_a_run_is_at_work_while_its_own_prompt_is(small_workflow, comfyui, monkeypatch):
     """Two canvases whose nodes have the same ids, one run each; and the first is queued again after the second."""
-    monkeypatch.setattr(host, "picture", lambda draw: None)
+    monkeypatch.setattr(live, "picture", lambda draw: None)
     one, other = (small_workflow({"OTCA_TrainingRun": {"run_name": name}}) for name in ("one", "other"))
     seen = []
 
@@ -94,7 +96,7 @@ def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
 
 def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui, monkeypatch):
     """R3: a freshly opened copy of a template showed what an older one had made, since both had one id."""
-    monkeypatch.setattr(host, "picture", lambda draw: None)
+    monkeypatch.setattr(live, "picture", lambda draw: None)
     workflow = small_workflow()
     queued(comfyui, workflow.graph, "a")
     with torch.inference_mode():
@@ -116,7 +118,7 @@ def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui,
 
 
 def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comfyui, monkeypatch):
-    monkeypatch.setattr(host, "picture", lambda draw: None)
+    monkeypatch.setattr(live, "picture", lambda draw: None)
     workflow = small_workflow()
     queued(comfyui, workflow.graph, None)
     with torch.inference_mode():
@@ -128,9 +130,9 @@ def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comf
 
 
 def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
-    from comfyui_otca.trainer import host
+    from comfyui_otca.nodes import live
 
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     workflow = small_workflow()
     outputs = workflow.run()
     assert live._results == {} and set(workflow.ui) == {"13"}, "Save LoRA says where it saved"

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from comfyui_otca import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.trainer import host
-from comfyui_otca.trainer.workflow import NodeError, Workflow
+from comfyui_otca.host import paths
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 NODES = sorted(NODE_CLASS_MAPPINGS)
 WIDGETS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
@@ -97,7 +98,7 @@ def test_every_edge_has_two_ends():
 )
 def test_shipped_workflows_are_clean(small_workflow, name):
     assert small_workflow(source=name).validate() == []
-    path = host.ASSETS.parent / "workflows" / "api" / name
+    path = paths.ASSETS.parent / "workflows" / "api" / name
     assert Workflow.load(path, NODE_CLASS_MAPPINGS).validate() == []
 
 
@@ -106,7 +107,7 @@ def test_shipped_workflows_are_clean(small_workflow, name):
 
 @pytest.fixture
 def classes_that_ran(tmp_path):
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
 
     def run(workflow, **arguments):
         seen = []
@@ -138,7 +139,7 @@ def test_only_what_hangs_below_runs_again(small_workflow, classes_that_ran):
 
 
 def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classes_that_ran, tmp_path, monkeypatch):
-    from comfyui_otca.trainer.features import PatchFeatures
+    from comfyui_otca.trainer.networks.features import PatchFeatures
 
     loaded, load = [], PatchFeatures.__init__
     monkeypatch.setattr(PatchFeatures, "__init__", lambda self, *args: loaded.append(load(self, *args)))
@@ -153,7 +154,7 @@ def test_where_the_credit_goes_is_no_matter_to_the_scores(small_workflow, classe
 
 
 def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     graph = small_graph(source="vipo.json")
     graph["15"] = {"class_type": "OTCA_SpatialCredit", "inputs": {**graph["14"]["inputs"], "credit": ["14", 0]}}
     graph["15"]["inputs"] |= {"components": 1}
@@ -166,7 +167,7 @@ def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
 
 def test_combined_credit_trains(small_graph, tmp_path):
     """TCD says when by the samples, PCPO scales the ratio, VIPO says where."""
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     graph = small_graph({"OTCA_GRPOStep": {"objective": "log_hinge", "epochs": 2, "clip_range": 1e-5}}, "vipo.json")
     sampled = {"trajectories": ["3", 0]}
     for node, name, inputs in (
@@ -202,7 +203,7 @@ def test_an_edited_prompt_file_is_read_again(small_workflow, classes_that_ran, t
 
 def test_changed_weights_train_on_the_cached_trajectories(small_workflow, tmp_path):
     """On the canvas: the second update is off-policy, and says so."""
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     workflow = small_workflow()
     step = workflow.find("GRPOStep")[0]
     first = workflow.run()[step][1].metrics
@@ -222,7 +223,7 @@ def trained(workflow, overrides=None):
 
 @pytest.mark.parametrize("keep_graph", ["auto", "on", "off"])
 def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     workflow = small_workflow({"OTCA_SDESampler": {"keep_graph": keep_graph}})
     with torch.inference_mode():
         model = workflow.run(targets=workflow.find("LoadFlowModel"))[workflow.find("LoadFlowModel")[0]][0]
@@ -318,7 +319,7 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
 
 
 def test_two_rewards_of_one_name(small_graph, tmp_path):
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     graph = small_graph()
     graph["71"] = {"class_type": "OTCA_RewardColorfulness", "inputs": {"coefficient": 1.0}}
     stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import payloads
-from comfyui_otca.trainer import fusion, grpo
+from comfyui_otca.trainer import advantages
 from comfyui_otca.trainer.types import Scores, StepCredit
 
 NAN = float("nan")
@@ -61,7 +61,7 @@ def test_credit(credit, still_model, sample):
 
 def test_advantages(scores, credit):
     """Fused by their plain sum: the first group's rewards cancel out, the second has a single valid sample."""
-    sent = payloads.advantages("10", fusion.fuse(scores, credit, "min_norm"))
+    sent = payloads.advantages("10", advantages.fuse(scores, credit, "min_norm"))
     assert (sent["node"], sent["credit_node"], sent["method"]) == ("10", "9", "min_norm")
     assert sent["names"] == ["bright", "plain"] and sent["valid"] == [True, True, True, False]
     low = 0.70711  # (1 - 2) / √2, the unbiased standard deviation of two values that differ by 2
@@ -75,7 +75,7 @@ def test_advantages(scores, credit):
 
 
 def test_shares_of_weights_that_do_not_sum_to_one(scores, credit):
-    assert payloads.advantages("10", fusion.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.5, 0.5]
+    assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.5, 0.5]
 
 
 def test_scores(scores):
@@ -95,7 +95,7 @@ def test_scores(scores):
 
 
 def test_a_reward_that_tells_nothing_apart_correlates_with_nothing():
-    matrix = grpo.correlation(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
+    matrix = advantages.correlation(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
     assert payloads.numbers(matrix) == [[1.0, None], [None, None]]
 
 

@@ -16,8 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from comfyui_otca.trainer import claim, files, machine, record, run
-from comfyui_otca.trainer.claim import Claimed, holder, take
+from comfyui_otca.host import claim, machine
+from comfyui_otca.host.claim import Claimed, holder, take
+from comfyui_otca.trainer.run import layout, record
+from comfyui_otca.trainer.run import loop as run
 
 PARENT = str(Path(__file__).resolve().parents[3])
 
@@ -139,7 +141,7 @@ def test_two_real_trainings_at_once(small_graph, tmp_path):
     assert first == 0 and "done after 1 iterations" in done, done
     assert second == 2 and "Traceback" not in refused and refused.count("Fix: ") == 1, refused
     assert os.listdir(tmp_path / "out") == ["run"]
-    assert len(files.read_lines(tmp_path / "out" / "run" / "metrics.jsonl")) == 1
+    assert len(layout.read_lines(tmp_path / "out" / "run" / "metrics.jsonl")) == 1
 
 
 # --- who has ended, as far as can be seen -----------------------------------------------------------------------------

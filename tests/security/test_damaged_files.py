@@ -13,7 +13,10 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
-from comfyui_otca.trainer import checkpoint, files, record, report, run
+from comfyui_otca.host import files
+from comfyui_otca.study import run_page as report
+from comfyui_otca.trainer.run import checkpoint, layout, record
+from comfyui_otca.trainer.run import loop as run
 
 JSON = ("status.json", "workflow.json", "metrics.jsonl", "evaluation.jsonl", "checkpoints/000006/state.json")
 
@@ -28,8 +31,8 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
     monkeypatch.setattr(run, "trained_model", lambda workflow: model)
     monkeypatch.setattr(run, "_targets", lambda workflow: ([], []))
     monkeypatch.setattr(record.Run, "early_stop", lambda run: "enough was seen")
-    monkeypatch.setattr("comfyui_otca.trainer.layout.flush", lambda path: None)
-    monkeypatch.setattr("comfyui_otca.trainer.lora.flush", lambda path: None)
+    monkeypatch.setattr("comfyui_otca.host.files.flush", lambda path: None)
+    monkeypatch.setattr("comfyui_otca.trainer.flow.lora.flush", lambda path: None)
 
     def go_on(name, damage):
         folder = tmp_path / "run"
@@ -96,7 +99,7 @@ def test_what_a_state_may_not_say(model, tmp_path):
 def test_a_status_that_cannot_be_read(tmp_path):
     said = []
     (tmp_path / "status.json").write_text('{"status": "running", "pid": "7"}')
-    assert files.read_own(tmp_path, "status.json", said.append) is None
+    assert layout.read_own(tmp_path, "status.json", said.append) is None
     [line] = said
     assert line.startswith(
         f'{tmp_path / "status.json"} has pid = "7", and not the number of a process or null; the run goes on'
@@ -137,10 +140,10 @@ def lines(path, *rows):
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path):
     said, path = [], lines(tmp_path / "metrics.jsonl", {"iteration": 1}, '{"iteration": 2, "rew')
-    assert files.read_lines(path, say=said.append) == [{"iteration": 1}]
+    assert layout.read_lines(path, say=said.append) == [{"iteration": 1}]
     assert said == [f"{path}, line 2: the last line was cut short, and is left out"]
     lines(path, {"iteration": 1}, "\0" * 100)
-    assert len(files.read_lines(path, say=said.append)) == 1 and len(said) == 2
+    assert len(layout.read_lines(path, say=said.append)) == 1 and len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
 def test_a_line_that_is_none_is_named(tmp_path, row, told):
     path = lines(tmp_path / "metrics.jsonl", {"iteration": 1}, row, {"iteration": 3})
     with pytest.raises(files.Damaged, match="line 2") as error:
-        files.read_lines(path)
+        layout.read_lines(path)
     assert told in str(error.value) and str(error.value).endswith("Fix: remove that line, and resume")
     assert len(str(error.value)) < 500 + len(str(path))
 
@@ -168,7 +171,7 @@ def test_a_line_that_is_none_is_named(tmp_path, row, told):
 def test_ten_million_bytes_in_one_value_make_a_short_line(tmp_path):
     (tmp_path / "status.json").write_text(json.dumps({"status": "x" * 10**7}))
     said = []
-    files.read_own(tmp_path, "status.json", said.append)
+    layout.read_own(tmp_path, "status.json", said.append)
     assert len(said[0]) < 500 + len(str(tmp_path))
 
 
@@ -202,7 +205,7 @@ def test_the_evaluation_before_training_that_was_lost_takes_its_place(tmp_path):
     opened.begin(0)
     for iteration in (4, 0, 6):
         opened._append("evaluation.jsonl", opened.evaluations, {"iteration": iteration, "rewards": {}})
-    assert [row["iteration"] for row in files.read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
+    assert [row["iteration"] for row in layout.read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
     opened.close()
 
 

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from comfyui_otca.host.access import opening, permissions
+from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import opening, permissions
-from comfyui_otca.trainer.permissions import NotAllowed
 from comfyui_otca.trainer.prompts import PromptError, file_state, read_prompts
 
 

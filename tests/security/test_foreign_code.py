@@ -110,7 +110,7 @@ def test_a_configuration_that_brings_code_is_not_asked_about(hostile, monkeypatc
 
 
 def test_an_encoder_that_brings_code(tmp_path, monkeypatch):
-    from comfyui_otca.trainer import features
+    from comfyui_otca.trainer.networks import features
     from comfyui_otca.trainer.rewards.base import RewardError
 
     (tmp_path / "config.json").write_text(

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from comfyui_otca.host import paths, search
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.server.jobs import as_json
-from comfyui_otca.trainer import flow, host, preflight, search
+from comfyui_otca.page.jobs import as_json
+from comfyui_otca.trainer import flow
 from comfyui_otca.trainer.flow import configured
-from comfyui_otca.trainer.workflow import Workflow, WorkflowError
+from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
 from .strangers import changed, made_up
 
@@ -27,8 +29,8 @@ def folders_do_not_change():
     """What is looked up on the disk is looked up once: nothing there changes, and 2,000 graphs ask for the same."""
     with pytest.MonkeyPatch.context() as patch:
         for module, name in (
-            (host, "list_models"),
-            (host, "list_weights"),
+            (paths, "list_models"),
+            (paths, "list_weights"),
             (search, "_in_hub_cache"),
             (configured, "_object"),
             (configured, "_modules"),

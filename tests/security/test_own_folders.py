@@ -10,8 +10,11 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer import checkpoint, files, host, layout, record, run
-from comfyui_otca.trainer.figures import Figures
+from comfyui_otca.host import files, paths, stopping
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.run import checkpoint, layout, record
+from comfyui_otca.trainer.run import loop as run
+from comfyui_otca.trainer.run.trackers import Figures
 
 FOREIGN = {
     "workflow.json": b'{"mine": 1}',
@@ -61,7 +64,7 @@ def test_the_name_that_save_lora_gives_is_looked_at_too(small_graph, tmp_path, c
 
 
 def test_our_own_run_that_has_no_iteration_is_begun_in(small_workflow, tmp_path):
-    host.terminal.output = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
+    terminal.output = fill(tmp_path / "run", {"workflow.json": b"{}", "evaluation.jsonl": b"", "rewards.png": b""})
     with pytest.raises(run.RunError, match="write over"):
         run.check_folder(small_workflow(), False)
     (tmp_path / "run" / "status.json").write_text('{"status": "queued", "place": "headless", "total": 3}')
@@ -77,8 +80,8 @@ def test_a_linked_name_does_not_leave_the_runs_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("../x", "/tmp/x", "a/b", "..", "", "C:\\x", 3):
         with pytest.raises(ValueError, match="run_name = .* Fix: "):
-            host.run_folder(name)
-    assert host.run_folder("mine").name == "mine"
+            paths.run_folder(name)
+    assert paths.run_folder("mine").name == "mine"
 
 
 def test_pruning_removes_only_what_a_training_made(model, tmp_path, caplog):
@@ -138,7 +141,7 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path, name):
     """Seen before: it was written to where the link leads, whatever file that is."""
     import numpy as np
 
-    from comfyui_otca.trainer import plots
+    from comfyui_otca.trainer.pictures import plots
 
     victim = fill(tmp_path, {"victim": b"theirs", name: b""}) / "victim"
     (tmp_path / name).unlink()
@@ -182,12 +185,12 @@ def test_only_a_plain_file_asks_to_stop(tmp_path, monkeypatch, kind):
     {"folder": place.mkdir, "link": lambda: place.symlink_to(tmp_path / "there"), "pipe": lambda: os.mkfifo(place)}[
         kind
     ]()
-    monkeypatch.setattr(host.terminal, "output", tmp_path)
-    host.check_stop()
+    monkeypatch.setattr(terminal, "output", tmp_path)
+    stopping.check_stop()
     place.rmdir() if kind == "folder" else place.unlink()
     place.touch()
-    with pytest.raises(host.Stopped, match=f"the file {place}"):
-        host.check_stop()
+    with pytest.raises(stopping.Stopped, match=f"the file {place}"):
+        stopping.check_stop()
 
 
 def test_a_resumed_run_with_a_folder_called_stop(finished_run, tmp_path, monkeypatch):
@@ -237,7 +240,7 @@ def test_a_resumed_run_has_its_best_back(finished_run, tmp_path, monkeypatch):
     folder = shutil.copytree(finished_run, tmp_path / "run")
     fill(folder / "best", {"lora.safetensors": b"the best"})
     set_aside(folder / "best")
-    host.terminal.output = folder
+    terminal.output = folder
     seen = []
     monkeypatch.setattr(run, "open_run", lambda folder, *_, **__: seen.append(content(folder / "best")) or 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host import paths, search
+from comfyui_otca.host.access import opening, permissions, remembered
+from comfyui_otca.host.access.addresses import host_of
+from comfyui_otca.host.access.permissions import DOWNLOAD, POST, READ, RUN, NotAllowed, Want
+from comfyui_otca.host.access.wants import wants_of
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import guidance, host, opening, permissions, remembered, search
-from comfyui_otca.trainer.addresses import host_of
-from comfyui_otca.trainer.permissions import DOWNLOAD, POST, READ, RUN, NotAllowed, Want
+from comfyui_otca.trainer.inference import guidance
 from comfyui_otca.trainer.prompts import read_prompts
-from comfyui_otca.trainer.wants import wants_of
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.workflow.running import Workflow
 
 NODES = NODE_CLASS_MAPPINGS
 
@@ -79,7 +81,7 @@ def test_prompts_are_read_from_fewer_folders_than_models(outside, comfyui, monke
     monkeypatch.setenv("OTCA_MODELS", str(tmp_path / "models"))
     monkeypatch.setenv("OTCA_MODELS_LORAS", str(tmp_path / "loras"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(host, "runs_folder", lambda: tmp_path / "output")
+    monkeypatch.setattr(paths, "runs_folder", lambda: tmp_path / "output")
     file = secret(folder)
     told = refused(read_prompts, "", file)
     assert "lies in no folder that workflows may read" in told
@@ -183,7 +185,7 @@ def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "", "..", None, ["7", 0], "x\\y", "NUL"])
 def test_a_run_has_a_plain_name_where_it_is_used(name):
     with pytest.raises(ValueError, match="run_name = .*Fix: "):
-        host.run_folder(name)
+        paths.run_folder(name)
 
 
 # --- hosts, tokens, downloads ---------------------------------------------------------------------------------------
@@ -272,7 +274,7 @@ def test_the_workflows_download_switch_is_only_a_wish(monkeypatch, tmp_path):
 
 
 def test_figures_go_out_only_where_the_user_says_so(monkeypatch, tmp_path):
-    from comfyui_otca.trainer.figures import Figures
+    from comfyui_otca.trainer.run.trackers import Figures
 
     validate = NODES["OTCA_TrainingRun"].VALIDATE_INPUTS
     told = validate("run", "mine")

@@ -13,9 +13,9 @@ import types
 import psutil
 import pytest
 
-from comfyui_otca.server import jobs
-from comfyui_otca.server.checks import Refused
-from comfyui_otca.trainer import claim
+from comfyui_otca.host import claim
+from comfyui_otca.page import jobs
+from comfyui_otca.page.checks import Refused
 
 
 @pytest.fixture

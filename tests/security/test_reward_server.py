@@ -14,7 +14,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from comfyui_otca.trainer import permissions
+from comfyui_otca.host.access import permissions
 from comfyui_otca.trainer.rewards import http
 from comfyui_otca.trainer.rewards.base import RewardError
 

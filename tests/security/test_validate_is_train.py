@@ -10,10 +10,10 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.server.jobs import Jobs
-from comfyui_otca.trainer import preflight
-from comfyui_otca.trainer.run import train
-from comfyui_otca.trainer.workflow import Workflow, WorkflowError
+from comfyui_otca.page.jobs import Jobs
+from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
 
 class Graph:
@@ -313,7 +313,7 @@ def test_a_chain_longer_than_the_stack_is_checked(small_graph):
 
 def test_what_is_no_socket_of_the_stack_is_no_reward(small_workflow, tmp_path):
     """An unknown input is left out with a warning, and must not stop the search for the rewards' names."""
-    from comfyui_otca.trainer import run
+    from comfyui_otca.trainer.run import loop as run
 
     workflow = small_workflow({"OTCA_RewardStack": {"reward_9": 5}})
     assert {reward.name for reward in run._rewards(workflow)} >= {"clip_t"}

@@ -109,10 +109,10 @@ def test_a_bare_video_model(tmp_path):
 
 
 def test_the_sampler_hands_frames_to_comfyui_as_a_batch(workflow, family, tmp_path):
-    from comfyui_otca.trainer import host
-    from comfyui_otca.trainer.workflow import Workflow
+    from comfyui_otca.host.terminal import terminal
+    from comfyui_otca.trainer.workflow.running import Workflow
 
-    host.terminal.output = tmp_path / "run"
+    terminal.output = tmp_path / "run"
     loaded = Workflow.load(workflow, NODE_CLASS_MAPPINGS)
     trajectories, images = loaded.run(targets=["3"])["3"]
     size = SIZES[family]

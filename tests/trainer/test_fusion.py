@@ -12,10 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comfyui_otca.trainer.advantages import METHODS, fuse
 from comfyui_otca.trainer.fusion import (
-    METHODS,
     exploration_strength,
-    fuse,
     min_norm,
     moca,
     recenter,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow.base import LossScale
-from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, reference_divergence, update
 from comfyui_otca.trainer.types import Scores
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer import host
+from comfyui_otca.host import paths
 from comfyui_otca.trainer.prompts import PromptError, choose, file_state, read_prompts
 
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -102,5 +102,5 @@ def test_file_state_follows_the_file(tmp_path):
 
 
 def test_the_prompts_for_large_models_are_200_and_all_different():
-    texts = (host.ASSETS / "prompts" / "general.txt").read_text(encoding="utf-8").splitlines()
+    texts = (paths.ASSETS / "prompts" / "general.txt").read_text(encoding="utf-8").splitlines()
     assert len(texts) == len(set(texts)) == 200 and all(text.strip() == text for text in texts)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfyui_otca.trainer import host, rollout
+from comfyui_otca.host import devices
+from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.sde import KINDS
 
 STOCHASTIC = [kind for kind in KINDS if kind != "ode"]
@@ -308,9 +309,9 @@ def test_a_shared_start_is_computed_once_a_group(still_model, sample, small_sett
 
 
 def test_the_graph_fits_or_not(still_model, small_settings, monkeypatch):
-    monkeypatch.setattr(host, "free_memory", lambda device: 0)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 0)
     assert not rollout.graph_fits(still_model, small_settings(), 1)
-    monkeypatch.setattr(host, "free_memory", lambda device: 2**60)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 2**60)
     assert rollout.graph_fits(still_model, small_settings(), 1000)
 
 
@@ -331,14 +332,14 @@ def test_the_estimate_is_what_a_graph_takes(still_model, sample, small_settings,
     assert kept.kept
 
     def fits(free):
-        monkeypatch.setattr(host, "free_memory", lambda device: free)
+        monkeypatch.setattr(devices, "free_memory", lambda device: free)
         still_model.graph_decisions.clear()
         return rollout.graph_fits(still_model, settings, 6)
 
     assert not fits(int(0.9 * need / rollout.GRAPH_MEMORY_SHARE))
     assert fits(int(1.3 * need / rollout.GRAPH_MEMORY_SHARE))
     # Once decided it stays, so that a run does not change its rounding half way.
-    monkeypatch.setattr(host, "free_memory", lambda device: 0)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 0)
     assert rollout.graph_fits(still_model, settings, 6)
     still_model.graph_decisions.clear()
 

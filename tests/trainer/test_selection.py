@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.credit import uniform
-from comfyui_otca.trainer.fusion import fuse
+from comfyui_otca.trainer.advantages import best_of_n, fuse
+from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.selection import best_of_n
 from comfyui_otca.trainer.types import Scores
 
 NAN = float("nan")

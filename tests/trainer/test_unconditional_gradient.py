@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer import checkpoint
-from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.flow.base import NEGATIVE, Condition
-from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import Scores
 
 SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..problem import Misfit
+from ..workflow.problem import Misfit
 
 if TYPE_CHECKING:
     from .base import FlowModel

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import distributed, host
-from ..resident import Resident
+from ...host import devices, distributed
+from ...host.resident import Resident
 from . import merging
 from .sizes import RULES
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..grpo import UpdateSettings
-    from ..ownership import Start
-    from ..record import Run
+    from ..run.ownership import Start
+    from ..run.record import Run
     from ..types import SamplerSettings
     from . import LoadOptions
     from .sizes import LatentGrid
@@ -246,7 +246,7 @@ class FlowModel(Resident, ABC):
         guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
         need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
         # The autoencoder is small, and may be asked by the page while the others compute.
-        aside = self._movable() if kind != "vae" and need > 0.9 * host.free_memory(device) else []
+        aside = self._movable() if kind != "vae" and need > 0.9 * devices.free_memory(device) else []
         for network in aside:
             network.to("cpu")
         for guest in guests:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..problem import Misfit
+from ..workflow.problem import Misfit
 from . import FlowModelError, check_model_folder
 from .sizes import RULES, Config, LatentGrid
 

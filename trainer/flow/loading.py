@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors import safe_open
 
-from .. import distributed, host
+from ...host import devices, distributed
 from . import FlowModelError, library_class, read_index, single_file
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def resolve_device(name: str) -> torch.device:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise FlowModelError(f"device {name!r} cannot be used here ({reason}). Fix: use auto or cpu") from error
-    return host.default_device()
+    return devices.default_device()
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -90,7 +90,7 @@ def check_memory(
     Raises:
         FlowModelError: more than the device's free memory.
     """
-    need, free = memory_needed(family, path, options, training, dtype), host.free_memory(device)
+    need, free = memory_needed(family, path, options, training, dtype), devices.free_memory(device)
     told = f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
     if need > free:
         raise FlowModelError(

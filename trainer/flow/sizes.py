@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..problem import Misfit
+from ..workflow.problem import Misfit
 
 Config = Mapping[str, Any]
 PATCH = 2  # latent positions a side of one token of FLUX and SD3

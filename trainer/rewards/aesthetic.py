@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..networks.network import shared
+from ..networks.published import Published
 from .base import RewardError
 from .clip import MARKER, VIT_L, Clip, ClipReward
-from .network import shared
-from .published import Published
 
 if TYPE_CHECKING:
     from torch import Tensor

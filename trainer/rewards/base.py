@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .. import host
-from ..resident import Resident
+from ...host import stopping
+from ...host.resident import Resident
 from ..types import Scores
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int =
         with torch.no_grad():
             scored = reward.score_videos if images.ndim == 5 else reward.score
             column = as_column(scored(images, prompts))
-    except host.interrupts():
+    except stopping.interrupts():
         raise
     except Exception as error:
         told = error if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"

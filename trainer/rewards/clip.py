@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import search
-from . import preprocess
+from ...host import search
+from ..networks import preprocess
+from ..networks.network import Network, NetworkReward, shared
+from ..networks.published import ALL, Published, from_folder, pillow_processor, transformers_class
 from .base import RewardError
-from .network import Network, NetworkReward, shared
-from .published import ALL, Published, from_folder, pillow_processor, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor

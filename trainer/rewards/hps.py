@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import preprocess
+from ..networks import preprocess
+from ..networks.network import Network, shared
+from ..networks.published import ALL, Published, transformers_class
 from .base import RewardError
 from .clip import VIT_L, Clip, ClipReward
-from .network import Network, shared
-from .published import ALL, Published, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -26,8 +26,10 @@ from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
-from .. import host, media, permissions
-from ..addresses import host_of
+from ...host import stopping
+from ...host.access import permissions
+from ...host.access.addresses import host_of
+from ..pictures import media
 from .base import OncePerBatch, Reward, RewardError
 
 if TYPE_CHECKING:
@@ -301,7 +303,7 @@ def _stoppable(work: Coroutine[None, None, T]) -> T:
         future = thread.submit(lambda: asyncio.run(watched()))
         try:
             while not wait([future], timeout=STOP_INTERVAL).done:
-                host.check_stop()
+                stopping.check_stop()
         except BaseException:
             abandoned.set()
             raise

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from . import preprocess
+from ..networks import preprocess
+from ..networks.network import Network, NetworkReward, shared
+from ..networks.published import ALL, Published, transformers_class
 from .aesthetic import scoring_head
 from .base import RewardError
-from .network import Network, NetworkReward, shared
-from .published import ALL, Published, transformers_class
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..networks.network import shared
+from ..networks.published import ALL, Published
 from .clip import MARKER, Clip, ClipReward
-from .network import shared
-from .published import ALL, Published
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..networks.preprocess import pil
 from .base import Reward
-from .preprocess import pil
 
 if TYPE_CHECKING:
     from torch import Tensor

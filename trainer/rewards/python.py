@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .. import host, permissions
+from ...host import stopping
+from ...host.access import permissions
 from .base import Reward, RewardError
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _told(path: Path, call: Callable):
     """`call()`, whose errors name the line of the user's file that they come from."""
     try:
         return call()
-    except host.interrupts():
+    except stopping.interrupts():
         raise
     except Exception as error:
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .network import NetworkReward
+from ..networks.network import NetworkReward
 
 if TYPE_CHECKING:
     from torch import Tensor

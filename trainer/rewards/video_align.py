@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
-from . import preprocess
-from .network import Network, shared
-from .published import ALL, Published, transformers_class
+from ...host import paths
+from ..networks import preprocess
+from ..networks.network import Network, shared
+from ..networks.published import ALL, Published, transformers_class
 from .video import VideoReward
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class VideoAlignNetwork(Network):
         )
         self.tokenizer.add_tokens(list(REWARD_TOKENS), special_tokens=True)
         self.reward_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)))
-        self.prompt = (host.ASSETS / "reward_prompts" / "video_align.txt").read_text(encoding="utf-8")
+        self.prompt = (paths.ASSETS / "reward_prompts" / "video_align.txt").read_text(encoding="utf-8")
 
         tensors = _merged(_weights(place, base), settings["peft_lora_config"])
         if (head := tensors.get("rm_head.weight", torch.empty(0))).shape[:1] not in ((1,), (3,)):

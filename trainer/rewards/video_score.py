@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import host
-from . import preprocess
-from .network import Network, shared
-from .published import ALL, Published, pillow_processor, transformers_class
+from ...host import paths
+from ..networks import preprocess
+from ..networks.network import Network, shared
+from ..networks.published import ALL, Published, pillow_processor, transformers_class
 from .video import VideoReward
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class VideoScoreNetwork(Network):
             tokenizer.from_pretrained(place, local_files_only=True, padding_side="right", trust_remote_code=False),
             image_seq_len=config.perceiver_config.resampler_n_latents,
         )
-        self.prompt = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")
+        self.prompt = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")
         self.settle(device)
 
     def _networks(self) -> list[torch.nn.Module]:

@@ -9,11 +9,11 @@ import torch
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.credit import tcd
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.run import only, trained_model
+from comfyui_otca.trainer.run.loop import only, trained_model
 from comfyui_otca.trainer.types import Scores
 
 SIZES = {"flux": {}, "sd3": {"width": 32, "height": 32, "guidance": 4.5}}

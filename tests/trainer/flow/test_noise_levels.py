@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer.credit import uniform
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.flow.base import noise_levels
-from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
 

@@ -7,13 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer import host, lora, weights
-from comfyui_otca.trainer.credit import uniform
-from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model, loading
+from comfyui_otca.host import devices
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import uniform
+from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model, loading, lora
+from comfyui_otca.trainer.flow import saved as weights
 from comfyui_otca.trainer.flow.base import LossScale
 from comfyui_otca.trainer.flow.loading import memory_needed
 from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
-from comfyui_otca.trainer.fusion import fuse
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
 
@@ -149,7 +150,7 @@ def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_setti
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
     model.encode(["a red circle"])
     assert len(moves) == 2, "a prompt that is known needs no encoder"
-    monkeypatch.setattr(host, "free_memory", lambda device: 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1)
     model.encode(["another prompt"])
     order = ["transformer", "encoder", "encoder", "transformer"]
     assert [name for name, _ in moves[2:]] == order, "without room for both, the transformer steps aside"
@@ -229,11 +230,11 @@ def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch
     frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
     # float32: weight, gradient, two moments, the reference and a copy
     full = 4 * frozen + 24 * parameters("transformer")
-    monkeypatch.setattr(host, "free_memory", lambda device: full - 1)
+    monkeypatch.setattr(devices, "free_memory", lambda device: full - 1)
     with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
         load_flow_model(folder, device="cpu", training="full")
     load_flow_model(folder, device="cpu", training="lora")
-    monkeypatch.setattr(host, "free_memory", lambda device: full)
+    monkeypatch.setattr(devices, "free_memory", lambda device: full)
     load_flow_model(folder, device="cpu", training="full")
     assert "tight" in caplog.text
 

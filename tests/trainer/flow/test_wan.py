@@ -7,8 +7,8 @@ import torch
 from diffusers import WanPipeline
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.trainer import lora, rollout
-from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.sde import transition
 
 TEXTS = ["a red circle on a blue background", "a green square"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfyui_otca.assets.make import tiny_rewards
-from comfyui_otca.trainer.rewards import preprocess
+from comfyui_otca.trainer.networks import preprocess
 
 PROMPTS = ["a red circle", "a blue square on a green background", "zebra"]
 

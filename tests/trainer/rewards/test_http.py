@@ -17,8 +17,9 @@ from aiohttp import web
 from PIL import Image
 
 from comfyui_otca.assets.examples import reward_server
+from comfyui_otca.host import stopping
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes.external_rewards import RewardHTTP
-from comfyui_otca.trainer import host
 from comfyui_otca.trainer.rewards import http
 from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
 
@@ -348,7 +349,7 @@ def stop_while(reward, started):
 
     def ask_to_stop():
         assert started.wait(30)
-        host.terminal.stop_signal = 2
+        terminal.stop_signal = 2
 
     asking = threading.Thread(target=ask_to_stop)
     asking.start()
@@ -371,7 +372,7 @@ def test_stop_ends_a_request(answering):
 
     url, _ = answering(lambda asked: never())
     before = threading.active_count()
-    with pytest.raises(host.Stopped):
+    with pytest.raises(stopping.Stopped):
         stop_while(http.HTTPReward(url=url, timeout=600), started)
     assert threading.active_count() == before
     assert cancelled.wait(30), "the server learns of it"
@@ -386,15 +387,15 @@ def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
         return status(503)
 
     url, requests = answering(busy)
-    with pytest.raises(host.Stopped):
+    with pytest.raises(stopping.Stopped):
         stop_while(http.HTTPReward(url=url), started)
     assert len(requests) == 1
 
 
 def test_an_evaluation_ends_before_a_headless_stop(answering):
     url, _ = answering({"scores": [1, 2, 3]})
-    host.terminal.stop_signal = 2
-    with host.finishing():
+    terminal.stop_signal = 2
+    with stopping.finishing():
         assert ask(url).tolist() == [1.0, 2.0, 3.0]
 
 

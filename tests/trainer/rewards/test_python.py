@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.host import stopping
+from comfyui_otca.host.access import permissions
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.external_rewards import RewardPython
-from comfyui_otca.trainer import host, permissions
 from comfyui_otca.trainer.rewards.base import RewardError, score
 from comfyui_otca.trainer.rewards.python import PythonReward
-from comfyui_otca.trainer.workflow import Workflow
+from comfyui_otca.trainer.workflow.running import Workflow
 
 IMAGES, PROMPTS = torch.tensor([0.25, 0.75])[:, None, None, None].expand(2, 4, 4, 3).clone(), ["one", "three"]
 BRIGHTNESS = """
@@ -299,8 +301,8 @@ def test_a_wrong_number_of_scores(allowed):
 
 
 def test_stopping_from_within(allowed):
-    write(allowed, "from comfyui_otca.trainer import host\ndef score(images, prompts):\n    host.check_stop()\n")
+    write(allowed, "from comfyui_otca.host import stopping\ndef score(images, prompts):\n    stopping.check_stop()\n")
     reward = PythonReward(file="mine.py")
-    host.terminal.stop_signal = 2
-    with pytest.raises(host.Stopped):
+    terminal.stop_signal = 2
+    with pytest.raises(stopping.Stopped):
         score([reward], IMAGES, PROMPTS)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
 from comfyui_otca.assets.make.tiny_video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
-from comfyui_otca.trainer import host
+from comfyui_otca.host import paths
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within
@@ -87,7 +87,7 @@ def reference(folder, video, prompt, output_dim=1):
     frames = torch.nn.functional.interpolate(frames, (280, 392), mode="bicubic", antialias=True).clamp(0, 255).round()
     rows = patches_by_hand(frames, 14, 2)
     count = 2 * 20 * 28 // 4
-    text = (host.ASSETS / "reward_prompts" / "video_align.txt").read_text().split("{text_prompt}")
+    text = (paths.ASSETS / "reward_prompts" / "video_align.txt").read_text().split("{text_prompt}")
     tokenizer = Tokenizer.from_file(str(folder / "Qwen2-VL" / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in TOKENS])
     ids = tokenizer.encode(
@@ -283,7 +283,7 @@ def test_resized_frames_are_whole_numbers_within_bounds():
 
 
 def test_the_prompt_is_the_published_one_to_the_letter():
-    content = (host.ASSETS / "reward_prompts" / "video_align.txt").read_bytes()
+    content = (paths.ASSETS / "reward_prompts" / "video_align.txt").read_bytes()
     assert hashlib.sha256(content).hexdigest() == "fdb6309bac618dd0c8b1b589d3a0970a974f7856eecbb355a190b2dce54af700"
 
 
@@ -380,7 +380,7 @@ def test_a_base_of_another_size_does_not_fit(made, tmp_path):
 
 def test_another_kind_of_base_is_refused(made):
     with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where qwen2_vl is needed.*Fix: "):
-        VideoAlign(model=str(made() / "VideoReward"), base=str(host.ASSETS / "shapes-clip"))
+        VideoAlign(model=str(made() / "VideoReward"), base=str(paths.ASSETS / "shapes-clip"))
 
 
 def test_another_models_checkpoint_is_told_by_its_head(made, tmp_path):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from comfyui_otca.assets.make.tiny_video_rewards import video_score
-from comfyui_otca.trainer import host
+from comfyui_otca.host import paths
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_score import VideoScore, spread_frames
@@ -52,7 +52,7 @@ def reference(folder, video, prompt, frames):
         picture = Image.fromarray((video[frame] * 255).round().to(torch.uint8).numpy())
         picture = picture.resize((70, 31), Image.Resampling.BILINEAR)  # the longest side 70, 44 · 70 / 98 = 31.4
         pictures.append(torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255 * 2 - 1)
-    start, end = (host.ASSETS / "reward_prompts" / "video_score.txt").read_text().split("{text_prompt}")
+    start, end = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_text().split("{text_prompt}")
     fake = "<fake_token_around_image>"
     text = f"{start}{prompt}{end}" + f"{fake}<image><image><image><image>{fake} " * len(frames)
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
@@ -111,7 +111,7 @@ def test_frames_are_those_of_the_reference(total, most):
 
 
 def test_the_prompt_is_the_published_one_to_the_letter():
-    content = (host.ASSETS / "reward_prompts" / "video_score.txt").read_bytes()
+    content = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_bytes()
     assert hashlib.sha256(content).hexdigest() == "49b386d9ea3003760c983cc258cf4211faf858d58191f95fcfacdf68a8fed2c0"
 
 
@@ -142,7 +142,7 @@ def test_a_truncated_shard_is_named(folder, tmp_path):
 
 def test_another_kind_of_model_is_refused():
     with pytest.raises(RewardError, match="shapes-clip .*holds a model of type clip, where idefics2 is needed.*Fix: "):
-        VideoScore(model=str(host.ASSETS / "shapes-clip"))
+        VideoScore(model=str(paths.ASSETS / "shapes-clip"))
 
 
 def test_in_bfloat16_the_head_keeps_its_precision(folder, videos):

@@ -1,0 +1,391 @@
+"""What a workflow may touch, since it is often a stranger's: which files, hosts and downloads it may name, and what only the
+user may allow. docs/security.md says the same to people.
+
+Whatever uses a name from a graph asks here first, where it uses it, so that no linked value is a way round. The user widens
+this by the environment, by the command line (which sets the environment, so that child processes hear of it), or by a click on
+the page, which is remembered in a file of his. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import comfyui, paths
+from ..terminal import terminal
+from . import opening, remembered
+from .addresses import HOST, host_of, is_hub_id, is_loopback, wandb_host
+from .opening import SHOWN, shown
+
+FOLDERS, HOSTS, DOWNLOADS = "OTCA_ALLOW_FOLDERS", "OTCA_ALLOW_HOSTS", "OTCA_ALLOW_DOWNLOADS"
+PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
+FROM_PAGE = "OTCA_STARTED_BY_PAGE"  # set for a trainer that nobody typed: the folder it runs in is not the user's word
+READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
+# Which kinds a click can allow, and where that is remembered.
+BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
+PROMPTS = "prompts"  # what a want to read a prompt file is for
+PROMPT_SUFFIXES = (".txt", ".jsonl")
+HOMES = ("/home", "/Users")  # above those of other people
+MOST_PROMPT_BYTES = 16 * 1024**2
+
+
+class NotAllowed(PermissionError):
+    """A workflow names what only the user may allow; the message says what, and how."""
+
+
+@dataclass(frozen=True)
+class Want:
+    """One thing outside of it that a workflow asks for.
+
+    Attributes:
+        kind: READ (a file or a model's folder), POST (to a host), DOWNLOAD (from the hub), RUN (a Python file).
+        what: the name as the graph has it; of a host `name:port`; of a linked input, which node hands it over.
+        why: what it is for.
+        input, node: where the graph names it.
+        linked: whether it is known only when the graph runs.
+    """
+
+    kind: str
+    what: str
+    why: str
+    input: str = ""
+    node: str = ""
+    linked: bool = False
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+def allowed(want: Want) -> bool:
+    """Whether the workflow may have it; False too for what is known only when the graph runs."""
+    return not want.linked and _RULES[want.kind](want)
+
+
+def check(want: Want) -> None:
+    """Raises NotAllowed, with what and the fix, unless the workflow may have it."""
+    if not allowed(want):
+        raise NotAllowed(f"{shown(want.what)} ({want.why}) {_WRONG[want.kind]}. Fix: {fix(want)}")
+
+
+def told(want: Want) -> str:
+    """The want in words, as `post pictures and prompts to score.example.org:443`."""
+    # What a terminal would take for more than letters is quoted.
+    what = want.what[:SHOWN] if want.what.isprintable() else shown(want.what)
+    if want.kind == POST:
+        return f"post {want.why} to {what}"
+    return f"{want.kind} {what} ({want.why})"
+
+
+def fix(want: Want) -> str:
+    """How the user allows it."""
+    what = want.what if len(want.what) <= SHOWN else "IT"
+    if want.kind == RUN:
+        return (
+            f"read the file; if you trust it, start ComfyUI or otca with {PYTHON} set to its folder, or otca with "
+            "--allow-python FOLDER"
+        )
+    if want.kind == READ:
+        variable, option = FOLDERS, "--allow-folder"
+        what, advice = remembers(want) or "FOLDER", "put it into a folder that workflows may read, or allow its folder"
+    elif want.kind == POST:
+        variable, option, advice = HOSTS, "--allow-host", "if you trust that host, allow it"
+    else:
+        variable, option, advice = DOWNLOADS, "--download", "if you want that, allow it"
+    flag = option if want.kind == DOWNLOAD else f"{option} {what}"
+    click = " by a click on the page (OTCA: Permissions)," if remembers(want) and remembered.file() else ""
+    return f"{advice}:{click} by otca's {flag}, or by {variable}={what} where ComfyUI or otca is started"
+
+
+def folders(why: str) -> list[str]:
+    """All folders, absolute, whose files or models a workflow may name for that; also single files that the user named."""
+    own = [*map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
+    return [*known_folders(why), *own]
+
+
+def known_folders(why: str) -> list[str]:
+    """Those that nobody has to allow, the folder where a command was typed among them. Texts lie in few of them: the hub's cache
+    and the folders of models hold what others wrote, and what the user never meant to show."""
+    known = paths.input_folders() if why == PROMPTS else _model_places()
+    if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
+        known.append(Path.cwd())
+    return list(dict.fromkeys(_absolute(str(place)) for place in known))
+
+
+def _model_places() -> list[Path]:
+    """ComfyUI's and the pack's own, runs, and the hub's cache."""
+    from huggingface_hub import constants
+
+    from ...trainer.flow import SINGLE_FILES
+
+    kinds = {*SINGLE_FILES.values(), "loras"}
+    places = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
+    places += [folder for kind in kinds for folder in paths.weight_folders(kind)]
+    if terminal.output is not None:
+        places.append(terminal.output)
+    return places
+
+
+def too_wide(folder: str) -> bool:
+    """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow by the way."""
+    home = os.path.expanduser("~")
+    systems = any(opening.inside(folder, own) for own in ("/proc", "/sys", "/dev", "/etc"))
+    return os.path.dirname(folder) == folder or opening.inside(home, folder) or folder in HOMES or systems
+
+
+def _may_read(want: Want) -> bool:
+    try:
+        return bool(places(want.what, [Path(folder) for folder in known_folders(want.why)], want.why))
+    except NotAllowed:
+        return False
+
+
+def _may_post(want: Want) -> bool:
+    what = want.what
+    name = what.rpartition(":")[0]
+    entries = {entry.lower() for entry in [*_entries(HOSTS, ","), *remembered.entries()[remembered.HOSTS]]}
+    return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(own=True)
+
+
+def _may_download(want: Want) -> bool:
+    entries = {*_entries(DOWNLOADS, ","), *remembered.entries()[remembered.DOWNLOADS]}
+    return terminal.download or "1" in entries or want.what in entries
+
+
+def _may_run(want: Want) -> bool:
+    try:
+        python_file(want.what)
+    except (NotAllowed, FileNotFoundError):
+        return False
+    return True
+
+
+_RULES: dict[str, Callable[[Want], bool]] = {
+    READ: _may_read,
+    POST: _may_post,
+    DOWNLOAD: _may_download,
+    RUN: _may_run,
+}
+_WRONG = {
+    READ: "lies in no folder that workflows may read",
+    POST: "is a host that nobody has allowed",
+    DOWNLOAD: "may not be downloaded",
+    RUN: "is Python code, which would run with all your rights, and no folder is allowed",
+}
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def places(name: str, among: Iterable[Path], why: str) -> list[Path]:
+    """Where a file or folder of that name may lie: as a path, or in one of `among`. Only what may be read, and nothing is
+    touched: links inside those folders are the user's own.
+
+    Raises:
+        NotAllowed: a path that may not be read, or a name that must not even be looked for.
+    """
+    own = folders(why)
+    own += [real for folder in own if (real := os.path.realpath(folder)) != folder]
+    path = os.path.expanduser(name) if isinstance(name, str) else name
+    try:
+        opening.check_name(path)
+    except ValueError as error:
+        if not (isinstance(path, str) and opening.remote(path) and any(opening.inside(path, one) for one in own)):
+            raise NotAllowed(
+                f"{shown(name)} ({why}) is not looked for: {error}. Fix: name a file of this machine"
+            ) from None
+    meant = [_absolute(path)]
+    for folder in among:
+        below = _absolute(os.path.join(folder, path))
+        meant += [below] if opening.inside(below, _absolute(str(folder))) else []
+    found = [Path(place) for place in dict.fromkeys(meant) if any(opening.inside(place, folder) for folder in own)]
+    if not found and not is_plain(path):
+        want = Want(READ, name, why)
+        raise NotAllowed(f"{shown(name)} ({why}) {_WRONG[READ]}. Fix: {fix(want)}")
+    return found
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can only mean something in the known folders: neither a whole path nor one that goes up."""
+    up = os.pardir in re.split(r"[/\\]", name)
+    return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
+
+
+def open_prompts(name: str) -> tuple[Path, int]:
+    """The place and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
+
+    Raises:
+        NotAllowed: it may not be read, also where a link leads out of the folders.
+        FileNotFoundError: it is nowhere.
+        ValueError: another kind of file, or too large.
+        OSError: it cannot be read.
+    """
+    why, among = PROMPTS, paths.input_folders()
+    found, own = places(name, among, why), folders(why)
+    # A single file that the user named himself may be called as he likes.
+    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(place) in own for place in found):
+        raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")
+    for place in found:
+        try:
+            return place, opening.opened(place, own, MOST_PROMPT_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except opening.Refused as refusal:
+            kind = NotAllowed if isinstance(refusal, opening.LeadsOut) else ValueError
+            raise kind(f"{place} ({why}) {refusal}. Fix: put a plain {place.suffix} file there") from None
+    listed = ", ".join(map(str, among))
+    raise FileNotFoundError(f"file {shown(name)} was not found, neither as a path nor in {listed}")
+
+
+def python_file(name: str) -> Path:
+    """A .py file that may be run as a reward: a path, or a name in a folder of $OTCA_ALLOW_PYTHON_REWARDS; links followed.
+
+    Raises:
+        NotAllowed: no folder is allowed, or the file lies outside all of them.
+        FileNotFoundError: it lies in none of them.
+    """
+    want = Want(RUN, str(name), "a reward")
+    own = [os.path.realpath(folder) for folder in _entries(PYTHON, os.pathsep)]
+    if not own:
+        raise NotAllowed(f"{shown(name)} {_WRONG[RUN]}. Fix: {fix(want)}")
+    try:
+        opening.check_name(name)
+    except ValueError as error:
+        raise NotAllowed(f"{shown(name)} is not looked for: {error}. Fix: name a file in {', '.join(own)}") from None
+    listed = ", ".join(own)
+    for folder in own:
+        real = os.path.realpath(os.path.join(folder, os.path.expanduser(name)))  # an absolute path stays what it is
+        if not os.path.isfile(real):
+            continue
+        if real.endswith(".py") and any(opening.inside(real, one) for one in own):
+            return Path(real)
+        raise NotAllowed(
+            f"{shown(name)} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
+        )
+    raise FileNotFoundError(f"{shown(name)} was not found in {listed}. Fix: put it there, or correct the name")
+
+
+# --- tokens ---------------------------------------------------------------------------------------------------------
+
+
+def check_token(variable: str, url: str) -> None:
+    """Raises NotAllowed unless the user has said, by <variable>_HOST, that this token is for the host of `url`."""
+    where, own = host_of(url), f"{variable}_HOST"
+    wanted = os.environ.get(own, "").strip().lower()
+    if wanted not in (where, where.rpartition(":")[0]):
+        said = f"is for {wanted}" if wanted else "is for no host that is known"
+        raise NotAllowed(
+            f"the token in {variable} {said}, and the workflow would send it to {where}. Fix: if you trust {where} with "
+            f"it, set {own}={where} where ComfyUI or otca is started; else leave token_variable empty"
+        )
+
+
+# --- what the user says ---------------------------------------------------------------------------------------------
+
+
+def user_named(place: str | os.PathLike) -> None:
+    """What the user typed on a command line is his word: if it names something that is there, that may be read. In the
+    environment, so that child processes may read it too."""
+    name = os.path.expanduser(os.fspath(place))
+    if name and os.pathsep not in name and os.path.exists(name) and os.path.dirname(_absolute(name)) != _absolute(name):
+        _add(FOLDERS, os.pathsep, _absolute(name))
+
+
+def user_wants(wants: Iterable[Want]) -> None:
+    """Allows what the user asked for himself. Never Python code."""
+    for want in wants:
+        if want.kind == READ:
+            user_named(want.what)
+        elif want.kind == POST:
+            _add(HOSTS, ",", want.what)
+        elif want.kind == DOWNLOAD:
+            _add(DOWNLOADS, ",", want.what)
+
+
+def user_allows(
+    folders: Iterable[str] = (), hosts: Iterable[str] = (), python: Iterable[str] = (), download: bool = False
+) -> None:
+    """The options of a command line, into the environment."""
+    for variable, separator, values in (
+        (FOLDERS, os.pathsep, folders),
+        (HOSTS, ",", hosts),
+        (PYTHON, os.pathsep, python),
+    ):
+        for value in values:
+            _add(variable, separator, str(value))
+    if download:
+        _add(DOWNLOADS, ",", "1")
+
+
+def remembers(want: Want) -> str | None:
+    """What a click would remember for this want: the folder, host or repository; None where a click cannot allow it."""
+    if want.linked or want.kind not in BY_CLICK:
+        return None
+    if want.kind != READ:
+        return want.what
+    name = os.path.expanduser(want.what)
+    if opening.remote(name) or not os.path.isabs(name):
+        return None
+    place = _absolute(name)
+    folder = place if os.path.isdir(place) else os.path.dirname(place)
+    return None if too_wide(folder) else folder
+
+
+def remember(kind: str, what: str) -> str:
+    """Remembers that workflows may have this from now on; returns it as it is remembered.
+
+    Raises:
+        ValueError: a kind or value that no click can allow, with the fix.
+        OSError: the file cannot be written.
+    """
+    if kind not in BY_CLICK:
+        raise ValueError(f"must be one of {', '.join(BY_CLICK)}. Fix: Python code is allowed by {PYTHON} alone")
+    value = {READ: _checked_folder, POST: _checked_host, DOWNLOAD: _checked_repository}[kind](what)
+    remembered.add(BY_CLICK[kind], value)
+    return value
+
+
+def _checked_folder(what: str) -> str:
+    try:
+        opening.check_name(what)
+    except ValueError as error:
+        raise ValueError(f"{error}. Fix: give a folder of this machine, or use {FOLDERS}") from None
+    if not os.path.isabs(what) or not os.path.isdir(what):
+        raise ValueError("is no absolute path of a folder that is there. Fix: give one")
+    real = os.path.realpath(what)
+    if too_wide(real) or too_wide(_absolute(what)):
+        raise ValueError(
+            "is the root of a disk, or the home folder or above it. Fix: give a folder with fewer files in it"
+        )
+    return _absolute(what)
+
+
+def _checked_host(what: str) -> str:
+    found = HOST.fullmatch(what.lower()) if isinstance(what, str) else None
+    if not found or not 0 < int(found["port"] or 0) < 65536:
+        raise ValueError("is no host with its port. Fix: for example score.example.org:443")
+    return f"{found['name']}:{int(found['port'])}"
+
+
+def _checked_repository(what: str) -> str:
+    if not is_hub_id(what):
+        raise ValueError("is no repository of the hub. Fix: for example black-forest-labs/FLUX.1-dev")
+    return what
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def _entries(variable: str, separator: str) -> list[str]:
+    return [part.strip() for part in os.environ.get(variable, "").split(separator) if part.strip()]
+
+
+def _add(variable: str, separator: str, value: str) -> None:
+    os.environ[variable] = separator.join(dict.fromkeys([*_entries(variable, separator), value]))
+
+
+def _absolute(path: str) -> str:
+    """Without links being followed, and without `..`."""
+    return os.path.abspath(os.path.expanduser(path))

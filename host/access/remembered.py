@@ -1,0 +1,85 @@
+"""The file of what the user allowed by clicks on the page: {"folders": […], "hosts": […], "downloads": […]}.
+
+Imports neither torch nor anything of ours that does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from .. import files
+from ..checks import TEXTS, maybe
+from . import opening
+
+logger = logging.getLogger(__name__)
+
+FILE = "OTCA_PERMISSIONS"  # names that file; "none": clicks allow nothing
+FOLDERS, HOSTS, DOWNLOADS = LISTS = ("folders", "hosts", "downloads")
+MOST_BYTES, MOST_ENTRIES = 1024**2, 1000
+
+_known: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state, what it says)
+_adding = threading.Lock()
+
+
+def file() -> Path | None:
+    """None where clicks allow nothing."""
+    if named := os.environ.get(FILE):
+        return None if named == "none" else Path(named).expanduser()
+    if opening.WINDOWS and os.environ.get("APPDATA"):
+        base = Path(os.environ["APPDATA"])
+    else:
+        base = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return base / "comfyui_otca" / "permissions.json"
+
+
+def entries() -> dict[str, list[str]]:
+    """What each of LISTS holds. A damaged file counts as an empty one, and that is said once."""
+    path = file()
+    try:
+        state = path.stat() if path else None
+    except OSError:  # nothing was allowed yet
+        state = None
+    if state is None:
+        return {name: [] for name in LISTS}
+    seen = (state.st_mtime_ns, state.st_size, state.st_ino)
+    if path not in _known or _known[path][0] != seen:
+        try:
+            content = _read(path)
+        except files.Damaged as error:
+            logger.warning("what was allowed by clicks is not allowed now: %s", error)
+            content = {name: [] for name in LISTS}
+        _known[path] = seen, content
+    return _known[path][1]
+
+
+def add(name: str, value: str) -> None:
+    """Adds to one of LISTS.
+
+    Raises:
+        ValueError: nothing is remembered here, or too much already, or the file is damaged, and is left as it is.
+        OSError: the file cannot be written.
+    """
+    path = file()
+    if path is None:
+        raise ValueError(f"nothing is remembered here, since {FILE}=none. Fix: allow it by the environment")
+    with _adding:
+        known = _read(path)  # and not `entries`: what somebody wrote by hand, with a comma too many, is not to be lost
+        if value in known[name]:
+            return
+        if sum(map(len, known.values())) >= MOST_ENTRIES:
+            raise ValueError(f"{path} has {MOST_ENTRIES} entries already. Fix: take out those that you need no more")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changed = {**known, name: [*known[name], value]}
+        files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """Empty lists where there is no file. Raises Damaged."""
+    real = Path(os.path.realpath(path))  # a link is the user's own here
+    fields = {name: maybe(TEXTS) for name in LISTS}
+    content = files.read_json(real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow anew")
+    return {name: (content or {}).get(name) or [] for name in LISTS}

@@ -1,0 +1,392 @@
+"""Whose a run's folder is: one process trains in it, and every other one is refused. Imports no torch.
+
+Two things say so. `claim.lock` is locked by the operating system for as long as the process lives, so that it needs nobody to
+undo it, whatever way the process ends; it holds among all processes, containers too, of one kernel, and on most network file
+systems among machines. `claim.json` says who that is, for humans, and for where a lock does not reach: whoever cannot be seen
+from here to have ended is left alone, unless the user says otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import machine
+from .checks import NUMBER, TEXT, WHOLE, maybe
+from .files import Damaged, beside, present, put_in_place, read_json, write_text
+from .machine import alive
+
+LOCK, CLAIM = "claim.lock", "claim.json"
+MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at …
+LOOK_WAIT = 0.1  # … and for who only looks, too
+_BOOT_SECONDS = (
+    30  # by which a clock that is set moves the moment of the start, where the system does not number its starts
+)
+_FIELDS = {
+    **dict.fromkeys(("host", "machine", "boot", "pid_namespace", "token"), TEXT),
+    "pid": WHOLE,
+    "process_started": NUMBER,
+    "since": NUMBER,
+    "place": maybe(TEXT),
+}
+
+Say = Callable[[str], None]
+
+
+class Claimed(RuntimeError):
+    """A folder that another process trains in, or may train in; says who, since when, and what helps."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not tell."""
+
+    host: str
+    machine: str
+    boot: str
+    pid_namespace: str
+    pid: int
+    process_started: float
+    since: float
+    token: str
+    place: str | None = None  # canvas or headless
+
+    def __str__(self) -> str:
+        here = _same_boot(self) and self.pid_namespace == machine.pid_namespace()
+        where = "" if here else f" on {self.host}"
+        return f"process {self.pid}{where}, since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.since))}"
+
+
+def _same_boot(holder: Holder) -> bool:
+    own = machine.boot()
+    if holder.boot == own:
+        # A number of the start is nobody else's; a moment may be another machine's too.
+        return not own.startswith("since ") or _same_machine(holder)
+    both = (holder.boot, own)
+    if not _same_machine(holder) or not all(boot.startswith("since ") for boot in both):
+        return False
+    try:
+        then, now = (float(boot.removeprefix("since ")) for boot in both)
+    except ValueError:
+        return False
+    return abs(then - now) < _BOOT_SECONDS
+
+
+def _same_machine(holder: Holder) -> bool:
+    return bool(machine.machine_id()) and (holder.host, holder.machine) == (socket.gethostname(), machine.machine_id())
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+class Claim:
+    """A folder that is this process's until `release`, or until the process ends. Made by `take`."""
+
+    def __init__(self, folder: Path, token: str, descriptor: int | None):
+        self.folder, self.token, self._descriptor = folder, token, descriptor
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Lets others have the folder. What is not ours any more stays; a second call does nothing."""
+        with _taking:
+            if _held.get(self.folder) is not self:
+                return
+            del _held[self.folder]
+            with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
+                if (found := _written(self.folder)) is not None and found.token == self.token:
+                    os.unlink(self.folder / CLAIM)
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)  # and with it the lock ends
+            self._descriptor = None
+
+    def stands(self) -> bool:
+        """Whether the folder is still the one that was claimed, and nobody has removed it or taken it over.
+
+        With the lock in hand, a claim.json that somebody removed changes nothing.
+        """
+        try:
+            written = _written(self.folder)
+            if self._descriptor is not None:
+                same = os.path.samestat(os.fstat(self._descriptor), os.lstat(self.folder / LOCK))
+                return same and (written is None or written.token == self.token)
+        except (OSError, Damaged):
+            return False
+        return written is not None and written.token == self.token
+
+
+_held: dict[Path, Claim] = {}
+_taking = threading.RLock()
+
+
+def _forget() -> None:
+    """In a forked child: the folder is its parent's, and must not stay locked when only the child is left."""
+    global _taking
+    _taking = threading.RLock()
+    for own in list(_held.values()):
+        own._close()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None, place: str | None = None) -> Claim:
+    """Claims a folder, which is made if it is not there, for the rest of this process's life or until `release`.
+
+    A folder that this process has claimed already stays claimed, and its claim is returned.
+
+    Args:
+        take_over: the user says that whoever claimed it on another machine, or before it was started anew, has ended.
+        say: hears whose claim was taken over.
+        place: canvas or headless, for who asks.
+
+    Raises:
+        Claimed: it is another's; names who, since when, and the fix.
+        OSError: the folder cannot be made or written.
+    """
+    with _taking:
+        folder = folder.resolve()
+        own = _held.get(folder)
+        if own is not None and own.stands():
+            return own
+        if own is not None:
+            _held.pop(folder)
+            own._close()
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = machine.locked(folder / LOCK, MOST_WAIT)
+            if descriptor is None:
+                raise _in_use(folder, _who(folder))
+        except machine.NoLocks:
+            descriptor = None
+        try:
+            token = _write_claim(folder, place, take_over, say, by_lock=descriptor is not None)
+        except BaseException:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        own = _held[folder] = Claim(folder, token, descriptor)
+        return own
+
+
+def holder(folder: Path) -> Holder | None:
+    """Who trains in a folder, as far as can be seen from here; None where nobody does. Claims nothing.
+
+    Whoever claimed it on another machine, or in a way that cannot be read, counts as training there.
+
+    Raises:
+        Damaged: claim.json cannot be read, so nobody knows.
+    """
+    folder = folder.resolve()
+    found = _written(folder)
+    if found is None:
+        return None
+    with _taking:
+        if folder in _held and _held[folder].token == found.token:
+            return found
+    free = _free(folder, found)
+    return found if free is False or not _ended(found, by_lock=free is True) else None
+
+
+def doubt(folder: Path) -> str | None:
+    """What to tell where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
+    try:
+        found = holder(folder)
+    except Damaged as error:
+        return str(error)
+    if found is None or lives(found) or _free(folder.resolve(), found) is False:
+        return None
+    return str(_refusal(folder, found))
+
+
+def check(folder: Path, *, take_over: bool = False) -> None:
+    """Raises Claimed where `take` would, as far as can be seen without claiming."""
+    folder = folder.resolve()
+    with _taking:
+        if folder in _held and _held[folder].stands():
+            return
+    found = damaged = None
+    try:
+        found = _written(folder)
+    except Damaged as error:
+        damaged = error
+    free = _free(folder, found)
+    if free is False:
+        raise _in_use(folder, _who(folder))
+    if damaged is not None and not take_over:
+        raise Claimed(str(damaged)) from damaged
+    if found is None or _ended(found, by_lock=free is True) or take_over and not lives(found):
+        return
+    raise _refusal(folder, found)
+
+
+def _in_use(folder: Path, who: object) -> Claimed:
+    return Claimed(
+        f"{folder} is in use: {who} is training there. Fix: stop it, or choose another run_name, or --output"
+    )
+
+
+def _refusal(folder: Path, found: Holder) -> Claimed:
+    if lives(found):
+        return _in_use(folder, found)
+    unseen = f"{folder} is claimed by {found}, and it cannot be seen from here whether that has ended"
+    return Claimed(f"{unseen}. Fix: stop it, or {_remedy(folder)}")
+
+
+def _remedy(folder: Path) -> str:
+    """What helps on the canvas, on the page and in a terminal alike."""
+    return f"if nothing trains there, remove {folder / CLAIM} (headlessly: --take-over)"
+
+
+def lives(found: Holder) -> bool:
+    """Whether that process is seen to be there."""
+    seen = _same_boot(found) and found.pid_namespace == machine.pid_namespace()
+    return seen and alive(found.pid, found.process_started)
+
+
+def _free(folder: Path, found: Holder | None) -> bool | None:
+    """Whether the folder's lock could be had, which is tried for a moment; None where that cannot be told.
+
+    Whoever has it may only be looking, as we are: unless `found`, who claimed the folder, is seen to live, that is waited for.
+    """
+    if not present(folder / LOCK):
+        return None
+    try:
+        descriptor = machine.locked(folder / LOCK, 0.0 if found is not None and lives(found) else LOOK_WAIT)
+    except (machine.NoLocks, OSError):
+        return None
+    if descriptor is None:
+        return False
+    os.close(descriptor)
+    return True
+
+
+def _ended(found: Holder, by_lock: bool) -> bool:
+    """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
+    if _same_boot(found):
+        # Without a lock its number tells, but only where numbers mean the same.
+        return by_lock or found.pid_namespace == machine.pid_namespace() and not alive(found.pid, found.process_started)
+    return _same_machine(found)  # which was started anew since
+
+
+def _written(folder: Path) -> Holder | None:
+    """Raises Damaged."""
+    content = read_json(folder / CLAIM, fields=_FIELDS, fix=_remedy(folder))
+    if content is None:
+        return None
+    return Holder(**{name: content.get(name) for name in Holder.__dataclass_fields__})
+
+
+def _who(folder: Path) -> str:
+    for _ in range(10):  # who has the lock may be about to write down who it is
+        with contextlib.suppress(Damaged):
+            if found := _written(folder):
+                return str(found)
+        time.sleep(0.05)
+    return "another process"
+
+
+def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_lock: bool) -> str:
+    """Writes claim.json where there is none, or none that still holds; returns its token. Raises Claimed."""
+    import psutil
+
+    own = Holder(
+        host=socket.gethostname(),
+        machine=machine.machine_id(),
+        boot=machine.boot(),
+        pid_namespace=machine.pid_namespace(),
+        pid=os.getpid(),
+        process_started=psutil.Process().create_time(),
+        since=time.time(),
+        token=uuid.uuid4().hex,
+        place=place,
+    )
+    for _ in range(100):
+        if _create(folder, own):
+            return own.token
+        try:
+            found = _written(folder)
+        except Damaged as error:
+            if not take_over:
+                raise Claimed(str(error)) from error
+            _remove(folder, None)
+            say(f"{error.path} {error.wrong}; the folder is taken over")
+            continue
+        if found is None:  # gone in this moment
+            continue
+        if _ended(found, by_lock):
+            told = f"{found} had claimed {folder} and has ended; the folder is taken over"
+        elif take_over and not lives(found):
+            told = f"{found} had claimed {folder}; the folder is taken over, as you said"
+        else:
+            raise _refusal(folder, found)
+        if _remove(folder, found.token):
+            say(told)
+    raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another run_name, or --output")
+
+
+def _create(folder: Path, own: Holder) -> bool:
+    """Writes claim.json whole, where there is none; returns False where there is one."""
+    target = folder / CLAIM
+    aside = beside(target)
+    try:
+        write_text(aside, json.dumps(asdict(own), indent=1))
+        try:
+            os.link(aside, target)
+        except FileExistsError:
+            return False
+        except (OSError, NotImplementedError):  # a file system without links, such as exFAT
+            try:
+                descriptor = open_plain_new(target)
+            except FileExistsError:
+                return False
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(aside.read_bytes())
+        return True
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def open_plain_new(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+
+
+def _remove(folder: Path, token: str | None) -> bool:
+    """Takes a claim away that was judged; another one that came in its place meanwhile is put back. None: whatever it is."""
+    target = folder / CLAIM
+    aside = beside(target)
+    try:
+        put_in_place(target, aside)
+    except FileNotFoundError:
+        return False
+    try:
+        if token is not None:
+            found = read_json(aside, fields=_FIELDS)
+            if found is None or found["token"] != token:
+                with contextlib.suppress(OSError):
+                    os.link(aside, target)
+                return False
+        return True
+    finally:
+        if aside.is_dir() and not aside.is_symlink():
+            aside.rename(folder / f"{CLAIM}.damaged")
+        else:
+            aside.unlink(missing_ok=True)

@@ -1,0 +1,78 @@
+"""ComfyUI, where it is there: what its queue runs, and what its pages are sent."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def in_comfyui() -> bool:
+    return "comfy.model_management" in sys.modules
+
+
+def our_prompt_running() -> bool:
+    """Whether ComfyUI is executing a prompt that has one of our nodes at this moment."""
+    return any(has_our_nodes(prompt) for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()))
+
+
+def has_our_nodes(prompt: Mapping) -> bool:
+    return any(isinstance(node, dict) and str(node.get("class_type")).startswith("OTCA_") for node in prompt.values())
+
+
+def running_workflow_id() -> str | None:
+    """The id of the canvas whose prompt ComfyUI is executing; None where the prompt came without one."""
+    for _, _, _, extra, *_ in list(_server().prompt_queue.currently_running.values()):
+        return _workflow_id(extra)
+    return None
+
+
+def running_prompt() -> Mapping:
+    """The graph that ComfyUI is executing, in API form; empty where it executes none."""
+    for _, _, prompt, *_ in list(_server().prompt_queue.currently_running.values()):
+        return prompt
+    return {}
+
+
+def executes(node: str | None) -> bool:
+    """Whether that output node is run by the prompt that ComfyUI is executing; headlessly all are."""
+    if not in_comfyui():
+        return True
+    running = list(_server().prompt_queue.currently_running.values())
+    return not running or any(node in item[4] for item in running)
+
+
+def running_nodes(class_type: str) -> list[tuple[str | None, str]]:
+    """(id of the canvas, id of the node) of every node of that class in the prompt that ComfyUI is executing."""
+    return [
+        (_workflow_id(extra), node_id)
+        for _, _, prompt, extra, *_ in list(_server().prompt_queue.currently_running.values())
+        for node_id, node in prompt.items()
+        if isinstance(node, dict) and node.get("class_type") == class_type
+    ]
+
+
+def _workflow_id(extra: Mapping) -> str | None:
+    return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
+
+
+def tell(event: str, data: dict) -> None:
+    """Sends an event to every open page."""
+    _server().send_sync(event, data)
+
+
+def _server():
+    from server import PromptServer  # ComfyUI's module of that name
+
+    return PromptServer.instance
+
+
+def save_temporary(picture, name: str) -> dict:
+    """Saves a PIL picture into ComfyUI's temporary folder; returns what its /view route takes."""
+    import folder_paths
+
+    name = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name)
+    folder = Path(folder_paths.get_temp_directory())
+    folder.mkdir(parents=True, exist_ok=True)
+    picture.save(folder / name, compress_level=1)
+    return {"filename": name, "subfolder": "", "type": "temp"}

@@ -1,0 +1,84 @@
+"""Devices and their memory, shared with ComfyUI's own models; and its inference mode, outside which we train."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+from . import comfyui
+from .terminal import terminal
+
+
+@contextlib.contextmanager
+def training_mode() -> Iterator[None]:
+    """Outside `torch.inference_mode`, under which ComfyUI runs nodes and no parameter made could ever be trained."""
+    import torch
+
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def outside_inference(function: Callable) -> Callable:
+    """Decorates a node's function so that it runs in `training_mode`."""
+
+    @functools.wraps(function)
+    def wrapped(*args, **kwargs):
+        with training_mode():
+            return function(*args, **kwargs)
+
+    return wrapped
+
+
+def make_room() -> None:
+    """Asks ComfyUI's own models to leave the accelerator before ours allocate."""
+    if comfyui.in_comfyui():
+        import comfy.model_management
+
+        if comfy.model_management.current_loaded_models:
+            comfy.model_management.unload_all_models()
+            comfy.model_management.soft_empty_cache()
+
+
+def empty_cache() -> None:
+    """Gives unused accelerator memory back, so that others can take it."""
+    import gc
+
+    gc.collect()  # a model that nobody holds any more may still hold itself
+    if comfyui.in_comfyui():
+        import comfy.model_management
+
+        comfy.model_management.soft_empty_cache()
+
+
+def default_device():
+    """The accelerator if there is one, as ComfyUI was told to see it (--cpu, --cuda-device)."""
+    import torch
+
+    if comfyui.in_comfyui():
+        import comfy.model_management
+
+        return comfy.model_management.get_torch_device()
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+
+
+def free_memory(device) -> int:
+    """Bytes that can still be taken on a torch device."""
+    if device.type == "cuda":
+        import torch
+
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
+def chosen_device(name: str) -> str:
+    """The device that a node names, unless the command line's --device says otherwise."""
+    return terminal.device or name
+
+
+def chosen_reward_device(name: str) -> str:
+    """`chosen_device` of a reward: with --reward-gpus its `auto` is one of those."""
+    return terminal.reward_device if terminal.reward_device and name == "auto" else chosen_device(name)

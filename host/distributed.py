@@ -1,0 +1,328 @@
+"""Several processes that train one model: who they are, which samples are whose, and where they meet.
+
+accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
+of the samples; scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
+Each such meeting begins with a word from everybody, so that one process's failure, or a request to stop, ends them all instead
+of leaving the others waiting. A single process meets nobody, and nothing here does anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from ..trainer.types import Share
+from . import stopping
+from .terminal import terminal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.types import Scores, StepCredit
+
+# With a process that is still at work, say at a slow reward; one that died is noticed at once.
+PATIENCE = timedelta(hours=2)
+_WORD_BYTES = 2048
+_BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
+
+
+class PeerFailed(RuntimeError):
+    """Another process of this training failed; says which, and what it met."""
+
+
+@functools.cache
+def world() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """This process's number, from 0."""
+    return int(os.environ.get("RANK", "0")) if world() > 1 else 0
+
+
+def is_main() -> bool:
+    """Whether this is the process that writes files and speaks."""
+    return rank() == 0
+
+
+def begin(cpu: bool) -> None:
+    """Joins the others; each process on an accelerator of its own, or all on the CPU.
+
+    Raises:
+        ValueError: no accelerator, and not on the CPU either, so that each would train by itself.
+    """
+    if world() > 1:
+        from accelerate import PartialState
+
+        if PartialState(cpu=cpu, timeout=PATIENCE).num_processes != world():
+            raise ValueError(
+                f"{world()} processes were started, and {socket.gethostname()} has no accelerator for them. Fix: --device cpu "
+                "trains with all of them on the CPU"
+            )
+
+
+def end() -> None:
+    """Leaves the others, so that they need not find out by a broken connection."""
+    if world() > 1 and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _device() -> torch.device:
+    from accelerate import PartialState
+
+    return PartialState().device  # of the one that `begin` made: they share their state
+
+
+def reward_gpu(count: int) -> str:
+    """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
+    processes, own = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    check_gpus(processes, count)
+    return f"cuda:{processes + own % count}"
+
+
+def check_gpus(processes: int, rewards: int) -> None:
+    """Raises ValueError where a machine has fewer GPUs than processes to train and GPUs for rewards."""
+    there = torch.cuda.device_count()
+    if not rewards and there < processes:
+        raise ValueError(
+            f"--gpus {processes}: {socket.gethostname()} has {there} GPUs. Fix: fewer, or --device cpu, which trains with all "
+            "processes on the CPU"
+        )
+    if there < processes + rewards:
+        raise ValueError(
+            f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs "
+            f"on each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
+        )
+
+
+def share(total: int) -> Share:
+    """This process's consecutive rows of `total`. Whole groups, where their number is a multiple of the processes'.
+
+    Raises:
+        ValueError: fewer rows than processes.
+    """
+    if total < world():
+        raise ValueError(f"{world()} processes for {total} samples. Fix: more prompts or samples, or fewer processes")
+    return Share(rows(total), total)
+
+
+def rows(total: int) -> range:
+    """This process's consecutive rows of `total`; none where there are too few."""
+    return range(rank() * total // world(), (rank() + 1) * total // world())
+
+
+# -- meetings ----------------------------------------------------------------------------------------------------------
+
+
+def meet(own: stopping.Stopped | None = None) -> None:
+    """Waits for the others and hears how they are.
+
+    Args:
+        own: what this process was asked, for all to hear.
+
+    Raises:
+        host.Stopped: a process was asked to stop.
+        PeerFailed: another process failed, or is gone.
+    """
+    if world() == 1:
+        return
+    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(own))]
+    for number, word in enumerate(words):
+        if word.startswith("failed"):
+            raise _heard(PeerFailed(f"process {number} {word}"))
+    for word in words:
+        if word.startswith("stopped by "):
+            raise _heard(stopping.Stopped(word.removeprefix("stopped by ")))
+
+
+def _stop_together() -> None:
+    """`stopping.check_stop` for processes that share a model: one that stopped alone would leave the others amid a forward pass."""
+    try:
+        stopping.check_stop()
+    except stopping.Stopped as stopped:
+        meet(stopped)
+    else:
+        meet()
+
+
+def tell(problem: BaseException) -> PeerFailed | None:
+    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
+
+    Where they share a model they may be amid a forward pass, waiting for its tensors and not for a word: then only what ends
+    scoring is told, and of all else they lose the connection when this process ends.
+
+    Returns:
+        What is wrong where nobody is left to be told.
+    """
+    from ..trainer.rewards.base import RewardError
+
+    errors = (problem, problem.__cause__)
+    if world() == 1 or any(getattr(error, "heard", False) for error in errors):
+        return None
+    if terminal.agree is None or any(isinstance(error, (stopping.Stopped, RewardError)) for error in errors):
+        try:
+            _all(_word(problem))
+        except PeerFailed as lost:
+            return lost
+    return None
+
+
+def _heard(problem):
+    problem.heard = True
+    return problem
+
+
+def _word(problem: BaseException | None) -> Tensor:
+    if problem is None:
+        text = ""
+    elif isinstance(problem, stopping.Stopped):
+        text = f"stopped by {problem}"
+    else:
+        text = f"failed on {socket.gethostname()}: {type(problem).__name__}: {problem}"
+    content = text.encode()[:_WORD_BYTES]
+    return torch.tensor(list(content.ljust(_WORD_BYTES, b"\0")), dtype=torch.uint8)
+
+
+def _all(tensor: Tensor) -> Tensor:
+    """[N, …] of every process's [ … ], on the CPU."""
+    from accelerate.utils import gather
+
+    try:
+        return gather(tensor[None].to(_device())).cpu()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise _heard(PeerFailed(f"process {rank()} lost another one ({reason})")) from error
+
+
+def each(tensor: Tensor) -> Tensor:
+    """Every process's tensor, one below the other: [N, …] on the CPU."""
+    if world() == 1:
+        return tensor[None].cpu()
+    meet()
+    return _all(tensor)
+
+
+T = TypeVar("T", "Tensor", "Scores", "StepCredit")
+
+
+def whole(value: T) -> T:
+    """The whole batch, in order, on the CPU, of what every process holds its share of: the same in each of them.
+
+    Args:
+        value: rows, or a dataclass whose tensors are rows.
+    """
+    if world() == 1:
+        return value
+    if isinstance(value, torch.Tensor):
+        return _joined({"": value})[""]
+    parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    return replace(value, **_joined({name: part for name, part in parts.items() if isinstance(part, torch.Tensor)}))
+
+
+def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The rows of every process's tensors of one length, in order, after one meeting for all of them."""
+    own = len(next(iter(tensors.values())))
+    counts = each(torch.tensor(own)).tolist()
+    joined = {}
+    for name, tensor in tensors.items():
+        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - own, *tensor.shape[1:]))]))
+        joined[name] = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    return joined
+
+
+def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Adds up the gradients of all processes; of a parameter that none has one of, none is made.
+
+    One sum an optimizer step, as DistributedDataParallel without synchronisation of the earlier backward passes would send it.
+    Its hooks want a forward pass before each backward one, which graphs kept from the rollout and skipped samples do not have.
+    """
+    if world() == 1:
+        return
+    from accelerate.utils import reduce
+
+    parameters = list(parameters)
+    present = each(torch.tensor([parameter.grad is not None for parameter in parameters]).byte()).any(0)
+    chosen = [parameter for parameter, there in zip(parameters, present.tolist(), strict=True) if there]
+    for bucket in _buckets(chosen):
+        flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
+        flat = reduce(flat, "sum")
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    buckets, size = [], _BUCKET
+    for parameter in parameters:
+        if size >= _BUCKET:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.numel()
+    return buckets
+
+
+# -- models that no process holds whole ----------------------------------------------------------------------------------
+
+
+def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Spreads a network's parameters over all processes by FSDP2, its transformer blocks as units.
+
+    Each process holds a part of every parameter, its gradient and its moments; a block is put together for as long as it
+    computes. From now on all processes must call the network equally often. A backward pass leaves the mean over all processes.
+
+    Args:
+        dtype: to compute in. Blocks are sent in it, unless the network keeps some layers in float32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    halved = dtype != torch.float32 and not network._keep_in_fp32_modules
+    # Inputs stay as they are, as in one process: rotary embeddings, for one, are float32 for good reason.
+    sent = MixedPrecisionPolicy(dtype if halved else None, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    _shard(network, {"mp_policy": sent})
+
+
+def shard_frozen(network: torch.nn.Module) -> None:
+    """As `shard`, but only of what is not trained, sent in the dtype that it is held in.
+
+    What is trained stays whole in every process, where it is, and so does its gradient. Blocks are moved to the process's device
+    one by one, so that no device need hold the whole network. Takes torch 2.7.
+    """
+    trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
+    _shard(network, {}, ignored_params=trained)
+
+
+def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    terminal.agree = _stop_together
+    options["mesh"] = init_device_mesh(_device().type, (world(),))
+    for block in network.modules():
+        if type(block).__name__ in (network._no_split_modules or ()):
+            fully_shard(block, **options, **of_blocks)
+    # By itself FSDP2 would leave the network's own parameters whole after sampling.
+    fully_shard(network, **options, reshard_after_forward=True)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A tensor of a sharded network, whole, on the CPU; all processes have to ask for it. Any other one as it is, there."""
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
+
+
+def like(tensor: Tensor, example: Tensor) -> Tensor:
+    """A whole tensor, spread and placed as `example` is."""
+    tensor = tensor.to(example.device)
+    if not hasattr(example, "full_tensor") or not tensor.ndim:  # step counts are no parameters' likes
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, example.device_mesh, example.placements)

@@ -1,0 +1,136 @@
+"""Which machine this is, since when it runs, where numbers of processes mean the same, and its lock on an open file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import time
+import uuid
+from pathlib import Path
+
+from .files import open_plain
+
+WINDOWS = os.name == "nt"
+
+
+def _first_line(*places: str) -> str:
+    for place in places:
+        with contextlib.suppress(OSError):
+            return Path(place).read_text(encoding="utf-8").strip()
+    return ""
+
+
+@functools.cache
+def machine_id() -> str:
+    """What stays when a machine starts anew, and no other machine has."""
+    if WINDOWS:
+        import winreg
+
+        with (
+            contextlib.suppress(OSError),
+            winreg.OpenKey(
+                winreg.HKEY_LOCAL_MACHINE,
+                r"SOFTWARE\Microsoft\Cryptography",
+                0,
+                winreg.KEY_READ | winreg.KEY_WOW64_64KEY,
+            ) as key,
+        ):
+            return winreg.QueryValueEx(key, "MachineGuid")[0]
+        return ""
+    if found := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        return found
+    node = uuid.getnode()
+    # Two bits: the number was drawn, as there is no network card; or it was given by hand or by a program, as docker gives the
+    # same ones on every machine.
+    return "" if node >> 40 & 3 else f"{node:012x}"
+
+
+@functools.cache
+def boot() -> str:
+    """Another one at every start of the system, and the same in all containers of one kernel."""
+    if found := _first_line("/proc/sys/kernel/random/boot_id"):
+        return found
+    import psutil
+
+    return f"since {psutil.boot_time():.0f}"
+
+
+def pid_namespace() -> str:
+    """Where numbers of processes mean the same; a system without such namespaces has one."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+class NoLocks(Exception):
+    """The file system has none."""
+
+
+_WITHOUT = {
+    number
+    for name in ("ENOLCK", "ENOSYS", "ENOTSUP", "EOPNOTSUPP", "EINVAL")
+    if (number := getattr(errno, name, None)) is not None
+}
+_BUSY = {errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK}
+
+
+def lock(descriptor: int) -> bool:
+    """Locks an open file without waiting; returns whether it did. Raises NoLocks."""
+    try:
+        if WINDOWS:
+            import msvcrt
+
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        if error.errno in _WITHOUT:
+            raise NoLocks from error
+        raise
+    return True
+
+
+def locked(path: Path, wait: float) -> int | None:
+    """The descriptor of a file whose lock is ours now; None where somebody has it for longer than `wait` seconds.
+
+    Raises:
+        NoLocks: the file system has none.
+        OSError: the file cannot be made or opened.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
+        try:
+            if lock(descriptor):
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                        return descriptor
+                # Somebody has removed the folder since we opened the file: nobody else would see its lock.
+                os.close(descriptor)
+                continue
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(0.02)
+
+
+def alive(pid: object, started: object) -> bool:
+    """Whether the process of that number, born at that time, still runs: numbers are given out again."""
+    import psutil
+
+    if not isinstance(pid, int) or not isinstance(started, int | float):
+        return False
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) < 2 and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False

@@ -1,0 +1,152 @@
+"""Where runs, models and small input files are: in ComfyUI's folders, in those that the environment names, in the pack's own."""
+
+from __future__ import annotations
+
+import os
+import reprlib
+from pathlib import Path
+
+from . import comfyui
+from .names import plain_name
+from .terminal import terminal
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+RUNS = "OTCA_RUNS"  # a variable of the environment: the folder of runs, as a trainer hears of ComfyUI's
+# Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
+MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
+
+
+def run_folder(name: str) -> Path:
+    """Where a run of that name lives: the command line's --output, ComfyUI's output folder, or ./runs.
+
+    Raises:
+        ValueError: the name, which may have come through a link, is no plain one.
+    """
+    if terminal.output is not None:
+        return terminal.output
+    try:
+        return runs_folder() / plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"run_name = {reprlib.repr(name)} {error}") from error
+
+
+def runs_folder() -> Path:
+    """Where runs are that were not given a folder of their own: in ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        return Path(folder_paths.get_output_directory()) / "otca"
+    return Path(os.environ.get(RUNS) or "runs")
+
+
+def list_runs() -> list[str]:
+    """On the canvas: names of the runs with a checkpoint, the last one first."""
+    if not comfyui.in_comfyui():
+        return []
+    found = [place.parent for place in runs_folder().glob("*/checkpoints")]
+    return [folder.name for folder in sorted(found, key=_changed, reverse=True)]
+
+
+def _changed(folder: Path) -> float:
+    """When, in seconds since 1970; 0 where somebody has just removed it."""
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def list_adapters() -> list[str]:
+    """LoRA files by their names in ComfyUI's folders, and runs that have saved an adapter."""
+    runs = (
+        sorted(place.parent.name for place in runs_folder().glob("*/lora*.safetensors")) if comfyui.in_comfyui() else []
+    )
+    return [*list_weights("loras"), *dict.fromkeys(runs)]
+
+
+def lora_folder() -> Path:
+    """Where Save LoRA writes: inside the run headlessly, in ComfyUI's first loras folder there."""
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        return Path(folder_paths.get_folder_paths("loras")[0])
+    return terminal.output or Path("runs")
+
+
+def list_weights(kind: str) -> list[str]:
+    """Names that `search.weights` knows: .safetensors files at any depth.
+
+    ComfyUI asks for them at every validation, in its one loop, and keeps its own lists until a folder changes.
+    """
+    found = [
+        file.relative_to(folder).as_posix()
+        for folder in _named_folders(kind)
+        for file in sorted(folder.glob("**/*.safetensors"))
+    ]
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        names = (Path(name) for name in folder_paths.get_filename_list(kind))
+        found += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
+    return list(dict.fromkeys(found))
+
+
+def weight_folders(kind: str) -> list[Path]:
+    """Those of `weights_variable`, those of that name in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
+    folders = _named_folders(kind)
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
+    return folders
+
+
+def _named_folders(kind: str) -> list[Path]:
+    """Of `weight_folders`, those that the environment names."""
+    return [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
+
+
+def weights_variable(kind: str) -> str:
+    """The variable of the environment that names folders of that kind alone, as a trainer hears of ComfyUI's: apart from those
+    of other kinds, which may hold files of the same name."""
+    return f"OTCA_MODELS_{kind.upper()}"
+
+
+def input_folders() -> list[Path]:
+    """Of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
+    folders = [*folders_of("OTCA_INPUT"), ASSETS / "prompts"]
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        folders.insert(0, Path(folder_paths.get_input_directory()))
+    return folders
+
+
+def list_models(marker: str) -> list[str]:
+    """Names of the folders that hold a file called `marker`, up to two levels deep in `model_folders`; embedded ones last."""
+    found = [
+        place.parent.relative_to(folder).as_posix()
+        for folder in model_folders()
+        for pattern in (f"*/{marker}", f"*/*/{marker}")  # name/ or, as hubs have it, owner/name/
+        for place in sorted(folder.glob(pattern))
+    ]
+    return list(dict.fromkeys(found))
+
+
+def model_folders() -> list[Path]:
+    """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
+    folders = folders_of("OTCA_MODELS")
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        folders += [
+            Path(folder)
+            for kind in MODEL_KINDS
+            if kind in folder_paths.folder_names_and_paths
+            for folder in folder_paths.get_folder_paths(kind)
+        ]
+    return [*folders, ASSETS]
+
+
+def folders_of(variable: str) -> list[Path]:
+    """Those that a variable of the environment lists."""
+    return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]

@@ -1,0 +1,143 @@
+"""Where the models and files that a graph names are: in ComfyUI's folders, in those of the environment, or by a path that the
+user has allowed. Nothing is downloaded but by `download`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Collection
+from pathlib import Path
+
+from . import paths
+from .access import permissions
+from .access.addresses import is_hub_id
+from .terminal import terminal
+
+
+def model(name: str, marker: str, published: str = "") -> Path:
+    """The folder of a model: a path, else a folder of that name in one of `paths.model_folders`, else a hub id that is in the
+    local hub cache. Nothing is downloaded.
+
+    Args:
+        marker: a file that it has.
+        published: the hub id that publishes it and, in brackets, its size: for the message.
+
+    Raises:
+        NotAllowed: a path that workflows may not read.
+        FileNotFoundError: says where it looked.
+    """
+    folders = paths.model_folders()
+    places = permissions.places(name, folders, "a model")
+    if is_hub_id(name) and (cached := _in_hub_cache(name)):
+        places.append(cached)
+    for place in places:
+        if (place / marker).is_file():
+            return place
+    listed, known = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
+    if published:
+        advice = (
+            f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
+            f"by $OTCA_MODELS, or give the path of its folder"
+        )
+    else:
+        listed += f", which hold {known}"
+        advice = f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
+    raise FileNotFoundError(
+        f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}. {advice}"
+    )
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def may_download(name: str, switch: bool) -> bool:
+    """Whether a name is fetched from the hub, where the workflow's switch wishes it or the command line says so.
+
+    Raises:
+        NotAllowed: the workflow wishes it, the user has not allowed it, and it is not here either.
+    """
+    if not (switch or terminal.download) or not is_hub_id(name):
+        return False
+    want = permissions.Want(permissions.DOWNLOAD, name, "a model")
+    if not permissions.allowed(want) and _in_hub_cache(name):
+        return False
+    permissions.check(want)
+    return True
+
+
+def download(name: str, without: Collection[str] = ()) -> Path:
+    """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request.
+
+    Args:
+        without: components whose weights are not needed.
+
+    Raises:
+        NotAllowed: the user has not allowed it.
+    """
+    from huggingface_hub import snapshot_download
+
+    permissions.check(permissions.Want(permissions.DOWNLOAD, name, "a model"))
+    # Not the one-file copies that some keep beside the folders.
+    wanted = ["*.json", "*.txt", "*.model", "*/*.safetensors"]
+    return Path(
+        snapshot_download(name, allow_patterns=wanted, ignore_patterns=[f"{part}/*.safetensors" for part in without])
+    )
+
+
+def weights(name: str, kind: str) -> Path:
+    """A single .safetensors file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
+
+    Args:
+        kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.
+
+    Raises:
+        NotAllowed: a path that workflows may not read.
+        FileNotFoundError: says where it looked.
+    """
+    folders = [*paths.weight_folders(kind), *paths.folders_of("OTCA_MODELS")]
+    for place in permissions.places(name, folders, "weights"):
+        if place.is_file():
+            return place
+    looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
+    raise FileNotFoundError(
+        f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
+    )
+
+
+def reward_file(name: str, size: str, source: str) -> Path:
+    """One file of a reward model, by its path or by its published name: in `paths.model_folders`, in a folder of one of them,
+    or, where its source is a hub id, in the local hub cache. Nothing is downloaded.
+
+    Args:
+        name: a path, or the published file name.
+        size: of the published file, for the message.
+        source: the hub id that publishes it, or another address.
+
+    Raises:
+        NotAllowed: a path that workflows may not read.
+        FileNotFoundError: says what is missing, how large it is, where it comes from and where to put it.
+    """
+    folders = paths.model_folders()
+    places = permissions.places(name, folders, "a reward model")
+    for folder in folders:
+        places += sorted(folder.glob(f"*/{glob.escape(Path(name).name)}"))
+    if is_hub_id(source):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source, Path(name).name)
+        places += [Path(cached)] if isinstance(cached, str) else []
+    for place in places:
+        if place.is_file():
+            return place
+    address = f"https://huggingface.co/{source}" if is_hub_id(source) else source
+    raise FileNotFoundError(
+        f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, folders))}. Fix: get it from "
+        f"{address} and put it into ComfyUI's models/otca_rewards or a folder named by $OTCA_MODELS"
+    )

@@ -1,0 +1,178 @@
+"""What a request must be before anything acts on it, and how a refusal reaches the page: as {error} with the fix."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from ..host.checks import shortened
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY = 4 * 1024**2  # a large graph with its canvas is a few hundred kB
+
+Check = Callable[[Any], Any]
+
+
+class Refused(Exception):
+    """A request that is not done: HTTP status, a message with the fix, and what else the page should know."""
+
+    def __init__(self, status: int, message: str, **more: Any):
+        self.status, self.message, self.more = status, message, more
+        super().__init__(message)
+
+
+# --- answers --------------------------------------------------------------------------------------------------------
+
+
+def answered(
+    handler: Callable[[web.Request], Awaitable[Any]],
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """Decorates a handler that returns JSON-able data or a response: refuses other sites, and turns errors into JSON.
+
+    Every answer says no-cache: ComfyUI would let browsers keep pictures for a day, and even a missing one for an hour.
+    """
+
+    @functools.wraps(handler)
+    async def wrapped(request: web.Request) -> web.StreamResponse:
+        try:
+            refuse_other_sites(request)
+            answer = await handler(request)
+            response = answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
+        except Refused as refusal:
+            response = web.json_response({"error": refusal.message, **refusal.more}, status=refusal.status)
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            told = f"internal error: {type(error).__name__}: {error}. The log of ComfyUI's server says where"
+            response = web.json_response({"error": told}, status=500)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+    return wrapped
+
+
+def refuse_other_sites(request: web.Request) -> None:
+    """ComfyUI makes this check for loopback hosts only; here it holds for every host.
+
+    What Sec-Fetch-Site says, a page cannot forge, and it is right behind proxies that rewrite Host. Without it (plain http
+    to another machine), Origin tells.
+    """
+    site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
+    if site in ("same-origin", "none"):
+        return
+    if site == "cross-site" or (origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()):
+        raise Refused(403, f"refused: a request from another site ({origin or site}). Fix: use ComfyUI's own page")
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a JSON body; `check` returns the value or raises ValueError with what is wanted."""
+
+    check: Check
+    required: bool = False
+    default: Any = None
+
+
+async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, Any]:
+    """The JSON object that was posted, with a value for each of `fields` and nothing else in it.
+
+    Raises:
+        Refused: 413 for a large body; 400 for what is no JSON object, or names a field, its value and the fix.
+    """
+    if request.content_type != "application/json":
+        raise Refused(400, f"content type {request.content_type!r}. Fix: post application/json")
+    content = _json_object(await _bounded(request))
+    if unknown := sorted(content.keys() - fields.keys()):
+        known = ", ".join(fields) or "none"
+        raise Refused(400, f"unknown field {shortened(unknown[0])}. Fix: leave it out; the fields here are: {known}")
+    values = {}
+    for name, field in fields.items():
+        if name not in content:
+            if field.required:
+                raise Refused(400, f"field {name} is missing. Fix: give all of: {', '.join(fields)}")
+            values[name] = field.default
+            continue
+        try:
+            values[name] = field.check(content[name])
+        except ValueError as error:
+            raise Refused(400, f"{name} = {shortened(content[name])}: {error}") from error
+    return values
+
+
+async def _bounded(request: web.Request) -> bytes:
+    # read here piece by piece, since ComfyUI's own limit is meant for uploaded pictures and videos
+    content = bytearray()
+    async for piece in request.content.iter_any():
+        content += piece
+        if len(content) > LARGEST_BODY:
+            limit = f"{LARGEST_BODY // 1024**2} MB"
+            raise Refused(
+                413, f"the request is larger than {limit}. Fix: take large texts out of the graph, into files"
+            )
+    return bytes(content)
+
+
+def _json_object(content: bytes) -> dict:
+    try:
+        value = json.loads(content, parse_constant=_no_such_number)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
+        raise Refused(400, f"the request is not JSON ({error}). Fix: post a JSON object") from error
+    if not isinstance(value, dict):
+        raise Refused(400, f"the request is {shortened(value)}. Fix: post a JSON object")
+    return value
+
+
+def _no_such_number(text: str) -> None:
+    raise ValueError(f"{text} is not a number in JSON")
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
+
+
+def whole_number(low: int, high: int) -> Check:
+    """A check for low ≤ value ≤ high."""
+
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:  # true and false are ints to isinstance
+            raise ValueError(f"must be a whole number. Fix: give one from {low} to {high}")
+        return value
+
+    return check
+
+
+def json_object(value: Any) -> dict:
+    if not isinstance(value, dict):
+        raise ValueError("must be a JSON object. Fix: give the graph as ComfyUI's graphToPrompt() makes it")
+    return value
+
+
+def object_or_null(value: Any) -> dict | None:
+    return None if value is None else json_object(value)
+
+
+def text_or_null(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise ValueError("must be text. Fix: give the workflow's id, or leave it out")
+    return value
+
+
+def query_number(request: web.Request, name: str, default: int | None = None) -> int:
+    """A whole number ≥ 0 from the query. Raises Refused, also where it is missing and has no default."""
+    text = request.query.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise Refused(400, f"{name} = {shortened(text)}: must be a whole number. Fix: ?{name}=0")
+    return int(text)

@@ -1,0 +1,384 @@
+"""Starts, resumes and stops `otca train` as a process of its own, which outlives ComfyUI and shares only the run's folder.
+
+Only so many train at a time; who asks for more waits in a queue, in order, and is begun when another one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..host import claim, files, paths
+from ..host.access.permissions import FROM_PAGE
+from ..host.stopping import STOP
+from ..trainer.flow import SINGLE_FILES
+from ..trainer.run import preflight
+from ..trainer.run.layout import CANVAS, LOG, STATUS, WORKFLOW
+from ..trainer.workflow.graph import RUN_NODE, resumable
+from ..trainer.workflow.problem import Problem, told
+from ..trainer.workflow.running import Workflow, WorkflowError
+from .checks import Refused
+from .runs import Run, Runs
+
+logger = logging.getLogger(__name__)
+
+LAST_LINES = 12
+ENDING_SECONDS = 20
+TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
+ON_A_CPU = 2
+MOST_TRAININGS = 1024
+GLANCE = 1.0  # seconds between two looks whether a training has ended and the next in the queue may begin
+WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """How many train, and how many beside them are for rewards."""
+
+    training: int = 1
+    rewards: int = 0
+
+    def arguments(self) -> list[str]:
+        """Of `otca train`."""
+        many = ["--gpus", str(self.training)] if self.training > 1 else []
+        return many + (["--reward-gpus", str(self.rewards)] if self.rewards else [])
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A training in the queue."""
+
+    run: Run
+    iterations: int
+    arguments: tuple[str, ...]
+
+
+def trainings(setting: int | None = None) -> int:
+    """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
+
+    Raises:
+        Refused: 400, what the environment says is no number.
+    """
+    given = os.environ.get(TRAININGS, "").strip()
+    if given:
+        if not given.isdecimal() or not 1 <= int(given) <= MOST_TRAININGS:
+            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and start ComfyUI anew"
+            raise Refused(
+                400, f"{TRAININGS} = {given!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
+            )
+        return int(given)
+    return setting or accelerators() or ON_A_CPU
+
+
+def accelerators() -> int:
+    """How many this process has; ComfyUI has loaded torch, and without it there is none."""
+    torch = sys.modules.get("torch")
+    for kind in ("cuda", "xpu") if torch is not None else ():
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            return module.device_count()
+    return int(torch is not None and torch.backends.mps.is_available())
+
+
+class Jobs:
+    def __init__(
+        self,
+        runs: Runs,
+        pack: Path,
+        node_classes: Mapping[str, type],
+        titles: Mapping[str, str],
+        input_folder: Callable[[], Path],
+        make_room: Callable[[], None],
+    ):
+        """`pack` is the folder that Python is given to run.
+
+        `make_room` asks this process's models to leave the accelerator, on which the training is about to start.
+        """
+        self.runs, self.pack, self.node_classes, self.titles = runs, pack, node_classes, titles
+        self.input_folder, self.make_room = input_folder, make_room
+        self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
+        self._queue: list[Waiting] = []
+        self._setting: int | None = None  # as the page last had it
+        self._ended = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
+        """The graph and all that keeps it from training, warnings included.
+
+        Raises:
+            Refused: 400, `prompt` is no graph in API format.
+        """
+        workflow = self.read(prompt)
+        return workflow, preflight.problems(workflow)
+
+    def set_limit(self, setting: int | None) -> None:
+        """Takes over the page's setting OTCA.Trainings. Raises Refused (400) where the environment's is no number."""
+        trainings(setting)
+        self._setting = setting
+
+    def start(self, name: str, prompt: dict, canvas: dict | None, iterations: int, gpus: Gpus) -> Run:
+        """A new run of that name, at once or in the queue.
+
+        Raises:
+            Refused: 400 with the graph's problems, 409 where the name is taken.
+        """
+        workflow = self._ready(prompt, iterations)
+        with self._starting:
+            run = self.runs.create(name)
+            try:
+                run.write(WORKFLOW, workflow.graph)
+                if canvas is not None:
+                    run.write(CANVAS, canvas)
+                self._begin(run, iterations, gpus.arguments())
+            except BaseException:
+                files.remove_own(run.folder)  # else the name would be taken by a run that never began
+                raise
+        return run
+
+    def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
+        """Goes on from the last checkpoint, to `iterations` in all; returns what a human should know of how.
+
+        A run that stop_after_decline has ended, or would end, goes on without that rule.
+
+        Raises:
+            Refused: 400, or 409 where there is nothing to do.
+        """
+        total = iterations or run.summary()["total"]
+        if total is None:
+            raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
+        begun = self.read(run.workflow()["prompt"]).graph
+        graph = resumable(begun)
+        self._ready(graph, total)
+        with self._starting:
+            if unseen := claim.doubt(run.folder):  # which no waiting would change
+                raise Refused(409, unseen)
+            deadline = time.monotonic() + ENDING_SECONDS
+            while run.busy() and _is_ending(run.status()) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
+                raise Refused(409, _busy(run))
+            try:
+                claim.check(run.folder)
+            except claim.Claimed as error:
+                raise Refused(409, str(error)) from error
+            done, status = run.iteration(), run.status()
+            # One that ended otherwise may lack what comes after its last iteration, as the adapter.
+            if total < done or total == done and run.summary()["status"] == "finished":
+                message = f"run {run.id} has done {done} iterations of {total}"
+                raise Refused(409, f"{message}. Fix: give a larger number of iterations")
+            _remove_file(run.folder / STOP)
+            changes, told = [], None
+            if ended := status.get("reason"):
+                told = f"goes on without stop_after_decline, which would end it at once: {ended}"
+                changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
+            if graph != begun:
+                run.write(WORKFLOW, graph)
+            self._begin(run, total, [*gpus.arguments(), *changes, "--resume"])
+        return told
+
+    def _begin(self, run: Run, iterations: int, arguments: list[str]) -> None:
+        """Launches a training, or puts it into the queue where as many are at work as may be. With `_starting` held."""
+        if not self._queue and self._at_work() < trainings(self._setting):
+            self._launch(run, iterations, arguments)
+            return
+        self._write_status(run, "queued", os.getpid(), iterations)
+        self._queue.append(Waiting(run, iterations, tuple(arguments)))
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="otca queue", daemon=True)
+            self._watcher.start()
+
+    def _at_work(self) -> int:
+        """How many runs a process other than ComfyUI is training, also those that an earlier ComfyUI has started."""
+        return sum(run.trains_headlessly() for run in self.runs.all())
+
+    def _watch(self) -> None:
+        """Begins what is in the queue as others end, and ends when it is empty. Nobody sees what it raises, so that is said."""
+        told = ""
+        while True:
+            self._ended.wait(GLANCE)
+            self._ended.clear()
+            with self._starting:
+                try:
+                    while self._queue and self._at_work() < trainings(self._setting):
+                        self._launch_next(self._queue.pop(0))
+                except Exception as error:  # as when the disk of the runs is away for a while: it is looked at again
+                    if told != (told := f"{type(error).__name__}: {error}"):
+                        logger.exception("the queue of trainings waits, since the runs cannot be looked at (%s)", told)
+                if not self._queue:
+                    self._watcher = None
+                    return
+
+    def _launch_next(self, waiting: Waiting) -> None:
+        run = waiting.run
+        try:
+            if not _is_queued(run):
+                logger.warning("run %s was gone on with elsewhere, and leaves the queue", run.id)
+                return
+            claim.check(run.folder)
+            self._launch(run, waiting.iterations, list(waiting.arguments))
+        except Exception as error:  # nobody is there to be told, but those who look at the run
+            expected = isinstance(error, OSError | Refused | claim.Claimed)
+            told = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
+            logger.warning("run %s: %s", run.id, told, exc_info=not expected)
+            with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
+                if _is_queued(run):
+                    self._write_status(run, "failed", None, waiting.iterations, told)
+
+    def stop(self, run: Run) -> None:
+        """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
+        with self._starting:
+            if waiting := next((waiting for waiting in self._queue if waiting.run.id == run.id), None):
+                self._queue.remove(waiting)
+                if _is_queued(run):
+                    self._write_status(run, "stopped", None, waiting.iterations)
+                    return
+        summary = run.summary()
+        if summary["status"] != "running":
+            raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
+        if summary["place"] == "canvas":
+            raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
+        try:
+            os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
+            os.utime(run.folder / STOP)  # of an earlier request, which counts anew
+        except OSError as error:
+            raise Refused(
+                409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way"
+            ) from error
+
+    def read(self, prompt: dict) -> Workflow:
+        """The graph, as far as it is one. Raises Refused: 400, it is not in API format."""
+        try:
+            return Workflow(prompt, self.node_classes, self.titles)
+        except WorkflowError as error:
+            raise Refused(400, str(error), problems=as_json(error.problems)) from error
+
+    def _ready(self, prompt: dict, iterations: int) -> Workflow:
+        workflow, problems = self.check(prompt)
+        if errors := [problem for problem in problems if problem.severity == "error"]:
+            raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
+        workflow.set(f"{RUN_NODE}.iterations", iterations)
+        return workflow
+
+    def _launch(self, run: Run, iterations: int, arguments: list[str]) -> None:
+        command = [sys.executable, str(self.pack), "train", str(run.folder / WORKFLOW), "--output", str(run.folder)]
+        command += ["--iterations", str(iterations), *arguments]
+        self.make_room()
+        try:
+            place = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        except OSError as error:
+            raise Refused(409, f"run {run.id} cannot be begun: {error}. Fix: remove what is in the way") from error
+        with os.fdopen(place, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment(),
+                # Ctrl-C in ComfyUI's terminal, and its end, must not reach the training
+                start_new_session=True,
+                # and on Windows neither must the end of that terminal's window
+                creationflags=sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
+            )
+        try:
+            # Until the trainer, which has torch to load first, speaks for itself. Where one from elsewhere was quicker, ours is
+            # refused the folder, and the status is the other's.
+            if not _claimed(run):
+                self._write_status(run, "running", process.pid, iterations)
+        except BaseException:  # nobody would know of it, and a new run's folder is about to go
+            process.terminate()
+            process.wait()
+            raise
+        threading.Thread(target=self._wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
+
+    def _write_status(self, run: Run, status: str, pid: int | None, total: int, error: str | None = None) -> None:
+        before, born = run.status(), None if pid is None else psutil.Process(pid).create_time()
+        content = {"status": status, "place": "headless", "pid": pid, "process_started": born}
+        content |= {"total": total, "started": before.get("started") or time.time(), "error": error}
+        content["reason"] = before.get("reason")  # still true if the trainer cannot begin
+        run.write(STATUS, content)
+
+    def _environment(self) -> dict[str, str]:
+        """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
+        kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in (*SINGLE_FILES.values(), "loras")}
+        folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
+        return {
+            **os.environ,
+            **{variable: os.pathsep.join(map(str, places)) for variable, places in folders.items()},
+            "OTCA_INPUT": str(self.input_folder()),
+            paths.RUNS: str(self.runs.folder()),
+            FROM_PAGE: "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+        }
+
+    def _wait(self, process: subprocess.Popen, run: Run) -> None:
+        """Collects the process when it ends, and says how it ended if it could not say so itself."""
+        code = process.wait()
+        self._ended.set()
+        if code < 0:  # by a signal it did not handle: the run shows as interrupted
+            return
+        stopped = code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        ended = "stopped" if stopped else "failed" if code else "finished"
+        error = None
+        if ended == "failed":
+            lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
+            error = "\n".join(lines) or f"the process ended with exit code {code}"
+        with self._starting:  # the run may have been resumed by now, and the status be another process's
+            status = run.status()
+            if status.get("status") == "running" and status.get("pid") == process.pid and not _claimed(run):
+                run.write(STATUS, {**status, "status": ended, "error": error})
+
+
+def _is_queued(run: Run) -> bool:
+    """Whether the run still waits: somebody may go on with it in a terminal meanwhile, and then the status is that one's."""
+    return run.status().get("status") == "queued"
+
+
+def _is_ending(status: Mapping) -> bool:
+    """Whether its process has said that it ended, and is about to. ComfyUI's, in which runs of the canvas are made, is not."""
+    return status.get("place") != "canvas" and status.get("status") not in (None, "running", "queued")
+
+
+def _claimed(run: Run) -> bool:
+    """Whether a process trains there, or nobody knows."""
+    try:
+        return claim.holder(run.folder) is not None
+    except files.Damaged:
+        return True
+
+
+def _remove_file(path: Path) -> None:
+    """Also a link, but not what it leads to."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:  # a folder
+        raise Refused(409, f"{path} is in the way ({error.strerror}). Fix: remove it") from error
+
+
+def _busy(run: Run) -> str:
+    """Why a run cannot be gone on with now, and what helps."""
+    if run.status().get("status") == "queued":
+        return f"run {run.id} is in the queue. Fix: wait, or stop it to take it out of there"
+    if run.status().get("place") == "canvas":
+        return (
+            f"run {run.id} is made on the canvas, and ComfyUI still has it. Fix: Resume on canvas goes on there; or begin "
+            "another run on the canvas, which lets this one go"
+        )
+    return f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment"
+
+
+def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
+    """Problems for the page, without the values: it has them, and some are no JSON."""
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in told(problems)]

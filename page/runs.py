@@ -1,0 +1,434 @@
+"""Reads run folders. A run is asked for by its id, the folder's name, and nothing outside its folder is ever read."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+import shutil
+import stat
+import threading
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..host import claim, files
+from ..host.files import beside, present, put_in_place, write_text
+from ..host.machine import alive
+from ..host.names import SEPARATORS
+from ..trainer.run import hacking, layout
+from ..trainer.run.layout import (
+    ADAPTERS,
+    CANVAS,
+    CHANGES,
+    CHECKPOINTS,
+    EVALUATIONS,
+    LOG,
+    METRICS,
+    PICTURES,
+    SAMPLES,
+    STATUS,
+    WORKFLOW,
+)
+from ..trainer.workflow.graph import RUN_NODE, title
+from ..trainer.workflow.lineage import change_line
+from .checks import Refused
+
+MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
+MOST_LOG = 64 * 1024
+INTERRUPTED = "the process ended without a word. Fix: resume goes on from the last checkpoint"
+
+
+class Runs:
+    """The runs folder, which may move while ComfyUI runs, and so is asked for each time."""
+
+    def __init__(self, folder: Callable[[], Path], canvas_at_work: Callable[[str], bool]):
+        """`canvas_at_work`: is ComfyUI executing a prompt of that run? Between prompts a run on its canvas idles."""
+        self.folder, self.canvas_at_work = folder, canvas_at_work
+        self._metrics: dict[Path, LineIndex] = {}
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Of every run, newest first. One that cannot be read is listed with the reason."""
+        try:
+            names = sorted(os.listdir(self.folder()))
+        except FileNotFoundError:  # nothing was trained yet
+            return []
+        found = [self._summary(self._run(name)) for name in names if is_id(name)]
+        return sorted(filter(None, found), key=lambda summary: summary["started"], reverse=True)
+
+    def all(self) -> list[Run]:
+        """Every run that can be looked at."""
+        try:
+            return [self._run(name) for name in os.listdir(self.folder()) if self._holds(name)]
+        except FileNotFoundError:
+            return []
+
+    def _summary(self, run: Run) -> dict[str, Any] | None:
+        """None of what is no run, or is gone by now. Whatever is wrong with one run is told of that one."""
+        try:
+            if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not leads_inside(self.folder(), run.folder):
+                return None
+            holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
+            summary = run.summary() if holds else None
+        except FileNotFoundError:  # it went away, or is a link to nothing
+            return None
+        except (OSError, ValueError, RuntimeError) as error:  # a loop of links is either, as Python's version has it
+            return run.unreadable(error)
+        return summary if run.folder.is_dir() else None
+
+    def run(self, name: str) -> Run:
+        """The run of that id. Raises Refused: 400 for what is no plain name, 404 where there is none."""
+        if not is_id(name):
+            raise Refused(400, f"run {name!r} is no plain name. Fix: use an id that /otca/runs lists")
+        if not self._holds(name):
+            raise Refused(404, f"there is no run {name!r} in {self.folder()}. Fix: reload the list of runs")
+        return self._run(name)
+
+    def create(self, name: str) -> Run:
+        """An empty folder for a new run of a checked name. Raises Refused (409) where the name is taken."""
+        self.folder().mkdir(parents=True, exist_ok=True)
+        try:
+            (self.folder() / name).mkdir()
+        except FileExistsError:
+            raise Refused(409, f"there is a run {name!r} already. Fix: resume it, or choose another name") from None
+        files.mark_own(self.folder() / name)
+        return self._run(name)
+
+    def _run(self, name: str) -> Run:
+        folder = self.folder() / name
+        return Run(folder, self._metrics.setdefault(folder, LineIndex()), self.canvas_at_work)
+
+    def _holds(self, name: str) -> bool:
+        return is_id(name) and (self.folder() / name).is_dir() and leads_inside(self.folder(), self.folder() / name)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run's folder, as it is at this moment."""
+
+    folder: Path
+    metrics_index: LineIndex
+    canvas_at_work: Callable[[str], bool]
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    def file(self, name: str) -> Path | None:
+        """A file of this run; None where there is none, or where it is a link out of the run's folder."""
+        path = self.folder / name
+        return path if path.is_file() and leads_inside(self.folder, path) else None
+
+    def summary(self) -> dict[str, Any]:
+        written, problems = self.status(), self._problems()
+        iteration, total = self.iteration(), written.get("total") or self.planned()
+        if not written:  # made by an older version: nobody knows whose process it is, so it does not count as running
+            done = total is not None and iteration >= total
+            written = {"status": "finished" if done else "interrupted"}
+        status, error = written["status"], "\n".join(problems) or written.get("error")
+        if status == "running" and not self._at_work(written):
+            status, error = "interrupted", "\n".join(problems) or INTERRUPTED
+        if status == "queued" and not alive(written.get("pid"), written.get("process_started")):
+            status = "stopped"  # the ComfyUI in whose queue it was has ended
+        if written.get("place") == "canvas" and status in ("running", "idle"):
+            status = "running" if self.canvas_at_work(self.id) else "idle"
+            if self._holder() is None and not alive(written.get("pid"), written.get("process_started")):
+                status = "stopped"  # between two prompts, so that nothing was interrupted
+        if status == "running" and (doubt := claim.doubt(self.folder)):
+            error = "\n".join(filter(None, (error, doubt)))
+        times = [
+            path.stat().st_mtime for path in map(self.file, (METRICS, EVALUATIONS, STATUS, *ADAPTERS, WORKFLOW)) if path
+        ]
+        return {
+            "id": self.id,
+            "status": status,
+            "place": written.get("place", "headless"),
+            "iteration": iteration,
+            "rewrites": self.metrics_index.rewrites,
+            "total": total,
+            "started": written.get("started") or min(times, default=0.0),
+            "updated": max(times, default=0.0),
+            "error": error,
+            "has_lora": bool(self.adapters()),
+            "has_checkpoint": self.has_checkpoint(),
+        }
+
+    def _problems(self) -> list[str]:
+        """What keeps the run from being gone on with, a line each."""
+        found = []
+        for name in (WORKFLOW, STATUS):
+            try:
+                layout.read_own(self.folder, name, found.append)
+            except files.Damaged as error:
+                found.append(str(error))
+        return found
+
+    def _at_work(self, written: Mapping) -> bool:
+        """Whether a process trains there: it holds the claim, or was started for it and has not come so far."""
+        return self._holder() is not None or alive(written.get("pid"), written.get("process_started"))
+
+    def _holder(self) -> claim.Holder | None:
+        try:
+            return claim.holder(self.folder)
+        except files.Damaged:  # which whoever wants to go on with the run is told
+            return None
+
+    def unreadable(self, error: Exception) -> dict[str, Any]:
+        """In place of `summary`, with why there is none."""
+        place, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
+        told = f"{place} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
+        try:
+            when = os.lstat(self.folder).st_mtime
+        except OSError:
+            when = 0.0
+        return {
+            "id": self.id,
+            "status": "failed",
+            "place": "headless",
+            "iteration": 0,
+            "rewrites": self.metrics_index.rewrites,
+            "total": None,
+            "started": when,
+            "updated": when,
+            "error": told,
+            "has_lora": False,
+            "has_checkpoint": False,
+        }
+
+    def details(self) -> dict[str, Any]:
+        last = self.metrics_index.last(self.file(METRICS)) or {}
+        return {
+            **self.summary(),
+            "settings": self.settings(),
+            "rewards": _names(last, "reward"),
+            "held_out": _names(last, "held_out"),
+            "samples": self.samples(),
+            "pictures": [name for name in PICTURES if self.file(name)],
+            "warning": self.warning() or self.status().get("reason"),
+        }
+
+    def warning(self) -> str | None:
+        """What the trainer would say of the run as it stands."""
+        rows, _ = self.metrics(max(0, self.iteration() - hacking.WINDOW))
+        return hacking.warning(rows, self._evaluations())
+
+    def status(self) -> dict[str, Any]:
+        """What the run's process last wrote about itself; empty where it wrote nothing that can be read."""
+        return layout.read_own(self.folder, STATUS, _quietly) or {}
+
+    def trains_headlessly(self) -> bool:
+        """Whether a process other than ComfyUI is training it."""
+        written = self.status()
+        return written.get("status") == "running" and written.get("place") != "canvas" and self._at_work(written)
+
+    def busy(self) -> bool:
+        """Whether its process is at work, be it on the last checkpoint of a run that counts as stopped."""
+        written = self.status()
+        # What made such a run is ComfyUI's process, which lives on; whether it lets go of the run its claim says.
+        ended_on_canvas = written.get("place") == "canvas" and written.get("status") != "running"
+        started = alive(written.get("pid"), written.get("process_started"))
+        return self._holder() is not None or not ended_on_canvas and started
+
+    def iteration(self) -> int:
+        return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
+
+    def planned(self) -> int | None:
+        """The number of iterations that the workflow asks for."""
+        nodes = [entry for entry in self._nodes() if entry["class_type"] == RUN_NODE]
+        planned = nodes[0]["inputs"].get("iterations") if nodes else None
+        return planned if isinstance(planned, int) else None
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """{title of a node: {input: constant}} of our nodes."""
+        return {
+            title(entry): {name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)}
+            for entry in self._nodes()
+            if entry["class_type"].startswith("OTCA_")
+        }
+
+    def samples(self) -> list[str]:
+        names = (path.name for path in (self.folder / SAMPLES).glob("*.png") if path.stem.isdecimal())
+        return sorted(
+            (name for name in names if self.file(f"{SAMPLES}/{name}")), key=lambda name: int(name[: -len(".png")])
+        )
+
+    def has_checkpoint(self) -> bool:
+        states = (self.folder / CHECKPOINTS).glob("[0-9]*/state.json")
+        return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
+
+    def metrics(self, after: int) -> tuple[list[dict], bool]:
+        """Rows of the iterations after that one, and whether there are more than fit into one answer."""
+        return self.metrics_index.rows(self.file(METRICS), after)
+
+    def evaluations(self) -> list[dict]:
+        """What every reward came to on the fixed prompts, without the single values."""
+        rows = self._evaluations()
+        for row in rows:
+            row.pop("prompts", None)
+            for figures in row["rewards"].values():
+                figures.pop("values", None)
+        return rows
+
+    def changes(self) -> list[dict]:
+        """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
+        path = self.file(CHANGES)
+        lines = path.read_bytes().splitlines() if path else ()
+        rows = filter(None, (_row(line, layout.check_changes) for line in lines))
+        return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
+
+    def _evaluations(self) -> list[dict]:
+        path = self.file(EVALUATIONS)
+        return (
+            list(filter(None, (_row(line, layout.check_evaluation) for line in path.read_bytes().splitlines())))
+            if path
+            else []
+        )
+
+    def picture(self, name: str) -> Path:
+        """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
+        sample = re.fullmatch(r"samples-([0-9]{6,9}\.png)", name)
+        if name not in PICTURES and not sample:
+            known = f"{', '.join(PICTURES)} or samples-000000.png"
+            raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {known}")
+        path = self.file(f"{SAMPLES}/{sample[1]}" if sample else name)
+        if path is None:
+            raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")
+        return path
+
+    def log(self, after: int) -> dict[str, Any]:
+        """What the trainer printed from that byte on, at most the last 64 kB, and how far it was read."""
+        path = self.file(LOG)
+        if path is None:
+            return {"text": "", "size": 0}
+        size = path.stat().st_size
+        start = max(0, size - MOST_LOG, after if after <= size else 0)  # a shorter log is a new one
+        with open(path, "rb") as file:
+            file.seek(start)
+            content = file.read(size - start)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(content)  # the first bytes of a character wait for its last ones
+        return {"text": text, "size": start + len(content) - len(decoder.getstate()[0])}
+
+    def workflow(self) -> dict[str, Any]:
+        try:
+            prompt = layout.read_own(self.folder, WORKFLOW)
+        except files.Damaged as error:
+            raise Refused(404, f"run {self.id} has no readable {WORKFLOW}: {error}") from error
+        if prompt is None:
+            raise Refused(404, f"run {self.id} has no readable {WORKFLOW}. Fix: open the workflow it was started from")
+        return {"prompt": prompt, "workflow": layout.read_own(self.folder, CANVAS, _quietly)}
+
+    def adapters(self) -> list[Path]:
+        """The saved adapter; two files where the model has two experts."""
+        return [path for path in map(self.file, ADAPTERS) if path]
+
+    def copy_lora(self, loras: Path) -> list[str]:
+        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the names that it has there."""
+        sources = self.adapters()
+        if not sources:
+            message = (
+                f"run {self.id} has saved no adapter yet. Fix: wait for its first checkpoint, or stop it to save one"
+            )
+            raise Refused(409, message)
+        names = []
+        for source in sources:
+            target = loras / "otca" / source.name.replace("lora", self.id, 1)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = beside(target)
+            try:
+                shutil.copyfile(source, aside)
+                put_in_place(aside, target)  # never half a file, and never through a link that lay at the target
+            except PermissionError as error:
+                message = f"{target} could not be written ({error.strerror}); on Windows nobody may have it open"
+                raise Refused(409, f"{message}. Fix: have ComfyUI unload its models, or make it writable") from error
+            finally:
+                aside.unlink(missing_ok=True)
+            names.append(str(target.relative_to(loras)))
+        return names
+
+    def write(self, name: str, content: Any) -> None:
+        """A JSON file of this run, whole or not at all."""
+        write_text(self.folder / name, json.dumps(content, indent=1))
+
+    def _nodes(self) -> list[dict]:
+        try:
+            return list((layout.read_own(self.folder, WORKFLOW) or {}).values())
+        except files.Damaged:
+            return []
+
+
+@dataclass
+class LineIndex:
+    """Where the lines of a growing JSON-lines file begin, so that a poll reads only what is new.
+
+    Line k holds iteration k + 1, as the trainer writes them. A resumed run rewrites the file; that shows by its last known
+    line, whose timings never come twice.
+    """
+
+    starts: array = field(default_factory=lambda: array("Q"))
+    end: int = 0  # of the last complete line
+    last_line: bytes = b""
+    rewrites: int = 0  # how often the file turned out to be another one than before
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rows(self, path: Path | None, after: int) -> tuple[list[dict], bool]:
+        with self._lock:
+            if path is None or self._refresh(path) <= after:
+                return [], False
+            more = len(self.starts) - after > MOST_ROWS
+            first, end = self.starts[after], self.starts[after + MOST_ROWS] if more else self.end
+        with open(path, "rb") as file:
+            file.seek(first)
+            rows = map(_row, file.read(end - first).splitlines())
+        return [row for row in rows if row and row["iteration"] > after], more
+
+    def last(self, path: Path | None) -> dict | None:
+        with self._lock:
+            return _row(self.last_line) if path is not None and self._refresh(path) else None
+
+    def _refresh(self, path: Path) -> int:
+        """Reads on from where the last call ended; returns the number of complete lines."""
+        with open(path, "rb") as file:
+            file.seek(self.end - len(self.last_line))
+            if file.read(len(self.last_line)) != self.last_line:
+                self.starts, self.end, self.last_line = array("Q"), 0, b""
+                self.rewrites += 1
+                file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):  # still being written
+                    break
+                self.starts.append(self.end)
+                self.end += len(line)
+                self.last_line = line
+        return len(self.starts)
+
+
+def is_id(name: str) -> bool:
+    return bool(name) and not name.startswith(".") and not set(name) & SEPARATORS and name.isprintable()
+
+
+def leads_inside(folder: Path, path: Path) -> bool:
+    """Whether `path`, with all links followed, lies in `folder`; `opening.inside` judges by the names alone."""
+    root, real = os.path.realpath(folder), os.path.realpath(path)
+    return os.path.splitdrive(root)[0] == os.path.splitdrive(real)[0] and os.path.commonpath([root, real]) == root
+
+
+def _names(row: dict, kind: str) -> list[str]:
+    return [key[len(kind) + 1 : -len("/mean")] for key in row if key.startswith(f"{kind}/") and key.endswith("/mean")]
+
+
+def _row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
+    """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
+    try:
+        row = files.parse(line)
+        check(row)
+    except ValueError:
+        return None
+    return row
+
+
+def _quietly(line: str) -> None:
+    """A page asks every few seconds: what is wrong is in the answer, and not in the log each time."""

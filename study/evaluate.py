@@ -1,0 +1,387 @@
+"""`otca eval`: a model as it is and by its adapters, on the same prompts and seeds, judged by any rewards.
+
+Its folder holds table.md, table.csv, plot.png, scores.jsonl (a line a picture), pictures/<method>/ (which `otca score` reads too)
+and settings.json, by which a later call goes on with what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..host import stopping
+from ..host.checks import TEXT, TEXTS, WHOLE, check
+from ..host.files import read_json, write_text
+from ..host.names import named_place, plain_name
+from ..trainer import rollout
+from ..trainer.flow import lora
+from ..trainer.flow import saved as weights
+from ..trainer.inference import guidance
+from ..trainer.inference import loading as sample
+from ..trainer.inference.guidance import Guide
+from ..trainer.pictures import plots
+from ..trainer.pictures.media import eight_bits, mp4
+from ..trainer.rewards.base import score
+from ..trainer.rewards.python import PythonReward
+from ..trainer.run.layout import ADAPTER, read_lines
+from ..trainer.run.record import RunError, json_line
+from .scoring import METADATA, check_names
+from .statistics import Interval, bootstrap_of_groups
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.flow.base import FlowModel
+    from ..trainer.rewards import Reward
+    from ..trainer.types import SamplerSettings
+
+BASE = "base"
+SCORES, SETTINGS, PICTURES = "scores.jsonl", "settings.json", "pictures"
+TABLE, SHEET, PLOT = "table.md", "table.csv", "plot.png"
+
+Pair = tuple[str, int]  # a prompt and a seed
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to sample.
+
+    Attributes:
+        name: in tables, and of its folder.
+        adapter: that the model wears; None: the model as it was loaded.
+        guides: of a composition of several, in place of one adapter.
+    """
+
+    name: str
+    adapter: Path | None = None
+    guides: tuple[Guide, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a reward says of a method: the mean of its scores and, but for the base, of what they differ from the base's by."""
+
+    mean: Interval
+    difference: Interval | None = None
+
+
+def parse_lora(text: str) -> Method:
+    """`FILE` or `NAME=FILE` to a method; of a run's folder its adapter.
+
+    Raises:
+        ValueError: a name that is no plain one.
+    """
+    name, place = named_place(text, "--lora")
+    return Method(name, place / ADAPTER if place.is_dir() else place)
+
+
+def parse_guides(texts: Sequence[str]) -> list[Method]:
+    """`[NAME=]RUN=γ` each: a method a name, which composes all guides of that name; without one it is `guided`.
+
+    Raises:
+        ValueError: a name that is no plain one, or as `guidance.parse`.
+    """
+    guides: dict[str, list[Guide]] = {}
+    for text in texts:
+        guide = guidance.parse(text)
+        name, equals, source = guide.source.partition("=")
+        name, source = (name, source) if equals else ("guided", name)
+        try:
+            plain_name(name)
+        except ValueError as error:
+            raise ValueError(
+                f"--guide {text!r}: the name {name!r} {error}; --guide NAME=RUN=γ gives another"
+            ) from error
+        guides.setdefault(name, []).append(replace(guide, source=source))
+    return [Method(name, guides=tuple(own)) for name, own in guides.items()]
+
+
+def evaluate(
+    source: str,
+    others: Sequence[Method],
+    prompts: Sequence[str],
+    seeds: Sequence[int],
+    rewards: Mapping[str, Reward],
+    folder: Path,
+    node_classes: Mapping[str, type],
+    *,
+    size: str | None = None,
+    batch_size: int = 8,
+    **settings: float | None,
+) -> str:
+    """Samples, scores and compares; returns the tables, as Markdown.
+
+    Args:
+        source: a run's folder, whose weights are then a method; or a model's folder or name.
+        others: methods beside it and the base.
+        rewards: by what was asked for, as in `clip_t:model=…`.
+        folder: where all of it goes. Pictures that it holds with all their scores are not made again.
+        size, settings: as of `loading.load`.
+
+    Raises:
+        host.Stopped: what is done is in the folder.
+        RunError: the folder holds another evaluation.
+        ValueError, FileNotFoundError: a model, adapter or size that cannot be used.
+    """
+    prompts = list(dict.fromkeys(prompts))
+    names = [reward.name for reward in rewards.values()]
+    check_names(names)
+    model, chosen = sample.load(source, node_classes, size=size, batch_size=batch_size, **settings)
+    methods = [Method(BASE), *_trained(source, model), *others]
+    _check_methods(model, methods, chosen.steps)
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    record = _Record(folder, _identity(source, model, chosen, methods, rewards), prompts)
+    for method in methods:
+        waiting = [pair for pair in pairs if not record.has(method.name, pair, names)]
+        if waiting:
+            _sample(model, chosen, method, waiting, len(pairs), list(rewards.values()), record)
+    values = {method.name: record.values(method.name, prompts, seeds, names) for method in methods}
+    cells = {method: compare(own, values[BASE], method == BASE) for method, own in values.items()}
+    table = markdown(cells, names, len(prompts), len(seeds))
+    write_text(folder / TABLE, table)
+    write_text(folder / SHEET, as_csv(cells, names, len(pairs)))
+    panels = {name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}
+    plots.save(plots.comparison(panels), folder / PLOT)
+    return table
+
+
+def compare(own: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
+    """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN where there is none."""
+    cells = []
+    for k in range(own.shape[2]):
+        difference = None if is_base else bootstrap_of_groups(own[:, :, k] - base[:, :, k])
+        cells.append(Cell(bootstrap_of_groups(own[:, :, k]), difference))
+    return cells
+
+
+def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts: int, seeds: int) -> str:
+    """Means by method and reward and, of more than one method, their differences to the base."""
+    total = prompts * seeds
+    lines = [
+        *_rows(cells, names, lambda cell: cell.mean, ".4g"),
+        "",
+        f"{total} pictures a method (prompts: {prompts}, seeds of each: {seeds}), the same for all; in brackets the 95 % "
+        f"bootstrap interval, over {'prompts' if prompts > 1 else 'seeds'}.",
+    ]
+    lines += [
+        f"{method}: {name} could score {cell.mean.count} of {total}."
+        for method, row in cells.items()
+        for name, cell in zip(names, row, strict=True)
+        if cell.mean.count < total
+    ]
+    others = {method: row for method, row in cells.items() if method != BASE}
+    if others:
+        lines += ["", "Differences to the base, picture by picture; bold where the interval is without 0:", ""]
+        lines += _rows(others, names, lambda cell: cell.difference, "+.3g")
+    return "\n".join(lines) + "\n"
+
+
+def _rows(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], part, form: str) -> Iterator[str]:
+    yield f"| method | {' | '.join(names)} |"
+    yield f"|---|{'---|' * len(names)}"
+    for method, row in cells.items():
+        yield f"| {method} | {' | '.join(_told(part(cell), form) for cell in row)} |"
+
+
+def _told(own: Interval, form: str) -> str:
+    if not own.count:
+        return "–"
+    if math.isnan(own.low):
+        return f"{own.mean:{form}}"
+    text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
+    return f"**{text}**" if "+" in form and not own.low <= 0 <= own.high else text
+
+
+def as_csv(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int) -> str:
+    """A line for each method and reward, in full precision; empty where there is no figure."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ("", "_low", "_high")
+    writer.writerow(
+        ["method", "reward", *(f"mean{c}" for c in columns), *(f"difference{c}" for c in columns), "scored", "pictures"]
+    )
+    for method, row in cells.items():
+        for name, cell in zip(names, row, strict=True):
+            figures = [
+                "" if own is None or math.isnan(value := getattr(own, figure)) else value
+                for own in (cell.mean, cell.difference)
+                for figure in ("mean", "low", "high")
+            ]
+            writer.writerow([method, name, *figures, cell.mean.count, total])
+    return text.getvalue()
+
+
+def _trained(source: str, model: FlowModel) -> list[Method]:
+    if not sample.is_run(source):
+        return []
+    folder = Path(source).expanduser().resolve()
+    return [Method(folder.name, folder / ADAPTER if model.is_adapted else None)]
+
+
+def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> None:
+    """All adapters are tried before anything is sampled."""
+    names = [method.name for method in methods]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two methods share a name: {', '.join(names)}. Fix: --lora NAME=FILE")
+    for method in methods:
+        if method.adapter is not None:
+            if not model.is_adapted:
+                raise ValueError(
+                    f"--lora {method.name} needs an adapter's place, and all weights of this run were trained. "
+                    "Fix: give the model instead of the run"
+                )
+            lora.put_on(model, method.adapter)
+        if method.guides:
+            with guidance.composed(model, method.guides, steps):
+                pass
+
+
+def _identity(
+    source: str, model: FlowModel, settings: SamplerSettings, methods: Sequence[Method], rewards: Mapping[str, Reward]
+) -> dict:
+    """What must not change between two calls that share a folder."""
+    sampler = {name: value for name, value in asdict(settings).items() if name != "batch_size"}
+    return {
+        "model": str(model.path.resolve()),
+        "dtype": str(model.dtype),
+        **{f"sampler.{name}": value for name, value in sampler.items()},
+        **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},
+        **{
+            f"reward.{reward.name}": [asked, _hash(reward.path)] if isinstance(reward, PythonReward) else [asked]
+            for asked, reward in rewards.items()
+        },
+    }
+
+
+def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
+    """The hashes of its files, and of guides how much of each."""
+    adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
+    files = [place for adapter in adapters for place in lora.files(model, adapter).values()]
+    hashes = [_hash(place) for place in files or weights.places(model, Path(source).expanduser())]
+    return [*hashes, *(str(guide.gammas) for guide in method.guides)]
+
+
+def _hash(place: Path) -> str:
+    digest = hashlib.sha256()
+    with open(place, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _wearing(model: FlowModel, method: Method, steps: int) -> Iterator[guidance.Composition | None]:
+    if method.name == BASE:
+        with model.reference():
+            yield
+        return
+    if method.guides:
+        with guidance.composed(model, method.guides, steps) as compose:
+            yield compose
+        return
+    if method.adapter is not None:
+        lora.put_on(model, method.adapter)
+    yield
+
+
+def _sample(
+    model: FlowModel,
+    settings: SamplerSettings,
+    method: Method,
+    pairs: Sequence[Pair],
+    total: int,
+    rewards: Sequence[Reward],
+    record: _Record,
+) -> None:
+    from tqdm import tqdm
+
+    size = settings.batch_size
+    bar = tqdm(total=total, initial=total - len(pairs), desc=method.name, unit="picture", disable=None)
+    try:
+        with bar, _wearing(model, method, settings.steps) as compose:
+            for start in range(0, len(pairs), size):
+                part = pairs[start : start + size]
+                texts, seeds = [text for text, _ in part], [seed for _, seed in part]
+                images = eight_bits(rollout.generate(model, texts, settings, seeds, stopping.check_stop, compose))
+                record.add(method.name, part, images, rewards, score(rewards, images.float() / 255, texts))
+                bar.update(len(part))
+    finally:
+        record.describe(method.name)
+
+
+def _check_scores(row: dict) -> None:
+    check(row, dict, {"method": TEXT, "prompt": TEXT, "seed": WHOLE, "file": TEXT})
+    check(row.get("scores"), dict, {})
+
+
+class _Record:
+    """The folder: its settings, and the scores of every picture.
+
+    Raises:
+        RunError: it was begun with other settings.
+        Damaged: one of its files is.
+    """
+
+    def __init__(self, folder: Path, identity: dict, prompts: Sequence[str]):
+        self.folder = folder
+        fix = "put the file back, or choose another --output"
+        known = read_json(folder / SETTINGS, fields={"prompts": TEXTS}, fix=fix) or {"prompts": []}
+        for name, value in identity.items():
+            if known.get(name, value) != value:
+                raise RunError(
+                    f"{folder} holds an evaluation whose {name} is {known[name]}, and now it is {value}. Fix: choose another "
+                    "--output, or another name where a method or reward has changed"
+                )
+        self.prompts = list(dict.fromkeys([*known["prompts"], *prompts]))  # numbered as they came
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / SETTINGS, json.dumps({**known, **identity, "prompts": self.prompts}, indent=1))
+        rows = read_lines(folder / SCORES, _check_scores)
+        write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
+        self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
+
+    def has(self, method: str, pair: Pair, names: Sequence[str]) -> bool:
+        return set(names) <= self.rows.get((method, *pair), {"scores": {}})["scores"].keys()
+
+    def add(
+        self, method: str, pairs: Sequence[Pair], images: Tensor, rewards: Sequence[Reward], scores: Tensor
+    ) -> None:
+        """Pictures uint8 [B, H, W, 3] or videos [B, F, H, W, 3], and their scores [B, K]."""
+        with open(self.folder / SCORES, "a", encoding="utf-8") as file:
+            for (prompt, seed), image, values in zip(pairs, images.numpy(), scores.tolist(), strict=True):
+                number = self.prompts.index(prompt) + 1
+                place = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
+                if image.ndim == 4:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_bytes(mp4(image, plots.FRAMES_PER_SECOND))
+                else:
+                    plots.save(image, place)
+                known = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
+                own = known | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
+                row = {"method": method, "prompt": prompt, "seed": seed, "scores": own, "file": place.name}
+                file.write(json_line(row))
+                self.rows[method, prompt, seed] = row
+
+    def describe(self, method: str) -> None:
+        """Says beside the pictures whose prompt is whose, for `otca score` and others."""
+        own = sorted((row["file"], row["prompt"]) for row in self.rows.values() if row["method"] == method)
+        if own:
+            lines = [json_line({"file_name": file, "prompt": prompt}) for file, prompt in own]
+            write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
+
+    def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:
+        """Scores [P, S, K], NaN where there is none."""
+        own = [
+            [[self.rows[method, prompt, seed]["scores"][name] for name in names] for seed in seeds]
+            for prompt in prompts
+        ]
+        return np.array(own, dtype=float)

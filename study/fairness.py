@@ -1,0 +1,177 @@
+"""Which workflows may be compared: what has to be equal in them, and what is left to differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from ..trainer.run import preflight
+from ..trainer.run.loop import only
+from ..trainer.run.record import RunError
+from ..trainer.workflow.graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
+from ..trainer.workflow.problem import errors, told
+from ..trainer.workflow.running import Workflow
+
+MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
+
+T = TypeVar("T")
+
+# What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
+_EQUAL = {
+    MODEL_NODE: (),
+    "OTCA_ModelFiles": (),
+    "OTCA_ModelMemory": ("quantize",),
+    DATASET_NODE: (),
+    SAMPLER_NODE: (
+        "group_size",
+        "steps",
+        "width",
+        "height",
+        "frames",
+        "shift",
+        "guidance",
+        "guidance_2",
+        "negative_prompt",
+    ),
+    RUN_NODE: ("evaluation_steps",),
+}
+_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
+
+
+def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
+    """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
+    for name, own in workflows.items():
+        if found := errors(preflight.problems(own)):
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in told(found)))
+        for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+            try:
+                only(own, class_type)
+            except RunError as error:
+                raise ValueError(f"{name}: {error}") from error
+    base = _conditions(workflows[baseline])
+    for name, own in workflows.items():
+        given = _conditions(own)
+        unequal = [
+            f"{what} is {given.get(what, 'not given')!r}, not {base.get(what, 'not given')!r}"
+            for what in {**base, **given}
+            if base.get(what) != given.get(what)
+        ]
+        mine, theirs = _rewards(own), _rewards(workflows[baseline])
+        unequal += [f"{_told(reward)} is in its stack alone" for reward in _without(mine, theirs)]
+        unequal += [f"{_told(reward)} is not in its stack" for reward in _without(theirs, mine)]
+        if unequal:
+            raise ValueError(
+                f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
+                "--set NODE.INPUT=VALUE, which is for all workflows"
+            )
+
+
+def _conditions(workflow: Workflow) -> dict[str, Any]:
+    """What has to be equal, by NODE.INPUT; of a node that is not there its defaults."""
+    found = {}
+    for class_type, names in _EQUAL.items():
+        nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
+        for given in nodes or [_defaults(workflow.node_classes[class_type])]:
+            for name, value in given.items():
+                if name not in _SET and (not names or name in names):
+                    found[f"{class_type}.{name}"] = value
+    return found
+
+
+def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
+    """What is in the stack, with all that makes it what it is; coefficients are the fusion's business."""
+    stack = workflow.graph[only(workflow, STACK_NODE)]["inputs"]
+    links = [link for name, link in sorted(stack.items()) if name.startswith("reward_")]
+    return [
+        (
+            workflow.graph[node]["class_type"],
+            output,  # a node may give several
+            {name: value for name, value in inputs(workflow, node).items() if name not in (*_SET, "coefficient")},
+        )
+        for node, output in links
+    ]
+
+
+def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
+    """Those of `some` that are left when each of the others has taken away one."""
+    left = list(some)
+    for other in others:
+        if other in left:
+            left.remove(other)
+    return left
+
+
+def _told(reward: tuple[str, int, dict]) -> str:
+    class_type, output, given = reward
+    told = _listed({name: value for name, value in given.items() if value not in ("", False)})
+    return f"{class_type} ({told})" if output == 0 else f"{class_type}, output {output} ({told})"
+
+
+def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
+    """A node's constants, those that are not given by their defaults."""
+    given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
+    return {**_defaults(workflow.node_class(node)), **given}
+
+
+def _defaults(node_class: type) -> dict[str, Any]:
+    types = node_class.INPUT_TYPES()
+    declared = {name: more for kind in ("required", "optional") for name, more in types.get(kind, {}).items()}
+    return {name: more[1]["default"] for name, more in declared.items() if len(more) > 1 and "default" in more[1]}
+
+
+def run_inputs(workflow: Workflow) -> dict[str, Any]:
+    """Of its Training Run."""
+    return inputs(workflow, only(workflow, RUN_NODE))
+
+
+def differing(own: Workflow, base: Workflow) -> list[str]:
+    """In words: nodes that only one of them has, and inputs and links that differ in those that both have.
+
+    Nodes of one class are taken in their order. A link to a node that only one of them has is not told again.
+    """
+    mine, theirs = _by_class(own), _by_class(base)
+    told = []
+    for kind in {**mine, **theirs}:
+        some, others = mine.get(kind, []), theirs.get(kind, [])
+        told += [f"{kind} ({_listed(given)})" for given, _ in some[len(others) :]]
+        told += [f"no {kind}"] * (len(others) - len(some))
+        for (given, links), (its_given, its_links) in zip(some, others, strict=False):
+            told += [
+                f"{kind}.{name} = {given.get(name)} instead of {its_given.get(name)}"
+                for name in {**given, **its_given}
+                if name not in _SET and given.get(name) != its_given.get(name)
+            ]
+            told += [
+                f"{kind}.{name} from {links[name]} instead of {its_links[name]}"
+                for name in links.keys() & its_links.keys()
+                if links[name] != its_links[name] and links[name] in theirs and its_links[name] in mine
+            ]
+    return told
+
+
+def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]]:
+    """Of every node but Training Run its constants, and the classes that its links come from."""
+    found = {}
+    for node, entry in workflow.graph.items():
+        if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE:
+            links = {
+                name: workflow.graph[value[0]]["class_type"].removeprefix("OTCA_")
+                for name, value in entry["inputs"].items()
+                if is_link(value)
+            }
+            found.setdefault(entry["class_type"].removeprefix("OTCA_"), []).append((inputs(workflow, node), links))
+    return found
+
+
+def _listed(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _SET)
+
+
+def rate(workflow: Workflow) -> float:
+    return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
+
+
+def samples(workflow: Workflow) -> int:
+    """To an iteration."""
+    prompts, sampler = (inputs(workflow, only(workflow, kind)) for kind in (DATASET_NODE, SAMPLER_NODE))
+    return prompts["prompts_per_iteration"] * sampler["group_size"]

@@ -1,0 +1,312 @@
+"""`otca report`: one run as one HTML page that holds all it shows, and asks nothing of anybody."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import math
+import os
+import statistics
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from ..host import paths
+from ..host.files import open_plain, write_text
+from ..host.machine import alive
+from ..trainer.pictures import plots
+from ..trainer.run import hacking
+from ..trainer.run.hacking import comparable, measured
+from ..trainer.run.layout import (
+    BEST,
+    BEST_FIGURES,
+    EVALUATIONS,
+    METRICS,
+    SAMPLES,
+    STATUS,
+    WORKFLOW,
+    read_changes,
+    read_lines,
+    read_own,
+)
+from ..trainer.run.record import RunError
+from ..trainer.workflow import graph, lineage
+from . import diagram
+
+logger = logging.getLogger(__name__)
+
+MOST_SAMPLES = 6  # grids of evaluations, evenly spread
+MOST_PIXELS = 1600  # of a picture's width
+PHASES = ("rollout", "reward", "credit", "update")
+
+
+def write(folder: Path, output: Path | None, node_classes: Mapping[str, type]) -> Path:
+    """Writes the page of a run, by default into its folder, and returns where it is."""
+    path = output or folder / "report.html"
+    write_text(path, page(folder, node_classes))
+    return path
+
+
+def page(folder: Path, node_classes: Mapping[str, type]) -> str:
+    """The HTML of a run as it stands.
+
+    Args:
+        node_classes: by which the settings are compared with the nodes' defaults.
+
+    Raises:
+        RunError: there is no run in that folder.
+    """
+    if not (folder / WORKFLOW).is_file():
+        raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
+    workflow = read_own(folder, WORKFLOW)
+    history = read_lines(folder / METRICS)
+    evaluations = read_lines(folder / EVALUATIONS)
+    changes = read_changes(folder)
+    status, best = (read_own(folder, name) or {} for name in (STATUS, f"{BEST}/{BEST_FIGURES}"))
+    body = [
+        _head(folder, history, status),
+        *_warnings(history, evaluations, status),
+        _section("Rewards", _curves(history, evaluations, [row["iteration"] for row in changes])),
+        _section("Changes", _changes(changes)),
+        _section("Evaluations", _evaluations(evaluations, best)),
+        _section("Pictures", _pictures(folder)),
+        _section("Credit over time", _credit(history)),
+        _section("Time", _time(history)),
+        _section("Workflow", _workflow(workflow, node_classes)),
+        _section("Settings", _settings(workflow, node_classes)),
+    ]
+    template = (paths.ASSETS / "report.html").read_text(encoding="utf-8")
+    return Template(template).substitute(title=escape(folder.resolve().name), body="\n".join(filter(None, body)))
+
+
+def _section(heading: str, content: str) -> str:
+    return f"<section><h2>{heading}</h2>\n{content}</section>" if content else ""
+
+
+# --- how it stands ----------------------------------------------------------------------------------------------------
+
+
+def _head(folder: Path, history: Sequence[Mapping], status: Mapping) -> str:
+    stands = status.get("status", "unknown")
+    if stands == "running" and not alive(status.get("pid"), status.get("process_started")):
+        stands = "interrupted"
+    done, total = (history[-1]["iteration"] if history else 0), status.get("total")
+    facts = [f"iteration {done}{f' of {total}' if total else ''}"]
+    if "started" in status:
+        facts.append(f"begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(status['started']))}")
+    facts.append(f"page made {time.strftime('%Y-%m-%d %H:%M')}")
+    pill = f'<span class="status {escape(stands)}">{escape(stands)}</span>'
+    return f'<h1>{escape(folder.resolve().name)} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>'
+
+
+def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], status: Mapping) -> Iterable[str]:
+    told = [status.get("error"), status.get("reason"), hacking.warning(history, evaluations)]
+    warned = [row["iteration"] for row in history if row.get("warning/reward_hacking")]
+    if warned:
+        told.append(
+            f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
+        )
+    masked = sum(row.get("groups/masked_samples") or 0 for row in history)
+    if masked:
+        told.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
+    return [f'<p class="warning">{escape(text)}</p>' for text in told if text]
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int]) -> str:
+    if not history:
+        return '<p class="quiet">No iteration is on record yet.</p>'
+    drawn = [
+        plots.svg(lambda panel=panel: plots.curves_figure(history, evaluations, [panel], changed))
+        for panel in plots.panels(history)
+    ]
+    caption = (
+        "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."
+        + (" Dotted: a value was changed." if changed else "")
+    )
+    cards = "".join(f'<div class="card curve">{picture}</div>' for picture in drawn)
+    return f'<div class="cards curves">{cards}</div><p class="quiet">{caption}</p>'
+
+
+def _changes(changes: Sequence[Mapping]) -> str:
+    """Which values were changed while it trained, and from which iteration on."""
+    lines = [
+        f"<tr><td>{row['iteration']}</td><td>{escape(lineage.change_line(change))}</td></tr>"
+        for row in changes
+        for change in row["changes"]
+    ]
+    if not lines:
+        return ""
+    return (
+        f'<div class="card wide"><table><tr><th>from iteration</th><th>change</th></tr>{"".join(lines)}</table></div>'
+    )
+
+
+def _evaluations(evaluations: Sequence[Mapping], best: Mapping) -> str:
+    """Means and standard errors, and beneath each how far it has come since the first, in standard deviations there."""
+    if not evaluations:
+        return ""
+    first = min(evaluations, key=lambda row: row["iteration"])
+    held_out = {name: figures["held_out"] for row in evaluations for name, figures in row["rewards"].items()}
+    heads = "".join(f"<th>{escape(name)}{' (held out)' if out else ''}</th>" for name, out in held_out.items())
+    lines = []
+    for row in evaluations:
+        cells = "".join(f'<td class="nowrap">{_figure(first, row, name)}</td>' for name in held_out)
+        is_best = row["iteration"] == best.get("iteration")
+        lines.append(
+            f"<tr{' class=best' if is_best else ''}><td>{row['iteration']}{' ★' if is_best else ''}</td>{cells}</tr>"
+        )
+    pairs = max((len(figures["values"]) for figures in first["rewards"].values()), default=0)
+    caption = f"Mean ± standard error over {pairs} pairs of prompt and seed; below, the change since iteration "
+    caption += f"{first['iteration']} in standard deviations of that evaluation, coloured beyond two standard errors."
+    if best:
+        caption += f" ★ best by {best['metric']} ({best['value']:.4g}): its adapter is in {BEST}/."
+    return (
+        f'<figure class="card"><div class="wide"><table><tr><th>iteration</th>{heads}</tr>{"".join(lines)}</table></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def _figure(first: Mapping, row: Mapping, name: str) -> str:
+    figures, before = row["rewards"].get(name), first["rewards"].get(name)
+    if figures is None or not measured(figures["mean"]):
+        return "–"
+    mean, error = figures["mean"], figures["standard_error"]
+    # Two digits of the error, and as many of the mean.
+    decimals = max(0, 1 - math.floor(math.log10(error))) if error else 4
+    told = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
+    if row is first or not comparable(first, row) or not measured(before["mean"]) or not before["std"]:
+        return told
+    change = mean - before["mean"]
+    beyond = abs(change) > 2 * math.hypot(error, before["standard_error"])
+    tone = ("up" if change > 0 else "down") if beyond else "quiet"
+    return f'{told}<br><span class="{tone}">{change / before["std"]:+.2f}</span>'
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def _pictures(folder: Path) -> str:
+    found = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
+    grids = sorted((p for p in (folder / SAMPLES).glob("*.png") if p.stem.isdecimal()), key=lambda p: int(p.stem))
+    count = min(MOST_SAMPLES, len(grids))
+    chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
+    over_time = [_picture(path, f"Evaluation at iteration {int(path.stem)}.") for path in chosen]
+    shown = [_picture(path, caption) for path, caption in found if path.is_file()]
+    if over_time:
+        shown.append(
+            f"<details><summary>Over time: {count} of {len(grids)} evaluations</summary>{''.join(over_time)}</details>"
+        )
+    return "\n".join(shown)
+
+
+def _picture(path: Path, caption: str) -> str:
+    from PIL import Image
+
+    try:
+        with os.fdopen(open_plain(path), "rb") as file, Image.open(file) as opened:
+            image = opened.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        logger.warning("%s cannot be shown, and is left out (%s)", path, error)
+        return ""
+    image.thumbnail((MOST_PIXELS, 100 * MOST_PIXELS))
+    with io.BytesIO() as content:
+        image.save(content, "JPEG", quality=88, subsampling=0)
+        data = base64.b64encode(content.getvalue()).decode()
+    picture = f'<img src="data:image/jpeg;base64,{data}" alt="{escape(caption)}">'
+    return f'<figure class="card"><div class="wide">{picture}</div><figcaption>{escape(caption)}</figcaption></figure>'
+
+
+# --- credit and time --------------------------------------------------------------------------------------------------
+
+
+def _credit(history: Sequence[Mapping]) -> str:
+    steps = plots.credit_steps(history)
+    if not steps:
+        return ""
+    drawn = plots.svg(lambda: plots.credit_figure(history, steps, [f"step {step}" for step in steps]))
+    return f'<figure class="card"><div class="wide">{drawn}</div></figure>'
+
+
+def _time(history: Sequence[Mapping]) -> str:
+    """Where the seconds went: phases, and within the rewards' each of them."""
+    history = [row for row in history if measured(row.get("seconds/iteration"))]  # and none that was lost
+    if not history:
+        return ""
+    whole = _seconds(history, "iteration")
+    rewards = [key.removeprefix("seconds/") for key in history[-1] if key.startswith("seconds/reward/")]
+    phases, lines = list(PHASES), []
+    phases[phases.index("reward") + 1 : 0] = rewards
+    for phase in phases:
+        own = _seconds(history, phase)
+        share = sum(own) / max(sum(whole), 1e-9)
+        lines.append(
+            f"<tr><td>{escape(phase.replace('/', ': '))}</td><td>{statistics.median(own):.3g} s</td><td>{share:.1%}</td>"
+            f'<td style="width:40%"><span class="bar" style="width:{share:.1%}"></span></td></tr>'
+        )
+    rate = statistics.median(row.get("samples_per_second") or 0.0 for row in history)
+    caption = (
+        f"{_duration(sum(whole))} in {len(history)} iterations, {rate:.3g} samples a second; evaluations and checkpoints are not "
+        "counted. Medians of an iteration, and shares of all."
+    )
+    return (
+        '<figure class="card"><div class="wide"><table><tr><th>phase</th><th>an iteration</th><th>share</th><th></th></tr>'
+        f"{''.join(lines)}</table></div><figcaption>{caption}</figcaption></figure>"
+    )
+
+
+def _seconds(history: Sequence[Mapping], phase: str) -> list[float]:
+    return [row.get(f"seconds/{phase}") or 0.0 for row in history]
+
+
+def _duration(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min" if minutes else f"{seconds:.0f} s"
+
+
+# --- the workflow -----------------------------------------------------------------------------------------------------
+
+
+def _workflow(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
+    drawn = plots.svg(lambda: diagram.figure(workflow, node_classes))
+    code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
+    return (
+        f'<figure class="card"><div class="wide diagram">{drawn}</div></figure>\n'
+        f"<details><summary>In API form, as otca train reads it</summary><pre>{code}</pre></details>"
+    )
+
+
+def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
+    cards = []
+    for node, entry in workflow.items():
+        defaults = _defaults(node, entry, node_classes.get(entry["class_type"]))
+        lines = [
+            f'<tr><td>{escape(name)}</td><td class="value"><div>{_setting(value, defaults.get(name, value))}</div></td></tr>'
+            for name, value in entry["inputs"].items()
+            if not graph.is_link(value)
+        ]
+        if lines:
+            title = f"{escape(graph.title(entry))} <span class=quiet>{escape(node)}</span>"
+            cards.append(f'<div class="card"><h3>{title}</h3><table>{"".join(lines)}</table></div>')
+    return (
+        f'<p class="quiet">Bold: not the node\'s default.</p><div class="cards">{"".join(cards)}</div>' if cards else ""
+    )
+
+
+def _defaults(node: str, entry: dict, cls: type | None) -> dict[str, Any]:
+    """What the inputs would be if nobody had set them; without those that have to be set."""
+    declared = graph.read_node(node, entry, cls).declared if cls is not None else {}
+    found = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
+    return {name: default for name, default in found.items() if default is not None}
+
+
+def _setting(value: Any, default: Any) -> str:
+    shown = escape(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return shown if value == default else f"<b>{shown}</b>"

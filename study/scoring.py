@@ -1,0 +1,201 @@
+"""`otca score`: pictures and videos that are already there, judged by any rewards, with an interval for every mean."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..trainer.pictures.media import PICTURES, VIDEOS, read
+from ..trainer.prompts import read_prompts
+from ..trainer.rewards import REWARDS, parse_bounds, reward_class
+from ..trainer.rewards.base import score
+from .statistics import bootstrap
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.rewards import Reward
+
+METADATA = "metadata.jsonl"  # beside the files, as data sets of pictures have it: {"file_name": …, "prompt": …}
+
+
+def parse_reward(text: str) -> Reward:
+    """`kind` or `kind:option=value,option=value` to a reward: a row of REWARDS, and its constructor's options.
+
+    `rescale` and `clip` are options of every reward.
+
+    Raises:
+        ValueError: names what is not known, and what there is.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in REWARDS:
+        raise ValueError(f"--reward {text!r}: there is no reward {kind!r}. Fix: one of {', '.join(REWARDS)}")
+    made = reward_class(kind)
+    known = _options(made)
+    options = {}
+    for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
+        name, equals, value = part.partition("=")
+        if not equals or name not in (*known, "rescale", "clip"):
+            listed = ", ".join([*known, "rescale", "clip"])
+            raise ValueError(f"--reward {text!r}: {part!r} is no option of it. Fix: OPTION=VALUE, with {listed}")
+        options[name] = value
+    missing = [n for n, p in known.items() if p.default is p.empty and n not in options]
+    if missing:
+        raise ValueError(f"--reward {text!r} needs {', '.join(missing)}. Fix: --reward {kind}:{missing[0]}=…")
+    try:
+        rescale, bounds = float(options.pop("rescale", 1.0)), parse_bounds(options.pop("clip", ""))
+        converted = {name: _converted(value, known[name].default) for name, value in options.items()}
+    except ValueError as error:
+        raise ValueError(f"--reward {text!r}: {error}") from error
+    reward = made(**converted)
+    reward.rescale, reward.bounds = rescale, bounds
+    return reward
+
+
+def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
+    """What its constructor takes by keyword, and those below it that it hands the rest on to."""
+    known = {"name": inspect.signature(made).parameters["name"]}
+    for own in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
+        parameters = inspect.signature(own.__init__).parameters.values()
+        known |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return known
+
+
+def _converted(text: str, default: object) -> object:
+    """In the default's type; text where there is none."""
+    if isinstance(default, bool):
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{text!r} is neither true nor false")
+        return text.lower() == "true"
+    return type(default)(text) if isinstance(default, int | float) else text
+
+
+def find_files(names: Sequence[str]) -> list[Path]:
+    """Pictures and videos, by path, folder or pattern: in the order given, a folder's by name.
+
+    Raises:
+        FileNotFoundError: a name that matches nothing.
+        ValueError: a file of another kind.
+    """
+    found: list[Path] = []
+    for name in names:
+        place = Path(name).expanduser()
+        if place.is_dir():
+            own = sorted(path for path in place.iterdir() if path.suffix.lower() in PICTURES + VIDEOS)
+        elif place.is_file():
+            own = [place]
+        else:
+            own = sorted(place.parent.glob(place.name))
+        if not own:
+            raise FileNotFoundError(f"{name!r} is no file, no folder with pictures or videos, and no pattern of some")
+        found += own
+    for path in found:
+        if path.suffix.lower() not in PICTURES + VIDEOS:
+            raise ValueError(f"{path} is neither a picture nor a video. Fix: one of {', '.join(PICTURES + VIDEOS)}")
+    return found
+
+
+def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
+    """The prompt of every file: from `source`, else from <name>.txt beside it, else from a METADATA file beside it.
+
+    Args:
+        source: one prompt a line, or a .jsonl file of objects with `prompt`; in the order of the files, unless every object says
+            by `file_name` whose it is.
+
+    Raises:
+        ValueError: too few or too many prompts, or a file without one.
+    """
+    if source is not None:
+        named = _by_name(source) if source.suffix == ".jsonl" else {}
+        if named:
+            return [_named(file, named, source) for file in files]
+        texts = read_prompts("", str(source))
+        if len(texts) != len(files):
+            raise ValueError(
+                f"{source} has {len(texts)} prompts for {len(files)} files. Fix: one a file, in their order"
+            )
+        return texts
+    metadata = {folder: _by_name(folder / METADATA) for folder in {file.parent for file in files}}
+    texts = []
+    for file in files:
+        beside = file.with_suffix(".txt")
+        if beside.is_file():
+            texts.append(beside.read_text(encoding="utf-8").strip())
+        else:
+            texts.append(_named(file, metadata[file.parent], file.with_name(METADATA)))
+    return texts
+
+
+def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
+    if file.name not in named:
+        raise ValueError(
+            f"{file} has no prompt, neither in {file.stem}.txt beside it nor in {source}. Fix: --prompts FILE"
+        )
+    return named[file.name]
+
+
+def _by_name(path: Path) -> dict[str, str]:
+    """{file_name: prompt} of a .jsonl file; empty where it is not there, or has lines without a `file_name`."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.strip()]
+    if not all("file_name" in row for row in rows):
+        return {}
+    texts = {Path(row["file_name"]).name: row.get("prompt", row.get("text")) for row in rows}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(f"two rewards share a name: {', '.join(names)}. Fix: --reward KIND:name=another")
+
+
+def score_files(rewards: Sequence[Reward], files: Sequence[Path], prompts: Sequence[str], batch_size: int) -> Tensor:
+    """[len(files), len(rewards)]; files that follow each other and are of one size are scored together."""
+    check_names([reward.name for reward in rewards])
+    return torch.cat(
+        [score(rewards, batch, prompts[first : first + len(batch)]) for first, batch in _batches(files, batch_size)]
+    )
+
+
+def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
+    """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1])."""
+    waiting: list[np.ndarray] = []
+    for number, file in enumerate(files):
+        own = read(file)
+        if waiting and (own.shape != waiting[0].shape or len(waiting) == size):
+            yield number - len(waiting), _tensor(waiting)
+            waiting = []
+        waiting.append(own)
+    yield len(files) - len(waiting), _tensor(waiting)
+
+
+def _tensor(arrays: Sequence[np.ndarray]) -> Tensor:
+    return torch.from_numpy(np.stack(arrays)).float() / 255
+
+
+def table(names: Sequence[str], scores: Tensor) -> str:
+    """Markdown: a row a reward."""
+    lines = ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
+    for name, column in zip(names, scores.T.tolist(), strict=True):
+        own = bootstrap(column)
+        lines.append(f"| {name} | {own.mean:.4g} | {own.low:.4g} … {own.high:.4g} | {own.count} of {len(column)} |")
+    return "\n".join(lines)
+
+
+def write_csv(path: Path, files: Sequence[Path], prompts: Sequence[str], names: Sequence[str], scores: Tensor) -> None:
+    """A line a file; empty where it could not be scored."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "prompt", *names])
+        for own, prompt, row in zip(files, prompts, scores.tolist(), strict=True):
+            writer.writerow([own, prompt, *("" if value != value else value for value in row)])

@@ -1,0 +1,63 @@
+"""Export: the exact command lines."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.__main__ import parser
+from comfyui_otca.page.export import REPOSITORY, commands
+
+
+def titled(entries, word):
+    return next(entry for entry in entries if word in entry["title"])
+
+
+@pytest.mark.parametrize("name", ["mine", "my run's", "$HOME;ls"])
+def test_the_one_gpu_line_is_what_the_command_line_takes(name):
+    (line,) = titled(commands(f"{name}.json", name), "One GPU")["lines"]
+    python, folder, *arguments = shlex.split(line)
+    options = parser().parse_args(arguments)
+    assert (python, folder) == ("python", "ComfyUI-OTCA")
+    assert options.workflow == Path(f"{name}.json") and options.output == Path(f"runs/{name}")
+
+
+def test_the_lines_of_several_gpus():
+    lines = commands("a.json", "a")
+    (eight,) = titled(lines, "Eight GPUs")["lines"]
+    assert eight == "python ComfyUI-OTCA train a.json --output runs/a --gpus 8"
+    assert parser().parse_args(shlex.split(eight)[2:]).gpus == 8
+    assert "shared disk" in titled(lines, "Several")["note"]
+    several = titled(lines, "Several")["lines"][-1]
+    for word in ("accelerate launch", "--num_machines 2", "--machine_rank $MACHINE_RANK", "--main_process_ip $MAIN_"):
+        assert word in several
+
+
+def test_set_up_comes_first():
+    clone, install, models = commands("a.json", "a")[0]["lines"]
+    assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
+    assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+def test_export(site, small_graph):
+    answer = site.post("/otca/export", {"prompt": small_graph(), "name": "mine"}).json
+    assert answer["problems"] == [] and answer["filename"] == "mine.json"
+    assert answer["commands"] == commands("mine.json", "mine")
+
+
+def test_export_takes_the_runs_name(site, small_graph):
+    def filename(run_name):
+        return site.post("/otca/export", {"prompt": small_graph({"OTCA_TrainingRun": {"run_name": run_name}})}).json[
+            "filename"
+        ]
+
+    assert filename("from the graph") == "from the graph.json"
+    assert filename("../bad") == "workflow.json"
+    assert filename(["4", 0]) == "workflow.json"
+
+
+def test_export_tells_problems_and_exports_all_the_same(site, small_graph):
+    answer = site.post("/otca/export", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
+    assert answer.status == 200 and answer.json["problems"][0]["input"] == "group_size" and answer.json["commands"]

@@ -1,0 +1,104 @@
+"""When our models are asked to leave: after ComfyUI's "Unload models" and for prompts without our nodes."""
+
+import asyncio
+import types
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from comfyui_otca.page import memory
+
+OURS = {"3": {"class_type": "OTCA_SDESampler", "inputs": {}}}
+OTHERS = {"1": {"class_type": "EmptyImage", "inputs": {}}}
+
+
+class Busy(Exception):
+    pass
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """played(scenario): runs `scenario(client, ask, state)` against a server with ComfyUI's /free route."""
+    monkeypatch.setattr(memory, "PATIENCE", 0.01)
+
+    def play(scenario, busy_times=0):
+        async def main():
+            state = types.SimpleNamespace(released=0, refused=0, handlers=[])
+
+            def release():
+                if state.refused < busy_times:
+                    state.refused += 1
+                    raise Busy
+                state.released += 1
+                return 1
+
+            async def free(request):
+                await request.json()
+                return web.Response()
+
+            app = web.Application()
+            app.router.add_post("/free", free)
+            app.router.add_post("/prompt", free)
+            server = types.SimpleNamespace(
+                app=app, loop=asyncio.get_running_loop(), add_on_prompt_handler=state.handlers.append
+            )
+            memory.watch(server, release, Busy)
+            async with TestClient(TestServer(app)) as client:
+                await scenario(client, state)
+            return state
+
+        return asyncio.run(main())
+
+    return play
+
+
+async def settled(state, count):
+    """Waits until `release` was let through so often; the deadline only ends a test that fails."""
+
+    async def wait():
+        while state.released < count:
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(wait(), 20)
+
+
+@pytest.mark.parametrize("body", [{"unload_models": True}, {"free_memory": True, "unload_models": False}])
+def test_unload_models(played, body):
+    async def scenario(client, state):
+        assert (await client.post("/free", json=body)).status == 200
+        await settled(state, 1)
+
+    assert played(scenario).released == 1
+
+
+def test_waits_until_our_prompt_has_ended(played):
+    async def scenario(client, state):
+        await client.post("/free", json={"unload_models": True})
+        await settled(state, 1)
+
+    state = played(scenario, busy_times=3)
+    assert state.refused == 3 and state.released == 1
+
+
+def test_other_requests_release_nothing(played):
+    async def scenario(client, state):
+        await client.post("/free", json={})
+        await client.post("/prompt", json={"unload_models": True})
+        await client.post("/free", json={"unload_models": True})
+        await settled(state, 1)
+
+    assert played(scenario).released == 1
+
+
+def test_prompts_without_our_nodes(played):
+    async def scenario(client, state):
+        (handler,) = state.handlers
+        for data in ({"prompt": OURS}, {"prompt": {**OTHERS, **OURS}}, {}, {"prompt": "no graph"}):
+            assert handler(data) is data
+        await asyncio.sleep(0.1)
+        assert state.released == 0
+        handler({"prompt": {**OTHERS, "2": "no node"}})
+        await settled(state, 1)
+
+    assert played(scenario).released == 1

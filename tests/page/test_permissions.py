@@ -1,0 +1,117 @@
+"""What the page is told of a workflow's wants, and what its click may allow."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from comfyui_otca.host.access import permissions, remembered
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """Where clicks are remembered; nothing is allowed otherwise."""
+    monkeypatch.setenv(remembered.FILE, str(tmp_path / "deep" / "permissions.json"))
+    monkeypatch.delenv(permissions.FOLDERS)
+    return tmp_path / "deep" / "permissions.json"
+
+
+def wants(site, graph):
+    answer = site.post("/otca/permissions/wants", {"prompt": graph})
+    assert answer.status == 200
+    return answer.json["wants"]
+
+
+@pytest.fixture
+def graph(small_graph, tmp_path):
+    graph = small_graph()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "mine.txt").write_text("one\n")
+    graph["2"]["inputs"]["file"] = str(tmp_path / "texts" / "mine.txt")
+    graph["70"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": "https://score.example.org/s"}}
+    graph["71"] = {"class_type": "OTCA_RewardPython", "inputs": {"file": "mine.py"}}
+    graph["72"] = {"class_type": "OTCA_RewardHTTP", "inputs": {"url": ["9", 0]}}
+    graph["73"] = {"class_type": "OTCA_LoadFlowModel", "inputs": {"path": "owner/name", "download": True}}
+    return graph
+
+
+def test_each_want_and_what_a_click_would_remember(site, file, graph, tmp_path):
+    told = {want["node"]: want for want in wants(site, graph)}
+    assert told["2"] == {
+        "kind": "read",
+        "what": str(tmp_path / "texts" / "mine.txt"),
+        "why": "prompts",
+        "node": "2",
+        "input": "file",
+        "allowed": False,
+        "rememberable": True,
+        "remember": str(tmp_path / "texts"),
+        "text": f"read {tmp_path / 'texts' / 'mine.txt'} (prompts)",
+        "fix": told["2"]["fix"],
+    }
+    assert "--allow-folder" in told["2"]["fix"]
+    assert (told["70"]["what"], told["70"]["remember"]) == ("score.example.org:443",) * 2
+    assert (told["71"]["allowed"], told["71"]["rememberable"], told["71"]["remember"]) == (False, False, None)
+    assert (told["72"]["allowed"], told["72"]["rememberable"]) == (None, False)
+    assert (told["73"]["kind"], told["73"]["remember"]) == ("download", "owner/name")
+
+
+def test_a_click_is_remembered(site, file, graph):
+    for want in wants(site, graph):
+        if want["rememberable"]:
+            answer = site.post("/otca/permissions/allow", {"kind": want["kind"], "what": want["remember"]})
+            assert answer.status == 200 and answer.json == {"kind": want["kind"], "what": want["remember"]}
+    assert {want["node"]: want["allowed"] for want in wants(site, graph)} == {
+        "2": True,
+        "70": True,
+        "71": False,
+        "72": None,
+        "73": True,
+    }
+    folder = os.path.dirname(graph["2"]["inputs"]["file"])
+    assert json.loads(file.read_text()) == {
+        "folders": [folder],
+        "hosts": ["score.example.org:443"],
+        "downloads": ["owner/name"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        ("run", "/tmp"),
+        ("read", "/"),
+        ("read", os.path.expanduser("~")),
+        ("read", "//server/share"),
+        ("read", "/nowhere"),
+        ("post", "*"),
+        ("post", "score.example.org"),
+        ("download", "1"),
+        ("read", ""),
+        ("read", "x" * 1001),
+        ("read", 7),
+    ],
+)
+def test_what_no_click_allows(site, file, kind, what):
+    answer = site.post("/otca/permissions/allow", {"kind": kind, "what": what})
+    assert answer.status == 400 and "Fix: " in answer.error
+    assert not file.exists()
+
+
+def test_nothing_is_remembered_where_the_administrator_says_so(site, monkeypatch):
+    monkeypatch.setenv(remembered.FILE, "none")
+    answer = site.post("/otca/permissions/allow", {"kind": "post", "what": "score.example.org:443"})
+    assert answer.status == 400 and "OTCA_PERMISSIONS=none" in answer.error
+
+
+def test_a_file_that_cannot_be_written(site, file):
+    file.parent.write_text("no folder")
+    answer = site.post("/otca/permissions/allow", {"kind": "post", "what": "score.example.org:443"})
+    assert answer.status == 500 and "cannot be remembered" in answer.error
+
+
+def test_a_training_that_the_page_starts_is_no_word_of_the_users(site):
+    environment = site.jobs._environment()
+    assert environment[permissions.FROM_PAGE] == "1"

@@ -1,0 +1,349 @@
+"""What the page reads of nodes and run folders: summaries, metrics, pictures, logs, and the adapter's copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from comfyui_otca.host import files
+from comfyui_otca.page import runs as runs_module
+
+PNG = b"\x89PNG\r\n\x1a\n a picture"
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_last_results_of_a_graph(site):
+    node = {"class_type": "OTCA_TCDWeights", "inputs": {}}
+    asked = {"prompt": {"1:9": node, "2": node}, "workflow": "mine"}
+    assert site.post("/otca/results", asked).json == {"1:9": {"credit": {"node": "1:9", "workflow": "mine"}}}
+    assert site.post("/otca/results", {"prompt": {"1": 7}}).status == 400
+    assert site.post("/otca/results", {**asked, "workflow": 7}).status == 400
+
+
+def test_preview(site):
+    answer = site.get("/otca/preview?node=9&sample=3&step=2")
+    assert answer.headers["Content-Type"] == "image/png" and answer.content.endswith(bytes([3, 2]))
+
+
+@pytest.mark.parametrize(
+    "query, status, message",
+    [
+        ("node=8&sample=0&step=0", 404, "Fix: run the graph again"),
+        ("node=9&sample=0&step=8", 400, "there are 8 steps"),
+        ("node=9&step=0", 400, "sample = null"),
+        ("node=9&sample=-1&step=0", 400, 'sample = "-1"'),
+        ("node=9&sample=0&step=x", 400, 'step = "x"'),
+        ("node=9&sample=0&step=" + "9" * 30, 400, "whole number"),
+        ("sample=0&step=0", 400, "node is missing"),
+    ],
+)
+def test_preview_that_is_not_there(site, query, status, message):
+    answer = site.get(f"/otca/preview?{query}")
+    assert answer.status == status and message in answer.error
+    assert answer.headers["Cache-Control"] == "no-cache"
+
+
+def test_release(site):
+    assert site.post("/otca/release").json == {"released": 2}
+    site.live.busy = True
+    answer = site.post("/otca/release")
+    assert answer.status == 409 and "a prompt is running" in answer.error
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------
+
+
+def test_no_runs_yet(site):
+    assert site.get("/otca/runs").json == {"runs": []}
+    answer = site.get("/otca/runs/first")
+    assert answer.status == 404 and "there is no run 'first'" in answer.error
+
+
+def test_runs_newest_first_and_nothing_else(site, made):
+    made("old", status={"started": 100.0})
+    made("new", status={"started": 300.0})
+    made("middle", status={"started": 200.0})
+    (site.folder / "no run").mkdir()
+    (site.folder / "a file").write_text("")
+    assert [run["id"] for run in site.get("/otca/runs").json["runs"]] == ["new", "middle", "old"]
+
+
+def test_summary(site, made):
+    folder = made(rows=3, status={"total": 5, "status": "stopped"}, files={"lora.safetensors": b"adapter"})
+    (summary,) = site.get("/otca/runs").json["runs"]
+    assert summary.pop("updated") == pytest.approx((folder / "lora.safetensors").stat().st_mtime, abs=5)
+    assert summary == {
+        "id": "first",
+        "status": "stopped",
+        "place": "headless",
+        "iteration": 3,
+        "rewrites": 0,
+        "total": 5,
+        "started": 100.0,
+        "error": None,
+        "has_lora": True,
+        "has_checkpoint": False,
+    }
+
+
+def test_an_evaluation_is_an_update(site, made):
+    folder = made(status={}, files={"evaluation.jsonl": b""})
+    os.utime(folder / "evaluation.jsonl", (4e9, 4e9))
+    assert site.get("/otca/runs/first").json["updated"] == 4e9
+
+
+def test_a_run_that_cannot_be_read_is_listed_and_one_that_went_is_not(site, made, monkeypatch):
+    """Both are noticed while the others are read."""
+    for name in ("whole", "locked", "gone"):
+        made(name, status={"started": 9e9 if name == "whole" else 1.0})
+    read, count = runs_module.Run.summary, []
+
+    def summary(run):
+        count.append(run.id)
+        if run.id == "gone":
+            shutil.rmtree(run.folder)
+        if run.id == "locked":
+            raise PermissionError(13, "Permission denied", str(run.folder / "status.json"))
+        return read(run)
+
+    monkeypatch.setattr(runs_module.Run, "summary", summary)
+    whole, locked = sorted(site.get("/otca/runs").json["runs"], key=lambda run: run["id"], reverse=True)
+    assert (whole["id"], whole["status"]) == ("whole", "finished")
+    assert (locked["id"], locked["status"]) == ("locked", "failed") and whole.keys() == locked.keys()
+    told = f"{site.folder / 'locked' / 'status.json'} cannot be read (Permission denied). Fix: "
+    assert locked["error"].startswith(told)
+    assert sorted(count) == ["gone", "locked", "whole"], "a poll reads each once"
+
+
+def test_a_copied_checkpoint_is_none(site, made):
+    made(files={"checkpoints/000003 - Copy/state.json": b"{}"})
+    assert not site.get("/otca/runs/first").json["has_checkpoint"]
+
+
+def test_details(site, made):
+    files = {name: PNG for name in ("samples.png", "credit.png", "samples/000050.png", "samples/1000000.png")}
+    files |= {"samples/000000.png": PNG, "samples/before.safetensors": b"", "checkpoints/000003/state.json": b"{}"}
+    made(status={"total": 3}, files=files)
+    details = site.get("/otca/runs/first").json
+    assert details["has_checkpoint"] and details["status"] == "finished"
+    assert details["rewards"] == ["clip_t"] and details["held_out"] == ["accuracy"]
+    assert details["samples"] == ["000000.png", "000050.png", "1000000.png"]
+    assert details["pictures"] == ["samples.png", "credit.png"]
+    assert details["settings"]["SDE Sampler"]["group_size"] == 3 and "model" not in details["settings"]["SDE Sampler"]
+
+
+def test_details_tell_of_reward_hacking(site, made):
+    lines = [json.loads(made.row(i)) | {"reward/clip_t/mean": i, "held_out/accuracy/mean": -i} for i in range(1, 71)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    made(files={"metrics.jsonl": text.encode()})
+    told = site.get("/otca/runs/first").json["warning"]
+    assert (
+        "from iteration 21 to 70, trained rewards rise, clip_t" in told and "accuracy, which is held out, falls" in told
+    )
+    made("calm")
+    assert site.get("/otca/runs/calm").json["warning"] is None
+
+
+def test_running_is_believed_of_a_living_process_only(site, made, this_process):
+    made("alive", status=this_process)
+    made("reborn", status={**this_process, "process_started": this_process["process_started"] - 60})
+    made("gone", status={**this_process, "pid": 2**22 + 1})
+    summaries = {run["id"]: run for run in site.get("/otca/runs").json["runs"]}
+    assert {name: run["status"] for name, run in summaries.items()} == {
+        "alive": "running",
+        "reborn": "interrupted",
+        "gone": "interrupted",
+    }
+    assert summaries["alive"]["error"] is None and "Fix: resume" in summaries["gone"]["error"]
+
+
+def test_a_run_on_the_canvas_idles_between_prompts(site, made, this_process):
+    made("here", status={**this_process, "place": "canvas"})
+    made("beside", status=this_process)
+    states = []
+    for site.canvas.at_work in (True, False):
+        states.append({run["id"]: run["status"] for run in site.get("/otca/runs").json["runs"]})
+    assert states == [{"here": "running", "beside": "running"}, {"here": "idle", "beside": "running"}]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"status": 3}'])
+def test_without_a_readable_status_the_rest_tells(site, made, content):
+    made("whole", rows=6, files={} if content is None else {"status.json": content})
+    made("part", rows=5, files={} if content is None else {"status.json": content})
+    runs = {run["id"]: (run["status"], run["iteration"], run["total"]) for run in site.get("/otca/runs").json["runs"]}
+    assert runs == {"whole": ("finished", 6, 6), "part": ("interrupted", 5, 6)}
+
+
+# --- metrics --------------------------------------------------------------------------------------------------------
+
+
+def iterations(site, after=None):
+    answer = site.get("/otca/runs/first/metrics" + ("" if after is None else f"?after={after}"))
+    return [row["iteration"] for row in answer.json["rows"]]
+
+
+def test_metrics_after_an_iteration(site, made):
+    made(rows=4)
+    assert iterations(site) == iterations(site, 0) == [1, 2, 3, 4]
+    assert iterations(site, 2) == [3, 4]
+    assert iterations(site, 4) == iterations(site, 10**15) == []
+
+
+def test_metrics_grow_and_a_half_written_line_waits(site, made):
+    path = made(rows=2) / "metrics.jsonl"
+    whole = made.row(3)
+    assert iterations(site) == [1, 2]
+    with open(path, "a") as file:
+        file.write(whole[:20])
+    assert iterations(site) == [1, 2]
+    assert site.get("/otca/runs/first").json["iteration"] == 2
+    with open(path, "a") as file:
+        file.write(whole[20:])
+    assert iterations(site, 2) == [3] and site.get("/otca/runs/first").json["iteration"] == 3
+
+
+def test_metrics_that_a_resumed_run_rewrote(site, made):
+    folder = made(rows=5)
+    assert iterations(site) == [1, 2, 3, 4, 5]
+    (folder / "metrics.jsonl").write_text("".join(made.row(i) for i in (1, 2)))
+    assert iterations(site) == [1, 2]
+    # as long as what was there when it was last read, and longer: both with other rows from the third on
+    (folder / "metrics.jsonl").write_text("".join(made.row(i) for i in (1, 2, 3, 4, 5)))
+    assert iterations(site) == [1, 2, 3, 4, 5]
+    again = "".join([made.row(1), *(made.row(i, loss=i) for i in (2, 3, 4, 5, 6))])
+    (folder / "metrics.jsonl").write_text(again)
+    rows = site.get("/otca/runs/first/metrics?after=1").json["rows"]
+    assert [row["loss"] for row in rows] == [2, 3, 4, 5, 6]
+    assert site.get("/otca/runs/first").json["rewrites"] == 2
+
+
+def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
+    path = made(rows=500) / "metrics.jsonl"
+    assert len(iterations(site)) == 500
+    parsed = []
+    monkeypatch.setattr(runs_module, "_row", lambda line: parsed.append(line) or json.loads(line))
+    with open(path, "a") as file:
+        file.write(made.row(501))
+    assert iterations(site, 500) == [501] and len(parsed) == 1
+
+
+def test_more_metrics_than_fit_into_one_answer(site, made, monkeypatch):
+    monkeypatch.setattr(runs_module, "MOST_ROWS", 4)
+    made(rows=6)
+    first = site.get("/otca/runs/first/metrics").json
+    assert [row["iteration"] for row in first["rows"]] == [1, 2, 3, 4] and first["more"] is True
+    rest = site.get("/otca/runs/first/metrics?after=4").json
+    assert [row["iteration"] for row in rest["rows"]] == [5, 6] and rest["more"] is False
+
+
+def test_evaluations_come_without_single_values(site, made):
+    figures = {"mean": 0.5, "std": 0.1, "standard_error": 0.01, "held_out": False}
+    lines = [{"iteration": i, "rewards": {"clip_t": {**figures, "values": [0.5] * 64}}} for i in (0, 2)]
+    made(
+        files={
+            "evaluation.jsonl": "".join(json.dumps(line) + "\n" for line in lines).encode() + b'{"iteration": 4, "re'
+        }
+    )
+    evaluations = site.get("/otca/runs/first/metrics").json["evaluations"]
+    assert evaluations == [{"iteration": i, "rewards": {"clip_t": figures}} for i in (0, 2)]
+
+
+@pytest.mark.parametrize("after", ["-1", "x", "1.5", "", "²"])
+def test_metrics_after_what_is_no_number(site, made, after):
+    made()
+    answer = site.get(f"/otca/runs/first/metrics?after={after}")
+    assert answer.status == 400 and "after = " in answer.error
+
+
+# --- pictures, log, workflow, adapter -------------------------------------------------------------------------------
+
+
+def test_pictures(site, made):
+    made(files={"credit.png": PNG, "samples/000002.png": PNG + b"2"})
+    answer = site.get("/otca/runs/first/pictures/credit.png")
+    assert (answer.status, answer.headers["Content-Type"], answer.content) == (200, "image/png", PNG)
+    assert answer.headers["Cache-Control"] == "no-cache"  # the next evaluation draws it anew
+    assert site.get("/otca/runs/first/pictures/samples-000002.png").content == PNG + b"2"
+
+
+def test_a_missing_picture_is_not_remembered_as_missing(site, made):
+    made()
+    answer = site.get("/otca/runs/first/pictures/rewards.png")
+    assert answer.status == 404 and "wait for the next evaluation" in answer.error
+    assert answer.headers["Cache-Control"] == "no-cache"
+
+
+def test_log(site, made):
+    text = "iteration 1 ± 0.5\n"
+    path = made(files={"train.log": text.encode()}) / "train.log"
+    answer = site.get("/otca/runs/first/log").json
+    assert answer == {"text": text, "size": len(text.encode())}
+    with open(path, "ab") as file:
+        file.write("more ±".encode()[:-1])  # in the middle of a character
+    more = site.get(f"/otca/runs/first/log?after={answer['size']}").json
+    assert more == {"text": "more ", "size": answer["size"] + 5}
+    with open(path, "ab") as file:
+        file.write("±".encode()[1:])
+    assert site.get(f"/otca/runs/first/log?after={more['size']}").json["text"] == "±"
+
+
+def test_log_gives_its_last_part_and_begins_anew_with_a_new_file(site, made):
+    path = made(files={"train.log": b"x" * 100_000 + b"end"}) / "train.log"
+    answer = site.get("/otca/runs/first/log?after=5").json
+    assert len(answer["text"]) == 65536 and answer["text"].endswith("xend") and answer["size"] == 100_003
+    path.write_bytes(b"new")
+    assert site.get(f"/otca/runs/first/log?after={answer['size']}").json == {"text": "new", "size": 3}
+
+
+def test_a_run_without_a_log(site, made):
+    made()
+    assert site.get("/otca/runs/first/log").json == {"text": "", "size": 0}
+
+
+def test_workflow(site, made, small_graph):
+    folder = made()
+    assert site.get("/otca/runs/first/workflow").json == {"prompt": small_graph(), "workflow": None}
+    (folder / "canvas.json").write_text('{"nodes": []}')
+    assert site.get("/otca/runs/first/workflow").json["workflow"] == {"nodes": []}
+    (folder / "workflow.json").write_text("{")
+    assert site.get("/otca/runs/first/workflow").status == 404
+
+
+def test_lora(site, made):
+    folder = made()
+    refused = site.post("/otca/runs/first/lora")
+    assert refused.status == 409 and "saved no adapter yet" in refused.error
+    for content in (b"adapter", b"a later adapter"):
+        (folder / "lora.safetensors").write_bytes(content)
+        assert site.post("/otca/runs/first/lora").json == {"lora_names": ["otca/first.safetensors"]}
+        assert [path.name for path in (site.loras / "otca").iterdir()] == ["first.safetensors"]
+        assert (site.loras / "otca" / "first.safetensors").read_bytes() == content
+
+
+def test_the_two_adapters_of_two_experts(site, made):
+    made(files={"lora_high_noise.safetensors": b"high", "lora_low_noise.safetensors": b"low"})
+    assert site.get("/otca/runs/first").json["has_lora"]
+    names = ["otca/first_high_noise.safetensors", "otca/first_low_noise.safetensors"]
+    assert site.post("/otca/runs/first/lora").json == {"lora_names": names}
+    assert [(site.loras / name).read_bytes() for name in names] == [b"high", b"low"]
+
+
+def test_an_adapter_that_is_in_use_is_refused_and_leaves_nothing(site, made, monkeypatch):
+    """As Windows has it of a file that somebody has open."""
+    made(files={"lora.safetensors": b"adapter"})
+    (site.loras / "otca").mkdir()
+    (site.loras / "otca" / "first.safetensors").write_bytes(b"before")
+
+    def open_elsewhere(source, target):
+        raise PermissionError(13, "Access is denied", str(target))
+
+    monkeypatch.setattr(files, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(os, "replace", open_elsewhere)
+    answer = site.post("/otca/runs/first/lora")
+    assert answer.status == 409 and "Access is denied" in answer.error and "Fix: have ComfyUI unload" in answer.error
+    assert [path.read_bytes() for path in (site.loras / "otca").iterdir()] == [b"before"]

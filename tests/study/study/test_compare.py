@@ -1,0 +1,404 @@
+"""`otca compare`: what is refused, which trainings are begun, gone on with and left alone, and what is chosen and written."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host import stopping
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.study import compare
+from comfyui_otca.study.compare import Settings, choose, trainings
+from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run.record import RunError
+
+ALIKE = Settings(
+    iterations=2,
+    seeds=range(2),
+    evaluate_every=1,
+    prompts="a red circle\na blue square",
+    evaluation_seeds=2,
+    tuning_iterations=2,
+)
+
+
+def finish(training, rise, held_out=(0.5, 0.75)):
+    """Writes what a training leaves behind whose one trained reward rises by so many standard deviations.
+
+    `held_out`: what a second reward gave the two pictures at the end, of which it gave 0.5 and 0.75 before training.
+    """
+    folder = training.folder
+    folder.mkdir(parents=True)
+    (folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
+    (folder / "status.json").write_text(json.dumps({"status": "finished", "total": training.iterations}))
+    (folder / "diversity.json").write_text(
+        json.dumps({f"shapes-clip, {training.iterations} iterations": 0.5, "shapes-clip, before training": 0.6})
+    )
+    evaluations = [
+        {
+            "iteration": i,
+            "rewards": {
+                "a": {
+                    "mean": 1 + 2 * rise * i / training.iterations,
+                    "std": 2,
+                    "standard_error": 0.5,
+                    "held_out": False,
+                    "values": [0, None],
+                },
+                "judge": {"mean": sum(judged) / 2, "std": 1, "standard_error": 0.5, "held_out": True, "values": judged},
+            },
+        }
+        for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
+    ]
+    lines = {"iteration": 1, "seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
+    (folder / "evaluation.jsonl").write_text("".join(map(record.json_line, evaluations)))
+    (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
+
+
+# --- which trainings -------------------------------------------------------------------------------------------------
+
+
+def test_all_start_alike(both, tmp_path):
+    found = trainings(both(), {"otca": (1e-4, 2e-4), "uniform": (3e-4,)}, (7, 8), ALIKE, tmp_path)
+    places = ["otca/lr0.0001", "otca/lr0.0002", "uniform/lr0.0003"]
+    assert [str(own.folder.relative_to(tmp_path)) for own in found] == [
+        f"{place}/seed{seed}" for seed in (7, 8) for place in places
+    ]
+    for own in found:
+        nodes = {entry["class_type"]: entry["inputs"] for entry in own.workflow.graph.values()}
+        for node in ("OTCA_LoadFlowModel", "OTCA_PromptDataset", "OTCA_SDESampler"):
+            assert nodes[node]["seed"] == own.seed
+        assert nodes["OTCA_GRPOStep"]["learning_rate"] == own.rate
+        run = nodes["OTCA_TrainingRun"]
+        assert (run["iterations"], run["evaluate_every"], run["evaluation_seeds"]) == (2, 1, 2)
+        assert run["evaluation_prompts"] == ALIKE.prompts and run["stop_after_decline"] == 0
+        assert not own.workflow.validate()
+
+
+class Child:
+    """In place of a process: what `ends` does with its folder and log gives its exit code; None goes on for ever."""
+
+    ends = staticmethod(lambda folder, log: 0)
+    begun = []
+
+    def __init__(self, command, stdout, env, **_):
+        assert command[2] == "train" and command[4] == "--resume"
+        self.folder, self.stopped = Path(command[3]), False
+        self.begun.append(self.folder)
+        self.threads = env["OMP_NUM_THREADS"]
+        self.code = self.ends(self.folder, stdout)
+
+    def poll(self):
+        return self.code
+
+    def terminate(self):
+        self.stopped = True
+
+    def wait(self):
+        assert self.stopped
+
+
+@pytest.fixture
+def child(monkeypatch):
+    """Child, in place of every process; `child.begun` are the folders."""
+
+    class Own(Child):
+        begun = []
+
+    monkeypatch.setattr(compare.subprocess, "Popen", Own)
+    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    return Own
+
+
+def test_what_is_finished_is_left_alone_and_what_is_longer_goes_on(both, child, tmp_path):
+    first, second, *_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
+    finish(first, 1.0)
+    assert compare.run([first, second], ALIKE, print).keys() == {str(second)}, "it wrote nothing, so it failed"
+    assert child.begun == [second.folder]
+    assert json.loads((second.folder / "workflow.json").read_text()) == second.workflow.graph
+    longer, _ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=3), tmp_path)
+    compare.run([longer], ALIKE, print)
+    assert child.begun[1:] == [first.folder]
+    rarer = replace(ALIKE, iterations=4, evaluate_every=4)
+    compare.run(trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), rarer, tmp_path), rarer, print)
+    assert child.begun[2:] == [first.folder], "evaluated less often, which changes nothing of the training"
+    shorter = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=1), tmp_path)
+    with pytest.raises(RunError, match="iterations: 4 -> 1. Fix: choose another --output"):
+        compare.run(shorter, ALIKE, print)
+
+
+def test_another_training_in_the_folder_is_refused(both, child, tmp_path):
+    rates = {"otca": (1e-4,), "uniform": (1e-4,)}
+    finish(trainings(both(), rates, (0,), ALIKE, tmp_path)[1], 1.0)
+    changed = both({"OTCA_GRPOStep": {"clip_range": 0.25}})
+    with pytest.raises(RunError, match=r"was trained otherwise: 11.clip_range: 0.0001 -> 0.25. Fix: "):
+        compare.run(trainings(changed, rates, (0,), ALIKE, tmp_path), ALIKE, print)
+    assert child.begun == []
+
+
+def test_a_failure_is_named_and_the_others_go_on(both, child, tmp_path):
+    all_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, range(2), ALIKE, tmp_path)
+
+    def ends(folder, log):
+        if folder == all_[1].folder:
+            log.write("iteration 1\notca: the reward is on fire\n")
+            return 1
+        own = next(own for own in all_ if own.folder == folder)
+        for place in folder.iterdir():
+            place.unlink()
+        folder.rmdir()
+        finish(own, 1.0)
+        return 0
+
+    child.ends = staticmethod(ends)
+    said = []
+    failed = compare.run(all_, replace(ALIKE, jobs=3), said.append)
+    assert child.begun == [own.folder for own in all_] and failed.keys() == {str(all_[1])}
+    assert "the reward is on fire" in failed[str(all_[1])] and "train.log" in failed[str(all_[1])]
+    assert any("the reward is on fire" in line for line in said)
+
+
+def test_a_stop_is_passed_on(both, child, monkeypatch, tmp_path):
+    all_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
+    children = []
+
+    def ends(folder, log):
+        terminal.stop_signal = signal.SIGTERM
+
+    child.ends = staticmethod(ends)
+    monkeypatch.setattr(child, "terminate", lambda self: (children.append(self.folder), setattr(self, "stopped", True)))
+    with pytest.raises(stopping.Stopped):
+        compare.run(all_, ALIKE, print)
+    assert children == child.begun == [all_[0].folder], "one at a time, and no other after it"
+
+
+def test_whom_a_killed_comparison_left_behind_is_waited_for(both, child, monkeypatch, tmp_path):
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), ALIKE, tmp_path)
+    answers = iter(["process 4711", "process 4711", None])
+
+    def holder(folder):
+        if (answer := next(answers)) is None:
+            finish(own, 1.0)
+        return answer
+
+    monkeypatch.setattr(compare.claim, "holder", holder)
+    monkeypatch.setattr(compare.claim, "lives", lambda found: True)
+    said = []
+    assert compare.run([own], ALIKE, said.append) == {} and child.begun == []
+    assert "process 4711 still trains it" in said[0]
+
+
+def test_a_real_process(both, tmp_path):
+    settings = replace(ALIKE, iterations=1, evaluation_seeds=1)
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (3,), settings, tmp_path)
+    assert compare.run([own], settings, print) == {} and own.finished
+    assert "done after 1 iterations" in (own.folder / "train.log").read_text()
+
+
+# --- learning rates --------------------------------------------------------------------------------------------------
+
+
+def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
+    rates = (1e-4, 2e-4, 4e-4)
+    tuning = trainings(both(), {"otca": rates, "uniform": (5e-5, *rates)}, (1000, 1001), ALIKE, tmp_path)
+    rises = {
+        ("otca", 1e-4): (1.0, 1.0),
+        ("otca", 2e-4): (3.0, 0.0),  # the best mean
+        ("otca", 4e-4): (9.0, None),  # failed once
+        ("uniform", 1e-4): (1.0, 2.0),
+        ("uniform", 2e-4): (2.0, 1.0),  # no better, and higher
+        ("uniform", 4e-4): (None, None),
+        ("uniform", 5e-5): (math.nan, 9.0),  # ended without a score
+    }
+    for own in tuning:
+        if (rise := rises[own.name, own.rate][own.seed - 1000]) is not None:
+            finish(own, rise)
+    sweep = choose(tuning, (1000, 1001), 2)
+    assert sweep.chosen == {"otca": 2e-4, "uniform": 1e-4}
+    assert sweep.scores["otca"] == pytest.approx({1e-4: 1.0, 2e-4: 1.5})
+    assert sweep.rates == [5e-5, *rates], "also those that nobody could score"
+    none = choose([own for own in tuning if (own.name, own.rate) == ("uniform", 4e-4)], (1000, 1001), 2)
+    assert none.scores == {"uniform": {}} and none.chosen == {}
+
+
+def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_path):
+    rates = (1e-4, 2e-4, 4e-4)
+    tuning = trainings(both(), {"otca": rates, "uniform": rates}, (1000,), ALIKE, tmp_path)
+    # Differences 0.25 and -0.25: mean 0; -0.25 and 0: mean -0.125, standard error 0.125; -0.25 and -0.125: -0.1875, 0.0625.
+    judged = {1e-4: (0.75, 0.5), 2e-4: (0.25, 0.75), 4e-4: (0.25, 0.625)}
+    for own in tuning:
+        finish(own, own.rate * 1e4, judged[own.rate] if own.name == "otca" else judged[4e-4])
+    sweep = choose(tuning, (1000,), 2)
+    assert sweep.declined == {"otca": [4e-4], "uniform": list(rates)}
+    assert sweep.chosen == {"otca": 2e-4, "uniform": 4e-4}
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(small_graph, tmp_path):
+    """asked(…): the exit code of `otca compare` of both small workflows, into tmp_path / "out"."""
+    for name in ("quickstart", "quickstart_uniform"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(small_graph(source=f"{name}.json")))
+    files = [f"otca={tmp_path / 'quickstart.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
+    common = ["--output", tmp_path / "out", "--iterations", 2, "--seeds", 2, "--evaluate-every", 2]
+
+    def run(*options):
+        return main([str(part) for part in ["compare", *files, *common, *options]])
+
+    return run
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Trainings in this process; a list of the folders that were trained."""
+    begun = []
+
+    class Process:
+        def __init__(self, command, **_):
+            begun.append(Path(command[3]))
+            record._open.clear()
+            self.code = main(command[2:])
+            terminal.output = None
+
+        def poll(self):
+            return self.code
+
+    monkeypatch.setattr(compare.subprocess, "Popen", Process)
+    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    return begun
+
+
+@pytest.mark.painted
+def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
+    assert asked("--baseline", "uniform") == 0
+    folder = tmp_path / "out"
+    printed = capsys.readouterr().out
+    assert (folder / "comparison.md").read_text() in printed
+    assert in_process == [folder / name / "lr0.001" / f"seed{seed}" for seed in (0, 1) for name in ("otca", "uniform")]
+    content = json.loads((folder / "comparison.json").read_text())
+    otca, uniform = content["workflows"]
+    assert (otca["name"], uniform["name"], uniform["difference"]) == ("otca", "uniform", None)
+    assert otca["samples"] == uniform["samples"] == [0, 12] and otca["curve"][0]["mean"] == 0
+    finals = {}
+    for name in ("otca", "uniform"):
+        for seed in (0, 1):
+            place = folder / name / "lr0.001" / f"seed{seed}" / "evaluation.jsonl"
+            first, *_, last = [json.loads(line)["rewards"] for line in place.read_text().splitlines()]
+            rises = [(last[k]["mean"] - first[k]["mean"]) / first[k]["std"] for k in first if k != "accuracy"]
+            finals[name, seed] = sum(rises) / 3
+    assert otca["final"]["mean"] == pytest.approx((finals["otca", 0] + finals["otca", 1]) / 2)
+    differences = [finals["otca", seed] - finals["uniform", seed] for seed in (0, 1)]
+    assert otca["difference"]["mean"] == pytest.approx(sum(differences) / 2)
+    assert 0 < content["facts"]["untrained_diversity"] < 1 and 0 < otca["diversity"]["mean"] < 1
+    assert otca["forwards"] == 24 and otca["held_out"].keys() == {"accuracy"}
+    assert (folder / "comparison.png").stat().st_size > 20_000
+
+    before = (folder / "comparison.json").read_text()
+    assert asked("--baseline", "uniform") == 0
+    assert len(in_process) == 4 and (folder / "comparison.json").read_text() == before, "nothing was trained again"
+
+
+def test_a_report_of_what_is_finished(asked, small_workflow, tmp_path, capsys):
+    assert asked("--report") == 2
+    assert "no training of the baseline otca is finished" in capsys.readouterr().err
+    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
+    workflow = {"otca": small_workflow()}
+    [own] = trainings(
+        workflow, {"otca": (1e-3,)}, (0,), replace(ALIKE, prompts=prompts, evaluate_every=2), tmp_path / "out"
+    )
+    finish(own, 1.0)
+    assert asked("--report") == 1, "not everything is finished"
+    assert "- uniform, learning rate 0.001, seed 1: not trained yet" in capsys.readouterr().out
+
+
+def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_workflow, tmp_path, capsys):
+    both = {"otca": small_workflow(), "uniform": small_workflow(source="quickstart_uniform.json")}
+
+    def ends(folder, log):
+        _, name, rate, seed = folder.relative_to(tmp_path).parts
+        rate, seed = float(rate[2:]), int(seed[4:])
+        settings = replace(ALIKE, evaluate_every=2, prompts=both["otca"].graph["12"]["inputs"]["evaluation_prompts"])
+        [own] = trainings({name: both[name]}, {name: (rate,)}, (seed,), settings, tmp_path / "out")
+        for place in folder.iterdir():
+            place.unlink()
+        folder.rmdir()
+        finish(own, rate * 1000 if name == "otca" else -rate)
+        return 0
+
+    child.ends = staticmethod(ends)
+    assert asked("--learning-rates", "2e-4", "1e-4", "--tuning-seeds", 1, "--jobs", 2) == 0
+    told = [str(place.relative_to(tmp_path / "out")) for place in child.begun]
+    tuned = [f"{name}/lr{rate}/seed1000" for name in ("otca", "uniform") for rate in ("0.0001", "0.0002")]
+    compared = [f"{name}/seed{seed}" for seed in (0, 1) for name in ("otca/lr0.0002", "uniform/lr0.0001")]
+    assert told == tuned + compared
+    assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in capsys.readouterr().out
+
+
+def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
+    prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
+    settings = replace(ALIKE, prompts=prompts, evaluate_every=2)
+    [own] = trainings({"otca": small_workflow()}, {"otca": (1e-3,)}, (0,), settings, tmp_path / "out")
+    finish(own, 1.0)
+    assert asked("--report", "--evaluation-seeds", 3) == 2
+    assert "evaluation_seeds: 2 -> 3. Fix: choose another --output" in capsys.readouterr().err
+
+
+def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_workflow, tmp_path, capsys):
+    otca, uniform = small_workflow(), small_workflow(source="quickstart_uniform.json")
+    settings = replace(ALIKE, prompts=otca.graph["12"]["inputs"]["evaluation_prompts"])
+    for name, workflow, seed in (("otca", otca, 0), ("uniform", uniform, 1)):
+        [own] = trainings({name: workflow}, {name: (1e-3,)}, (seed,), settings, tmp_path / "out")
+        finish(own, 1.0)
+    (tmp_path / "out" / "otca" / "lr0.001" / "seed1").mkdir()
+    (tmp_path / "out" / "otca" / "lr0.001" / "seed1" / "status.json").write_text(
+        '{"status": "failed", "error": "fire"}'
+    )
+    assert asked("--report") == 1
+    printed = capsys.readouterr().out
+    assert "- uniform: none of its finished seeds is one of otca's" in printed
+    assert "- otca, learning rate 0.001, seed 1: failed: fire" in printed
+    assert "- uniform, learning rate 0.001, seed 0: not trained yet" in printed
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seed", "999", "--learning-rates", "1e-4", "2e-4"], "from 1000 on, 1000 among them.* Fix: another --seed"),
+        (["--learning-rates", "0", "1e-4"], "--learning-rates must be above 0, not 0, 0.0001"),
+        (["--features", "gone"], "model 'gone' was not found"),
+        (
+            ["--set", "TrainingRun.evaluation_prompts=one", "--evaluation-seeds", "1"],
+            "one picture has no spread.*Fix: ",
+        ),
+        (["--baseline", "gone"], "--baseline 'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
+        (["--set", "TCDWeights.w_min=0.2"], "there is no node 'TCDWeights'"),
+    ],
+)
+def test_bad_options_are_named(asked, capsys, options, words):
+    assert asked(*options) == 2
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_not_by_torchrun(asked, capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    assert asked() == 2 and "without torchrun" in capsys.readouterr().err
+
+
+def test_nothing_is_nan_in_json(tmp_path, both):
+    [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), ALIKE, tmp_path)
+    finish(own, 1.0)
+    compare.compare(
+        {"otca": both()["otca"]}, "otca", replace(ALIKE, learning_rates=(1e-4,), seeds=(0,)), tmp_path, print
+    )
+    assert not re.search("NaN|Infinity", text := (tmp_path / "comparison.json").read_text())
+    assert json.loads(text)["workflows"][0]["final"] == {"mean": 1.0, "low": None, "high": None, "count": 1}

@@ -1,0 +1,165 @@
+"""`otca score`: which files, whose prompts, and what is written of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import imageio.v3 as iio
+import numpy as np
+import pytest
+from PIL import Image
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
+
+BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"
+LENGTH = "def score(images, prompts):\n    return [len(prompt) for prompt in prompts]\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three grey pictures of two sizes: 0, 51 and 102 of 255."""
+    for number, size in enumerate([(8, 8), (8, 8), (16, 8)]):
+        Image.new("RGB", size, (51 * number,) * 3).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def rewards(tmp_path_factory, monkeypatch):
+    """The allowed folder of two rewards: brightness.py and length.py."""
+    place = tmp_path_factory.mktemp("rewards")
+    (place / "brightness.py").write_text(BRIGHTNESS)
+    (place / "length.py").write_text(LENGTH)
+    monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(place))
+    return place
+
+
+# --- what is scored ---------------------------------------------------------------------------------------------------
+
+
+def test_files_by_folder_pattern_and_name(folder):
+    (folder / "notes.txt").write_text("none")
+    names = [path.name for path in find_files([str(folder)])]
+    assert names == ["0.png", "1.png", "2.png"]
+    assert [path.name for path in find_files([str(folder / "[12].png"), str(folder / "0.png")])] == [
+        "1.png",
+        "2.png",
+        "0.png",
+    ]
+    with pytest.raises(FileNotFoundError, match="9.png' is no file"):
+        find_files([str(folder / "9.png")])
+    with pytest.raises(ValueError, match="notes.txt is neither a picture nor a video"):
+        find_files([str(folder / "notes.txt")])
+
+
+def test_prompts_in_the_order_of_the_files(folder):
+    files = find_files([str(folder)])
+    lines, objects = folder / "lines.txt", folder / "objects.jsonl"
+    lines.write_text("a\nb\n\nc\n")
+    objects.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in "abc"))
+    assert prompts_of(files, lines) == prompts_of(files, objects) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="lines.txt has 3 prompts for 2 files. Fix: "):
+        prompts_of(files[:2], lines)
+
+
+def test_prompts_by_the_files_names(folder):
+    files = find_files([str(folder)])
+    rows = [{"file_name": f"{n}.png", "prompt": text} for n, text in ((2, "c"), (0, "a"))]
+    other = folder / "other.jsonl"
+    other.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert prompts_of([files[2], files[0]], other) == ["c", "a"]
+    with pytest.raises(ValueError, match="1.png has no prompt.*other.jsonl. Fix: "):
+        prompts_of(files, other)
+    other.rename(folder / "metadata.jsonl")
+    (folder / "1.txt").write_text("b\n")
+    assert prompts_of(files, None) == ["a", "b", "c"], "beside it, then the metadata"
+    rows = (folder / "metadata.jsonl").read_text().splitlines()
+    bare = [json.dumps({"file_name": json.loads(rows[-1])["file_name"]})]
+    (folder / "metadata.jsonl").write_text("\n".join(rows[:-1] + bare))
+    with pytest.raises(ValueError, match="has no prompt, neither in"):
+        prompts_of(files, None)
+
+
+# --- rewards by name --------------------------------------------------------------------------------------------------
+
+
+def test_options_of_a_reward(rewards):
+    reward = parse_reward("http:url=http://127.0.0.1:1/score,batch_size=4,timeout=2,name=mine,clip=0, 1,rescale=2")
+    assert reward.server.url == "http://127.0.0.1:1/score"
+    assert (reward.server.batch_size, reward.server.timeout, reward.name) == (4, 2.0, "mine")
+    assert (reward.rescale, reward.bounds) == (2.0, (0.0, 1.0))
+    assert parse_reward("python:file=length.py").name == "length"
+    assert parse_reward("sharpness").name == "sharpness"
+
+
+def test_options_that_all_networks_have():
+    plain, told = parse_reward("clip_t"), parse_reward("clip_t:batch_size=4,offload=true,device=cpu,name=own")
+    assert plain.network is told.network and told.name == "own"
+    assert [(own.batch_size, own.offload) for own in (plain, told)] == [(0, False), (4, True)]
+    with pytest.raises(ValueError, match="with name, model, device, dtype, batch_size, offload, rescale, clip"):
+        parse_reward("clip_t:use=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("beauty", "there is no reward 'beauty'. Fix: one of clip_t, "),
+        ("sharpness:size=3", "'size=3' is no option of it. Fix: OPTION=VALUE, with name, rescale, clip"),
+        ("sharpness:name", "'name' is no option of it"),
+        ("python", "needs file. Fix: --reward python:file="),
+        ("sharpness:clip=2", "'2' is no pair of bounds"),
+        ("http:url=http://h/,timeout=soon", "could not convert string to float: 'soon'"),
+    ],
+)
+def test_a_reward_that_cannot_be_read(text, told):
+    with pytest.raises(ValueError) as caught:
+        parse_reward(text)
+    assert f"--reward {text!r}" in str(caught.value) and told in str(caught.value)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_and_every_score(folder, rewards, capsys, tmp_path):
+    (folder / "prompts").write_text("one\nthree\nfifty\n")
+    target = tmp_path / "scores.csv"
+    arguments = ["--reward", "python:file=brightness.py", "--reward", "python:file=length.py,rescale=0.5"]
+    code = main(["score", str(folder), *arguments, "--prompts", str(folder / "prompts"), "--csv", str(target)])
+    assert code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
+    assert lines[2].startswith("| brightness | 0.2 | ") and lines[2].endswith(" | 3 of 3 |")
+    assert lines[3].startswith("| length | 2.167 | 1.5 … 2.5 | 3 of 3 |")
+    with open(target, newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows[0] == ["file", "prompt", "brightness", "length"]
+    assert [row[1] for row in rows[1:]] == ["one", "three", "fifty"]
+    assert [float(row[2]) for row in rows[1:]] == pytest.approx([0.0, 0.2, 0.4])
+    assert [float(row[3]) for row in rows[1:]] == [1.5, 2.5, 2.5]
+
+
+def test_videos_beside_pictures(folder, rewards, capsys):
+    frames = np.repeat(np.linspace(0, 204, 5, dtype=np.uint8), 32 * 32 * 3).reshape(5, 32, 32, 3)
+    iio.imwrite(folder / "clip.mp4", frames, plugin="FFMPEG", fps=8, codec="libx264", macro_block_size=2)
+    arguments = [str(folder / "clip.mp4"), str(folder / "2.png"), "--reward", "python:file=brightness.py"]
+    assert main(["score", *arguments, "--prompt", ""]) == 0
+    row = capsys.readouterr().out.splitlines()[2].split(" | ")
+    assert float(row[1]) == pytest.approx(0.4, abs=0.01) and row[3] == "2 of 2 |"  # 0.4 both, but for the codec's loss
+
+
+def test_a_reward_that_fails_is_named(folder, rewards, capsys):
+    (rewards / "broken.py").write_text("def score(images, prompts):\n    return 1 / 0\n")
+    assert main(["score", str(folder), "--reward", "python:file=broken.py", "--prompt", ""]) == 1
+    assert "otca: reward 'broken' failed: " in (told := capsys.readouterr().err) and "line 2" in told
+
+
+def test_refusals_of_the_command(folder, capsys, monkeypatch):
+    monkeypatch.delenv("OTCA_ALLOW_PYTHON_REWARDS", raising=False)
+    two = ["--reward", "sharpness", "--reward", "sharpness"]
+    assert main(["score", str(folder), *two, "--prompt", ""]) == 2
+    assert "two rewards share a name: sharpness, sharpness. Fix: " in capsys.readouterr().err
+    assert main(["score", str(folder), "--reward", "sharpness"]) == 2
+    assert "0.png has no prompt" in capsys.readouterr().err
+    assert main(["score", str(folder), "--reward", "python:file=mine.py", "--prompt", ""]) == 2
+    assert "no folder is allowed" in capsys.readouterr().err

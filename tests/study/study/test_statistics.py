@@ -1,0 +1,118 @@
+"""Bootstrap intervals that hold the mean as often as they say; Student's t against tables, Holm by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comfyui_otca.study import statistics
+from comfyui_otca.study.statistics import (
+    Interval,
+    bootstrap,
+    bootstrap_of_groups,
+    holm,
+    mean_interval,
+    paired_p,
+    t_cdf,
+    t_quantile,
+)
+
+# --- the bootstrap ----------------------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_normal_scores_is_the_textbooks():
+    values = np.random.default_rng(1).normal(5.0, 2.0, 400)
+    own = bootstrap(values.tolist())
+    half = 1.96 * values.std(ddof=1) / math.sqrt(400)
+    assert own.mean == pytest.approx(values.mean()) and own.count == 400
+    assert own.high - own.mean == pytest.approx(half, rel=0.06)
+    assert own.mean - own.low == pytest.approx(half, rel=0.06)
+    assert own == bootstrap(values.tolist()), "the same every time"
+
+
+def test_the_interval_of_two_values_is_theirs():
+    # means are 0, ½ or 1, the outer ones in a quarter of the resamples each
+    assert bootstrap([0.0, 1.0]) == Interval(0.5, 0.0, 1.0, 2)
+
+
+def test_intervals_hold_the_true_mean_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 400)
+    generator = np.random.default_rng(0)
+    inside = 0
+    for _ in range(200):
+        own = bootstrap(generator.exponential(1.0, 50).tolist())
+        inside += own.low <= 1.0 <= own.high
+    assert 178 <= inside <= 198  # 95 % of 200, less what a skewed distribution costs the percentile bootstrap
+
+
+def test_what_has_no_score_is_left_out():
+    assert bootstrap([1.0, math.nan, 1.0]) == Interval(1.0, 1.0, 1.0, 2)
+    single, none = bootstrap([3.0]), bootstrap([math.nan])
+    assert (single.mean, single.count) == (3.0, 1) and math.isnan(single.low)
+    assert none.count == 0 and math.isnan(none.mean)
+
+
+def test_the_bootstrap_of_groups_draws_groups():
+    # Two prompts whose seeds agree: means of 0, ½ and 1, with ends in a quarter of the draws, however many seeds there are.
+    values = np.array([[0.0] * 50, [1.0] * 50])
+    assert bootstrap_of_groups(values) == Interval(0.5, 0.0, 1.0, 100)
+
+
+def test_of_one_group_it_draws_samples():
+    assert bootstrap_of_groups(np.array([[0.0, 1.0]])) == Interval(0.5, 0.0, 1.0, 2)
+    assert math.isnan(bootstrap_of_groups(np.array([[0.5]])).low)
+
+
+def test_many_groups_give_the_textbooks_bootstrap_of_groups():
+    generator = np.random.default_rng(0)
+    prompts, pictures = generator.normal(0, 2, (300, 1)), generator.normal(0, 1, (300, 4))
+    own = bootstrap_of_groups(prompts + pictures)
+    half = 1.96 * math.sqrt((4 + 1 / 4) / 300)  # the seeds average one part of the variance, not the prompts' own
+    assert own.high - own.low == pytest.approx(2 * half, rel=0.1)
+
+
+# --- few seeds --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
+)
+def test_the_tables_of_t(freedom, quantile):
+    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-5)
+    assert t_cdf(-quantile, freedom) == pytest.approx(0.025, abs=2e-6)
+
+
+@given(st.floats(-50, 50), st.integers(1, 40))
+def test_t_is_symmetric(t, freedom):
+    assert t_cdf(t, freedom) + t_cdf(-t, freedom) == pytest.approx(1)
+    # Of one degree of freedom it is Cauchy's distribution.
+    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi)
+
+
+def test_an_interval_by_hand():
+    # Mean 2, standard error 1 / √3, and t = 4.3027 of two degrees of freedom.
+    own = mean_interval([1.0, 2.0, 3.0])
+    assert (own.mean, own.count) == (2.0, 3)
+    assert own.high - own.mean == own.mean - own.low == pytest.approx(4.3027 / math.sqrt(3), abs=1e-4)
+    single = mean_interval([3.0])
+    assert single.mean == 3.0 and math.isnan(single.low) and math.isnan(single.high)
+
+
+def test_a_paired_test_by_hand():
+    # t = 2√3 with two degrees of freedom, where P(|T| > t) = 1 - t / √(2 + t²) = 1 - √(12 / 14).
+    assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(1 - math.sqrt(12 / 14))
+    assert paired_p([-1.0, 1.0]) == pytest.approx(1)
+    assert (paired_p([0.5, 0.5]), paired_p([0.0, 0.0])) == (0, 1)
+    assert math.isnan(paired_p([1.0]))
+
+
+def test_holm_by_hand():
+    # 0.01 x 3, 0.03 x 2, and 0.04 x 1, which may not be less than the one before.
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.7, 0.6]) == [1.0, 1.0]
+    corrected = holm([math.nan, 0.02])
+    assert math.isnan(corrected[0]) and corrected[1] == 0.02

@@ -1,0 +1,399 @@
+"""The best evaluation and a decline that lasts, by hand; and runs that keep the one and end by the other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.tests.processes import together
+from comfyui_otca.trainer.rewards import pixels, shapes
+from comfyui_otca.trainer.run import best, checkpoint, record
+from comfyui_otca.trainer.run.loop import train
+from comfyui_otca.trainer.workflow.running import NodeError, Workflow
+
+
+def evaluation(iteration, prompts=("a", "b"), **values):
+    """A row of evaluation.jsonl; rewards whose name begins with h are held out."""
+    rewards = {}
+    for name, own in values.items():
+        mean = sum(own) / len(own)
+        std = math.sqrt(sum((v - mean) ** 2 for v in own) / (len(own) - 1)) if len(own) > 1 else 0.0
+        rewards[name] = {"mean": mean, "std": std, "held_out": name[0] == "h", "values": list(own)}
+    return {"iteration": iteration, "prompts": list(prompts), "rewards": rewards}
+
+
+# --- the best ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_value_of_a_reward_is_its_mean():
+    rows = [evaluation(0, r=[1, 3], h=[5, 5]), evaluation(2, r=[2, 4], h=[7, 8])]
+    assert best.value(rows, rows[1], "evaluation/r") == 3
+    assert best.value(rows, rows[1], "evaluation/h") == 7.5
+    rows[1]["rewards"]["r"]["mean"] = math.nan
+    assert best.value(rows, rows[1], "evaluation/r") is None
+    rows[1]["rewards"]["r"]["mean"] = None  # as it is read back
+    assert best.value(rows, rows[1], "evaluation/r") is None
+
+
+def test_the_sum_is_in_units_before_training():
+    # r: 2 ± √2 to 5; s: 10 ± 4 to 8; a reward that is held out, and one without a spread, have no part in it.
+    before = evaluation(0, r=[1, 3], s=[10 - 2 * math.sqrt(2), 10 + 2 * math.sqrt(2)], flat=[1, 1], h=[0, 1])
+    after = evaluation(4, r=[4, 6], s=[7, 9], flat=[9, 9], h=[9, 9])
+    rows = [before, after]
+    assert best.value(rows, after, "evaluation/sum") == pytest.approx(3 / math.sqrt(2) - 2 / 4)
+    assert best.value(rows, before, "evaluation/sum") == 0
+    assert best.value(rows[1:], after, "evaluation/sum") is None, "nothing to compare with"
+    after["rewards"]["s"]["mean"] = None
+    assert best.value(rows, after, "evaluation/sum") is None
+    single = [evaluation(0, prompts=("a",), r=[1]), evaluation(4, prompts=("a",), r=[2])]
+    assert best.value(single, single[1], "evaluation/sum") is None, "one picture has no spread"
+
+
+def kept_in_turn(rows, metric="evaluation/r", kept=None):
+    """best.json after each evaluation since training began."""
+    for end in range(2, len(rows) + 1):
+        new = best.figures(rows[:end], metric)
+        kept = new if best.better(rows[:end], new, kept) else kept
+        yield kept
+
+
+def test_the_best_is_the_first_of_the_highest_since_training_began():
+    rows = [evaluation(i, r=[mean, mean]) for i, mean in ((0, 9), (5, 1), (10, 3), (15, 3), (20, 2))]
+    rows.append(evaluation(25, prompts=("other", "b"), r=[0, 0]))
+    assert [kept["iteration"] for kept in kept_in_turn(rows)] == [5, 10, 10, 10, 25], (
+        "the untrained model is nobody's adapter, and other prompts are another scale"
+    )
+    figures = best.figures(rows[:3], "evaluation/r")
+    assert figures == {"metric": "evaluation/r", "value": 3, "iteration": 10, "before_training": 9}
+    rows[2]["rewards"]["r"]["mean"] = None
+    assert best.figures(rows[:3], "evaluation/r") is None
+
+
+def test_another_metric_begins_with_what_is_kept_from_now_on():
+    """5 was better by it, and its adapter is not there."""
+    rows = [evaluation(i, r=[r, r], s=[s, s]) for i, r, s in ((0, 0, 0), (5, 1, 9), (10, 3, 1), (15, 2, 4))]
+    (*_, kept) = kept_in_turn(rows[:3])
+    new = best.figures(rows, "evaluation/s")
+    assert kept["iteration"] == 10 and best.better(rows, new, kept) and new["iteration"] == 15
+
+
+def test_what_is_kept_must_be_on_record():
+    rows = [evaluation(i, r=[mean, mean]) for i, mean in ((0, 9), (5, 1), (10, 3))]
+    kept = best.figures(rows, "evaluation/r")
+    assert best.on_record(rows, kept)
+    assert not best.on_record(rows[:2], kept), "it is ahead of the run"
+    assert not best.on_record(rows, {**kept, "value": 3.5}), "another training's"
+
+
+def test_names_that_are_known():
+    for metric in ("evaluation/sum", "evaluation/clip_t"):
+        best.check(metric, ["clip_t"])
+    for metric in ("clip_t", "evaluation/clip", "reward/clip_t/mean"):
+        with pytest.raises(ValueError, match="Fix: one of evaluation/sum, evaluation/clip_t, evaluation/h, or empty"):
+            best.check(metric, ["clip_t", "h"])
+
+
+# --- a decline --------------------------------------------------------------------------------------------------------
+
+
+def declining(*differences, start=(10.0, 20.0, 30.0)):
+    """Evaluations that differ from the first, pair by pair, by so much."""
+    rows = [evaluation(0, h=start)]
+    return rows + [
+        evaluation(i, h=[s + d for s, d in zip(start, own, strict=True)]) for i, own in enumerate(differences, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("differences", "declined"),
+    [
+        ((-1, -1, -1), True),
+        ((-1, -2, 0), True),  # mean -1, standard error 1/√3 = 0.577
+        ((-3, 0, 0), False),  # mean -1, standard error √3/√3 = 1: not below it by more
+        ((-3.1, -0.1, 0), True),  # mean -1.067, standard error 1.01
+        ((1, 1, 1), False),
+        ((0, 0, 0), False),
+    ],
+)
+def test_one_evaluation_by_hand(differences, declined):
+    """The spread among prompts, from 10 to 30, says nothing of the differences."""
+    assert (best.early_stop(declining(differences), 1) is not None) == declined
+
+
+def test_so_many_in_a_row():
+    down, up, little = (-2, -2, -1), (1, 1, 2), (-3, 0, 0)
+    rows = declining(up, down, down, down)
+    told = best.early_stop(rows, 3)
+    assert (
+        told == "h, which is held out, has declined for 3 evaluations in a row: from 21.3 at iteration 1 to 18.3 at 4"
+    )
+    assert best.early_stop(rows, 4) is None and best.early_stop(rows, 0) is None
+    assert best.early_stop(declining(down, down, little), 3) is None, "the last did not"
+    assert best.early_stop(declining(down, little, down), 2) is None
+    assert best.early_stop(declining(down, down), 3) is None, "too few"
+    assert best.early_stop([], 1) is None
+
+
+def test_of_one_and_the_same_reward():
+    start, down = [1, 2, 3], [0, 1, 2]
+    rows = [evaluation(0, h1=start, h2=start, r=start), evaluation(1, h1=down, h2=start, r=down)]
+    assert best.early_stop([*rows, evaluation(2, h1=start, h2=down, r=down)], 2) is None
+    assert best.early_stop([*rows, evaluation(2, h1=down, h2=down, r=down)], 2).startswith("h1, ")
+
+
+def test_what_cannot_be_compared_is_no_decline():
+    rows = declining((-2, -2, -2))
+    assert best.early_stop([rows[0], evaluation(1, prompts=("other",), h=[0, 0, 0])], 1) is None
+    assert best.early_stop([evaluation(0, h=[5]), evaluation(1, h=[1])], 1) is None, "one pair has no standard error"
+    rows = declining((-2, -2, -2))
+    rows[1]["rewards"]["h"]["values"] = [None, 18.0, math.nan]
+    assert best.early_stop(rows, 1) is None
+    rows[1]["rewards"]["h"]["values"] = [None, 18.0, 28.0]
+    assert best.early_stop(rows, 1) is not None
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def rows(folder, name="evaluation.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """scripted(sharpness, accuracy): what these rewards give in each evaluation, plus a little that differs by picture."""
+
+    def script(sharpness, accuracy):
+        for cls, means in ((pixels.Sharpness, sharpness), (shapes.ShapesAccuracy, accuracy)):
+            left = iter(means)
+
+            def score(self, images, prompts, left=left):
+                if len(images) != 4:  # not the two prompts and two seeds of an evaluation, but a group of six
+                    return torch.arange(len(images)).float()
+                return next(left) + 0.01 * torch.arange(len(images))
+
+            monkeypatch.setattr(cls, "score", score)
+
+    return script
+
+
+RUN = {"evaluate_every": 1, "checkpoint_every": 100, "iterations": 6}
+
+
+@pytest.mark.parametrize("ema_decay", [0.0, 0.5])
+def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay, monkeypatch):
+    scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 4)
+    terminal.output = folder = tmp_path / "run"
+    run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1, "keep_checkpoints": 5}
+    said = []
+    workflow = small_workflow(
+        {"OTCA_TrainingRun": run, "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": ema_decay}}
+    )
+    assert train(workflow, say=said.append) == 0
+    figures = json.loads((folder / "best" / "best.json").read_text())
+    assert (figures["metric"], figures["iteration"]) == ("evaluation/sharpness", 2)
+    assert figures["value"] == pytest.approx(3.015) and figures["before_training"] == pytest.approx(5.015)
+    assert any("best: evaluation/sharpness 3.015 at iteration 2, 5.015 before training" in line for line in said)
+    # The evaluated weights: of the average where there is one; the file's B holds alpha/rank, which is 1.
+    kept = load_file(folder / "best" / "lora.safetensors")
+    place = folder / "checkpoints" / "000002"
+    if ema_decay:
+        names = list(load_file(place / "adapter.safetensors"))
+        model = workflow.run(targets=["1"])["1"][0]
+        average = load_file(place / "ema.safetensors")
+        expected = dict(zip(model.trainable_named(), [average[key] for key in sorted(average)], strict=True))
+        assert set(expected) == set(names)
+    else:
+        expected = load_file(place / "adapter.safetensors")
+    for name, tensor in expected.items():
+        key = "transformer." + name.replace(".default", "")
+        assert torch.equal(kept[key], tensor), name
+    assert not torch.equal(kept[key], load_file(folder / "lora.safetensors")[key])
+    assert sorted(path.name for path in (folder / "best").iterdir()) == [".otca", "best.json", "lora.safetensors"]
+
+
+def keep(folder):
+    figures = json.loads((folder / "best" / "best.json").read_text())
+    return figures["metric"].removeprefix("evaluation/"), figures["iteration"]
+
+
+def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
+    scripted, small_workflow, tmp_path, caplog
+):
+    """accuracy was highest at 1, when sharpness decided: that adapter is nowhere, so nothing says that it is."""
+    scripted([5.0, 1.0, 3.0, 2.0], [0.5, 0.9, 0.6, 0.7])
+    terminal.output = folder = tmp_path / "run"
+    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=said.append) == 0
+    assert keep(folder) == ("sharpness", 2)
+    again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
+    record._open.clear()
+    assert train(again, resume=True, say=said.append) == 0
+    assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
+    assert "best_metric is evaluation/accuracy now" in caplog.text
+    assert keep(folder) == ("accuracy", 3)
+    assert [line for line in said if line.startswith("best: ")][-1].startswith(
+        "best: evaluation/accuracy 0.715 at iteration 3"
+    )
+    adapters = [load_file(folder / place / "lora.safetensors") for place in (".", "best")]
+    assert all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0]), "the one of iteration 3"
+
+
+def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workflow, tmp_path, caplog):
+    scripted([5.0, 1.0, 2.0, 3.0, 1.5], [0.5] * 9)
+    terminal.output = folder = tmp_path / "run"
+    run = {**RUN, "iterations": 3, "best_metric": "evaluation/sharpness", "checkpoint_every": 1}
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    assert keep(folder) == ("sharpness", 3)
+    (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
+    shutil.rmtree(last)
+    record._open.clear()
+    said = []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=said.append) == 0
+    assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
+    figures = json.loads((folder / "best" / "best.json").read_text())
+    assert figures["iteration"] == 3 and figures["value"] == pytest.approx(1.515), "this time's"
+    assert any(line.startswith("best: evaluation/sharpness 1.515 at iteration 3") for line in said)
+
+
+def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_path, caplog):
+    scripted([5.0, 1.0, 3.0, 2.0], [0.5] * 9)
+    terminal.output = folder = tmp_path / "run"
+    run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
+    assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
+    record._open.clear()
+    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), resume=True, say=said.append) == 0
+    assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
+    assert any(line.startswith("best: evaluation/sharpness 3.015 at iteration 2") for line in said)
+
+
+@pytest.mark.parametrize("metric", ["clip_t", "evaluation/sharp"])
+def test_an_unknown_metric_is_said_before_anything_is_trained(small_graph, tmp_path, capsys, metric):
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"best_metric": metric}})))
+    assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
+    known = ["sum", "clip_t", "colorfulness", "sharpness", "accuracy"]
+    told = f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(f'evaluation/{n}' for n in known)}"
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_path, capsys):
+    """Evaluations before training and after 1, 2, 3: the last two are below the best."""
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2}})))
+    folder = tmp_path / "run"
+    scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
+    assert main(["train", str(path), "--output", str(folder)]) == 0
+    told = (
+        "accuracy, which is held out, has declined for 2 evaluations in a row: from 0.815 at iteration 1 to 0.415 at 3"
+    )
+    assert f"stopped early: {told}" in capsys.readouterr().out
+    assert len(rows(folder, "metrics.jsonl")) == 3
+    status = json.loads((folder / "status.json").read_text())
+    assert (status["status"], status["reason"], status["total"]) == ("finished", told, 6)
+    assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000003"]
+    assert (folder / "lora.safetensors").is_file() and (folder / "quickstart_lora.safetensors").is_file()
+    before = (folder / "metrics.jsonl").read_text()
+
+    record._open.clear()
+    assert main(["train", str(folder), "--resume"]) == 0
+    assert told in capsys.readouterr().out and (folder / "metrics.jsonl").read_text() == before
+
+    record._open.clear()
+    arguments = ["--resume", "--set", "OTCA_TrainingRun.stop_after_decline=0", "--iterations", "4"]
+    assert main(["train", str(folder), *arguments]) == 0
+    assert len(rows(folder, "metrics.jsonl")) == 4
+    assert json.loads((folder / "status.json").read_text())["reason"] is None
+
+
+def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_workflow, tmp_path):
+    """The verdict comes from the evaluations on record, not from what a process remembers."""
+    run = {**RUN, "stop_after_decline": 2, "checkpoint_every": 1}
+    terminal.output = folder = tmp_path / "run"
+    scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
+    assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), say=lambda line: None) == 0
+    record._open.clear()
+    assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=lambda line: None) == 0
+    assert [row["iteration"] for row in rows(folder)] == [0, 1, 2, 3]
+
+
+def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(live, "picture", lambda draw: None)
+    scripted([1.0, 2.0, 3.0, 1.5, 1.0], [0.5, 0.8, 0.6, 0.4, 0.3])
+    workflow = small_workflow(
+        {"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}}
+    )
+    folder = tmp_path / "files" / "otca" / "quickstart"
+    for iteration in range(4):
+        overrides = {(node, name): value + iteration for node, name, value in workflow.advancing()}
+        with caplog.at_level(logging.WARNING), torch.inference_mode():
+            workflow.run(overrides=overrides)
+        status = json.loads((folder / "status.json").read_text())
+        assert status["status"] == "idle" and bool(status["reason"]) == (iteration >= 2)
+    said = [r.getMessage() for r in caplog.records if "has declined for 2 evaluations" in r.getMessage()]
+    assert len(said) == 2 and said[0].startswith("iteration 3: accuracy")
+    assert json.loads((folder / "best" / "best.json").read_text())["iteration"] == 2
+
+
+def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui, monkeypatch, tmp_path):
+    monkeypatch.setattr(live, "picture", lambda draw: None)
+    workflow = small_workflow({"OTCA_TrainingRun": {**RUN, "best_metric": "nothing"}})
+    with pytest.raises(NodeError, match="best_metric 'nothing' is no figure of this run. Fix: one of evaluation/sum"):
+        workflow.run()
+    workflow.set("OTCA_TrainingRun.best_metric", "evaluation/sum")
+    workflow.run()
+    assert len(rows(tmp_path / "files" / "otca" / "quickstart", "metrics.jsonl")) == 1
+
+
+def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, tmp_path):
+    from comfyui_otca.assets.make import tiny
+
+    changes = {
+        "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},
+        "OTCA_SDESampler": {"width": 32, "height": 16, "frames": 5, "guidance": 1.0},
+        "OTCA_TrainingRun": {"iterations": 1, "best_metric": "evaluation/sum"},
+    }
+    terminal.output = tmp_path / "two"
+    assert train(small_workflow(changes), say=lambda line: None) == 0
+    names = sorted(path.name for path in (tmp_path / "two" / "best").iterdir())
+    assert names == [".otca", "best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
+    record._open.clear()
+    terminal.output = tmp_path / "whole"
+    changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": changes["OTCA_TrainingRun"]}
+    graph = small_graph(changes)
+    del graph["13"]  # Save LoRA has no adapter to save
+    assert train(Workflow(graph, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    found = sorted(
+        str(path.relative_to(tmp_path / "whole" / "best")) for path in (tmp_path / "whole" / "best").rglob("*.*")
+    )
+    assert found == [".otca", "best.json", "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"]
+
+
+def _train_together(workflow, folder):
+    terminal.output = folder
+    record._open.clear()
+    return train(workflow, say=lambda line: None)
+
+
+def test_several_processes_agree_on_both(scripted, small_workflow, tmp_path):
+    """Each scores half of the eight pairs, and all come to one verdict."""
+    run = {**RUN, "evaluation_seeds": 4, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}
+    scripted([1.0, 3.0, 2.0, 1.0, 1.0, 1.0], [0.5, 0.8, 0.6, 0.4, 0.9, 0.9])
+    workflow = small_workflow({"OTCA_TrainingRun": run})
+    assert together(2, _train_together, workflow, tmp_path / "run") == [0, 0]
+    assert [row["iteration"] for row in rows(tmp_path / "run")] == [0, 1, 2, 3]
+    assert json.loads((tmp_path / "run" / "best" / "best.json").read_text())["iteration"] == 1
+    assert (tmp_path / "run" / "best" / "lora.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["reason"].startswith(
+        "accuracy, which is held out"
+    )

@@ -1,0 +1,288 @@
+"""Checkpoints: everything comes back to the bit, a failed write loses none, and a damaged one is named and passed over."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+import torch
+
+from comfyui_otca.host import distributed, files
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import uniform
+from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.run import checkpoint
+from comfyui_otca.trainer.types import Scores
+
+SETTINGS = UpdateSettings(learning_rate=1e-3, ema_decay=0.5)
+
+
+@pytest.fixture(scope="module")
+def step(sample):
+    """step(model, seed): one iteration with made-up rewards."""
+
+    def go(model, seed):
+        taken = sample(model, seed=seed)
+        values = torch.randn((6, 1), generator=torch.Generator().manual_seed(seed))
+        scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(6, 0), (), ())
+        credit = uniform(taken.latents, taken.final, taken.trained)
+        update(model, taken, fuse(scores, credit, "weighted_advantages"), SETTINGS)
+
+    return go
+
+
+def state(model):
+    tensors = {f"parameter {k}": v.detach().clone() for k, v in model.trainable_named().items()}
+    tensors |= {f"optimizer {k}": v.clone() for k, v in model.optimizer_state().items()}
+    if model.ema is not None:
+        tensors |= {f"average {i}": p.clone() for i, p in enumerate(model.ema.shadow_params)}
+    return tensors
+
+
+def assert_bit_equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+def test_everything_comes_back_to_the_bit(model, load_model, step, tmp_path):
+    for seed in (1, 2):
+        step(model, seed)
+    model.nonfinite_in_a_row = 3
+    torch.manual_seed(42)
+    torch.rand(5)
+    checkpoint.save(model, tmp_path, 2)
+    saved, next_draw = state(model), torch.rand(3)
+    assert any(name.startswith("optimizer") for name in saved) and any(name.startswith("average") for name in saved)
+
+    other = load_model(seed=9)
+    assert checkpoint.restore(other, tmp_path) == 2
+    assert torch.equal(torch.rand(3), next_draw)
+    assert_bit_equal(state(other), saved)
+    assert (other.version, other.nonfinite_in_a_row) == (2, 3)
+    assert other.ema.optimization_step == model.ema.optimization_step == 2
+    step(model, 3)
+    step(other, 3)
+    assert_bit_equal(state(other), state(model))
+    assert any(not torch.equal(saved[name], now) for name, now in state(other).items())
+
+
+def test_before_any_update(model, load_model, step, tmp_path):
+    checkpoint.save(model, tmp_path, 0)
+    step(model, 1)
+    other = load_model(seed=9)
+    checkpoint.restore(other, tmp_path)
+    assert other.version == 0 and not other.optimizer_state()
+    step(other, 1)
+    assert_bit_equal(state(other), state(model))
+
+
+def test_the_last_ones_stay(model, tmp_path):
+    for iteration in (1, 2, 3):
+        checkpoint.save(model, tmp_path, iteration)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000002", "000003"]
+    checkpoint.save(model, tmp_path, 3)
+    assert [place.name for place in checkpoint.complete(tmp_path)] == ["000002", "000003"]
+    for keep, left in ((3, ["000002", "000003", "000004"]), (1, ["000004"])):
+        checkpoint.save(model, tmp_path, 4, keep)
+        assert sorted(place.name for place in tmp_path.iterdir()) == left
+
+
+def test_what_a_run_went_back_behind_goes(model, tmp_path):
+    """Else it would be taken for the newest."""
+    for iteration in (4, 8, 6):
+        checkpoint.save(model, tmp_path, iteration)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
+
+
+def test_a_copy_of_one_is_none(model, tmp_path):
+    """As a file manager makes it; it stays."""
+    shutil.copytree(checkpoint.save(model, tmp_path, 4), tmp_path / "000004 - Copy")
+    for iteration in (5, 6, 7):
+        checkpoint.save(model, tmp_path, iteration)
+    assert checkpoint.restore(model, tmp_path) == 7
+    assert [place.name for place in checkpoint.complete(tmp_path)] == ["000006", "000007"]
+    assert (tmp_path / "000004 - Copy" / "state.json").is_file()
+
+
+def test_the_order_is_that_of_numbers(model, tmp_path):
+    for iteration in (999_998, 999_999, 1_000_000):
+        checkpoint.save(model, tmp_path, iteration)
+    assert [place.name for place in checkpoint.complete(tmp_path)] == ["999999", "1000000"]
+    assert checkpoint.restore(model, tmp_path) == 1_000_000
+
+
+def test_unfinished_folders_are_not_seen_and_swept_up(model, tmp_path):
+    assert checkpoint.restore(model, tmp_path / "nowhere") == 0
+    checkpoint.save(model, tmp_path, 4)
+    (tmp_path / ".000005.123").mkdir()
+    files.mark_own(tmp_path / ".000005.123")
+    (tmp_path / ".000005.123" / "state.json").write_text("{}")
+    assert checkpoint.restore(model, tmp_path) == 4
+    checkpoint.save(model, tmp_path, 6)
+    assert sorted(place.name for place in tmp_path.iterdir()) == ["000004", "000006"]
+
+
+def test_another_adapter_is_refused(model, load_model, tmp_path):
+    checkpoint.save(model, tmp_path, 1)
+    other = load_model(lora_rank=8)
+    before = state(other)
+    with pytest.raises(ValueError, match="000001 was made with another model or adapter.*Fix: "):
+        checkpoint.restore(other, tmp_path)
+    assert_bit_equal(state(other), before)
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def flip(file):
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # one bit of the last number: still a safetensors file
+    file.write_bytes(content)
+
+
+DAMAGE = {
+    "a bit": (flip, "is damaged: its SHA-256 is not that of state.json"),
+    "cut short": (lambda file: file.write_bytes(file.read_bytes()[:-8]), "is damaged"),
+    "removed": (lambda file: file.unlink(), "is missing"),
+}
+
+
+@pytest.fixture(scope="module")
+def two_steps(load_model, step, tmp_path_factory):
+    """A folder with two checkpoints, the state in the first, and a model that goes from one test to the next."""
+    folder, model = tmp_path_factory.mktemp("checkpoints"), load_model()
+    step(model, 1)
+    checkpoint.save(model, folder, 1)
+    saved = state(model)
+    step(model, 2)
+    checkpoint.save(model, folder, 2)
+    return folder, saved, model
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["adapter.safetensors", "optimizer.safetensors", "ema.safetensors", "rng.safetensors"])
+def test_a_damaged_one_is_named_and_the_one_before_is_used(two_steps, tmp_path, caplog, name, damage):
+    folder, saved, other = two_steps
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    assert checkpoint.restore(other, folder) == 2
+    file = tmp_path / "000002" / name
+    harm, told = DAMAGE[damage]
+    harm(file)
+    assert checkpoint.restore(other, tmp_path) == 1
+    assert_bit_equal(state(other), saved)
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{file} {told}") and message.endswith("going on from iteration 1 instead")
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.write_text('{"iteration"'), lambda file: file.unlink()])
+def test_with_no_other_a_damaged_one_is_an_error(model, tmp_path, harm):
+    """And no start from scratch, which would forget the run."""
+    file = checkpoint.save(model, tmp_path, 1) / "state.json"
+    harm(file)
+    with pytest.raises(ValueError, match=r"000001/state\.json is (no JSON|missing).*Fix: put the files back"):
+        checkpoint.restore(model, tmp_path)
+
+
+def test_the_sums_are_those_of_the_files(model, step, tmp_path):
+    step(model, 1)
+    place = checkpoint.save(model, tmp_path, 1)
+    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in place.iterdir()}
+    del sums["state.json"], sums[".otca"]
+    assert set(sums) == {f"{name}.safetensors" for name in ("adapter", "optimizer", "ema", "rng")}
+    assert json.loads((place / "state.json").read_text())["sha256"] == sums
+
+
+# --- disks ------------------------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """Counts what is asked of the disk, and is full from the `full`-th time on."""
+
+    def __init__(self, monkeypatch):
+        self.asked, self.full, self.flushed = 0, None, []
+        for module, name in ((lora, "save_file"), (os, "replace"), (os, "fsync")):
+            monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
+
+    def _counted(self, function):
+        def wrapped(*arguments, **options):
+            self.asked += 1
+            if self.full is not None and self.asked >= self.full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if function.__name__ == "fsync":
+                self.flushed.append(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+            return function(*arguments, **options)
+
+        return wrapped
+
+
+def test_a_full_disk_loses_none(model, load_model, step, tmp_path, monkeypatch):
+    """Full at every single write, rename and flush of a checkpoint, new or written again."""
+    step(model, 1)
+    for iteration in (1, 2):
+        checkpoint.save(model, tmp_path, iteration)
+    saved = state(model)
+    step(model, 2)
+    disk = Disk(monkeypatch)
+    checkpoint.save(model, tmp_path / "elsewhere", 2)
+    count = disk.asked
+    assert count > 15
+    for iteration in (3, 2):
+        for disk.full in range(1, count):  # the last flush is that of the parent, after the rename
+            disk.asked = 0
+            with pytest.raises(OSError, match="No space left on device"):
+                checkpoint.save(model, tmp_path, iteration)
+            assert sorted(p.name for p in tmp_path.iterdir() if p.name != "elsewhere") == ["000001", "000002"]
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 2
+    assert_bit_equal(state(other), saved)
+
+
+def test_everything_is_flushed_before_it_appears(model, step, tmp_path, monkeypatch):
+    """Each file, then the folder, then, once it has its name, the folder's parent."""
+    step(model, 1)
+    disk = Disk(monkeypatch)
+    place = checkpoint.save(model, tmp_path, 1)
+    aside = tmp_path / f".000001.{os.getpid()}"
+    *before, folder, parent = disk.flushed
+    assert {str(aside / file.name) for file in place.iterdir()} <= set(before)
+    assert (folder, parent) == (str(aside), str(tmp_path))
+
+
+def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
+    target = tmp_path / "best"
+    with files.new_folder(target) as aside:
+        (aside / "a").write_text("old")
+    replace = os.replace
+
+    def refuse(source, place):
+        if place == target and ".old" not in str(source):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        replace(source, place)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="Read-only"), files.new_folder(target) as aside:
+        (aside / "a").write_text("new")
+    assert (target / "a").read_text() == "old" and list(tmp_path.iterdir()) == [target]
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def test_another_number_of_processes_goes_on_and_says_so(model, load_model, step, tmp_path, caplog, monkeypatch):
+    step(model, 1)
+    monkeypatch.setattr(distributed, "world", lambda: 4)
+    place = checkpoint.save(model, tmp_path, 1)
+    assert json.loads((place / "state.json").read_text())["processes"] == 4
+    other = load_model()
+    assert checkpoint.restore(other, tmp_path) == 1 and not caplog.records
+    monkeypatch.setattr(distributed, "world", lambda: 1)
+    assert checkpoint.restore(other, tmp_path) == 1
+    assert_bit_equal(state(other), state(model))
+    [told] = [record.getMessage() for record in caplog.records]
+    assert "was written by 4 processes and is read by 1" in told and "last digits" in told

@@ -1,0 +1,775 @@
+"""Small trainings: what a run's folder holds, stopping it in every way, resuming to the bit, and rewards that fail."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host import claim, files, stopping
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.tests.processes import apart, together
+from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.rewards.base import Reward
+from comfyui_otca.trainer.run import checkpoint, record
+from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run.loop import _old_stop, train
+from comfyui_otca.trainer.workflow.running import NodeError
+
+ITERATIONS = 6
+
+
+def rows(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def untimed(folder):
+    """The lines of metrics.jsonl as text, without timings; everything else to the last digit."""
+    timings = ("seconds/", "samples_per_second")
+    return [json.dumps({k: v for k, v in row.items() if not k.startswith(timings)}) for row in rows(folder)]
+
+
+def assert_same_beginning(folder, reference):
+    """A shorter run's lines are the first of the longer one's."""
+    assert 0 < len(rows(folder)) < ITERATIONS
+    assert untimed(folder) == untimed(reference)[: len(rows(folder))]
+
+
+def assert_same_run(folder, reference):
+    assert untimed(folder) == untimed(reference)
+    assert rows(folder, "evaluation.jsonl") == rows(reference, "evaluation.jsonl")
+    one, other = load_file(folder / "lora.safetensors"), load_file(reference / "lora.safetensors")
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.fixture
+def workflow_file(small_graph, tmp_path):
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph()))
+    return path
+
+
+@pytest.fixture
+def otca(capsys):
+    """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
+
+    def run(*arguments):
+        record._open.clear()
+        terminal.stop_signal = terminal.output = None
+        code = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+# --- the folder -----------------------------------------------------------------------------------------------------
+
+
+def test_a_runs_folder(finished_run, small_graph):
+    for name in (
+        "metrics.jsonl",
+        "evaluation.jsonl",
+        "workflow.json",
+        "lora.safetensors",
+        "quickstart_lora.safetensors",
+    ):
+        assert (finished_run / name).is_file(), name
+    graph = small_graph()
+    assert json.loads((finished_run / "workflow.json").read_text()) == graph
+    metadata = lora.read_metadata(finished_run / "lora.safetensors")
+    assert json.loads(metadata["prompt"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
+    assert [place.name for place in checkpoint.complete(finished_run / "checkpoints")] == ["000004", "000006"]
+    assert list((finished_run / "tensorboard").glob("events.*"))
+    left = {path.name for path in finished_run.rglob(".*")} - {files.MARKER}
+    assert not left, "nothing half-written stays behind"
+    assert not (finished_run / "claim.json").exists() and claim.holder(finished_run) is None
+    assert not (finished_run / "stop").exists()
+
+
+def test_pictures_of_a_run(finished_run):
+    names = ["rewards.png", "credit.png", "samples.png", *(f"samples/{n:06d}.png" for n in (0, 6))]
+    for name in names:
+        with Image.open(finished_run / name) as picture:
+            width, height = picture.size
+            colors = picture.convert("RGB").getcolors(maxcolors=width * height)
+        assert 80 <= width <= 8000 and 40 <= height <= 8000, (name, width, height)
+        assert len(colors) > 10, f"{name} is blank"
+
+
+def test_metrics_of_a_run(finished_run):
+    lines = rows(finished_run)
+    assert [line["iteration"] for line in lines] == list(range(1, ITERATIONS + 1))
+    evaluated = rows(finished_run, "evaluation.jsonl")[0]["rewards"]
+    assert len(evaluated) == 4 and evaluated["accuracy"]["held_out"]
+    prefixes = {name: "held_out" if figures["held_out"] else "reward" for name, figures in evaluated.items()}
+    keys = {f"{prefix}/{name}/{figure}" for name, prefix in prefixes.items() for figure in ("mean", "std")}
+    keys |= {"z/zero_fraction", "z/group_mean", "moca/tanh_e", "moca/lambda", "clip/high", "clip/low", "ratio/drift"}
+    keys |= {"kl/approx", "kl/reference", "gradient_norm", "loss", "ratio/mean", "samples_per_second"}
+    keys |= {f"seconds/{phase}" for phase in ("rollout", "reward", "credit", "update", "iteration")}
+    for line in lines:
+        assert keys <= line.keys(), keys - line.keys()
+        assert all(math.isfinite(value) for value in line.values())
+        phases = sum(line[f"seconds/{phase}"] for phase in ("rollout", "reward", "credit", "update"))
+        assert line["seconds/iteration"] == pytest.approx(phases)
+        assert line["samples_per_second"] == pytest.approx(6 / phases)
+        each = [line[f"seconds/reward/{name}"] for name in evaluated]
+        assert min(each) > 0 and line["seconds/reward"] == pytest.approx(sum(each))
+        assert line["policy/staleness"] == 0 and line["ratio/mean"] == 1
+        assert line["kl/reference"] > 0, "the reference is the model before training"
+        # 2 prompts x 3 samples, 4 steps: one forward a group at the first step, 3 x 6 at the others, and 2 x 2 to tell the
+        # distance to the reference. Graphs were kept of the three trained steps. Evaluations do not count.
+        assert (line["forwards/all"], line["forwards/with_gradient"]) == (2 + 3 * 6 + 4, 2 + 2 * 6)
+    assert len({line["loss"] for line in lines}) == ITERATIONS, "every iteration samples anew"
+
+
+def test_evaluations_of_a_run(finished_run):
+    evaluations = rows(finished_run, "evaluation.jsonl")
+    assert [row["iteration"] for row in evaluations] == [0, 6]
+    for row in evaluations:
+        for figures in row["rewards"].values():
+            values = torch.tensor(figures["values"])
+            assert len(values) == 4  # two prompts, two seeds
+            assert figures["mean"] == pytest.approx(values.mean().item(), abs=1e-5)
+            assert figures["standard_error"] == pytest.approx(values.std().item() / 2, abs=1e-5)
+    assert [name for name, figures in evaluations[0]["rewards"].items() if figures["held_out"]] == ["accuracy"]
+
+
+def test_tensorboard_events(finished_run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(finished_run / "tensorboard"))
+    events.Reload()
+    seen = {event.step: event.value for event in events.Scalars("loss")}
+    assert seen == {row["iteration"]: pytest.approx(row["loss"], rel=1e-5) for row in rows(finished_run)}
+
+
+# --- stopping and resuming ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(small_graph, tmp_path_factory):
+    """Two real trainings, side by side: each gets its signal when it has written so many lines."""
+    place = tmp_path_factory.mktemp("stopped")
+    (place / "workflow.json").write_text(json.dumps(small_graph()))
+    waiting = {"killed": (signal.SIGKILL, 3), "terminated": (signal.SIGTERM, 1)}
+    processes = {}
+    for name in waiting:
+        command = ["train", str(place / "workflow.json"), "--output", str(place / name)]
+        processes[name] = apart(functools.partial(main, command), place / f"{name}.log")
+    try:
+        deadline = time.monotonic() + 300
+        while waiting and time.monotonic() < deadline:
+            for name, (number, lines) in list(waiting.items()):
+                path = place / name / "metrics.jsonl"
+                if path.is_file() and path.read_bytes().count(b"\n") >= lines:
+                    os.kill(processes[name].pid, number)
+                    del waiting[name]
+                elif processes[name].exitcode is not None:
+                    del waiting[name]
+            time.sleep(0.002)
+        for process in processes.values():
+            process.join(60)
+    finally:
+        for process in processes.values():
+            process.kill()
+    return place, {name: ((place / f"{name}.log").read_text(), process.exitcode) for name, process in processes.items()}
+
+
+def test_resumed_after_sigkill(stopped, finished_run, otca):
+    place, ended = stopped
+    folder, (output, code) = place / "killed", ended["killed"]
+    assert code == -signal.SIGKILL, output
+    assert 3 <= len(read_lines(folder / "metrics.jsonl")) <= ITERATIONS
+    code, printed, _ = otca("train", place / "workflow.json", "--output", folder, "--resume")
+    assert code == 0 and "resuming" in printed
+    assert_same_run(folder, finished_run)
+
+
+def test_sigterm_to_a_real_process(stopped, finished_run, otca):
+    place, ended = stopped
+    folder, (output, code) = place / "terminated", ended["terminated"]
+    assert code == 143, output
+    assert "--resume goes on" in output
+    done = rows(folder)[-1]["iteration"]
+    assert 1 <= done < ITERATIONS
+    assert json.loads((checkpoint.complete(folder / "checkpoints")[-1] / "state.json").read_text())["iteration"] == done
+    assert_same_beginning(folder, finished_run)
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp_path, otca, cut):
+    """As a kill leaves it: lines beyond the last checkpoint, the last of them cut short, an unfinished checkpoint."""
+
+    class Killed(BaseException):
+        pass
+
+    def say(line):
+        if line.startswith(f"iteration {cut}/"):
+            raise Killed
+
+    terminal.output = folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        train(small_workflow(), say=say)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"iteration": 9, "reward/cl')
+    (folder / "checkpoints" / ".000099.1").mkdir(parents=True)
+    code, printed, _ = otca("train", folder, "--resume", "--iterations", cut + 1)
+    assert code == 0
+    assert ("no checkpoint yet" if cut == 1 else f"after iteration {cut - 1}") in printed
+    assert len(rows(folder)) == cut + 1
+    assert_same_beginning(folder, finished_run)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, monkeypatch, number, code):
+    objective, calls = grpo.OBJECTIVES["clipped"], []
+
+    def raising(*arguments):
+        calls.append(1)
+        if len(calls) == 8:  # three trained steps an iteration: in the third one
+            signal.raise_signal(number)
+        return objective(*arguments)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setitem(grpo.OBJECTIVES, "clipped", raising)
+    folder = tmp_path / "run"
+    got, printed, _ = otca("train", workflow_file, "--output", folder)
+    monkeypatch.undo()
+    assert got == code and "after iteration 2; --resume goes on" in printed
+    assert {n: signal.getsignal(n) for n in before} == before
+    assert len(rows(folder)) == 2
+    assert json.loads((folder / "checkpoints/000002/state.json").read_text())["iteration"] == 2
+    assert (folder / "lora.safetensors").is_file()
+    assert otca("train", folder, "--resume", "--iterations", 4)[0] == 0
+    assert len(rows(folder)) == 4
+    assert_same_beginning(folder, finished_run)
+
+
+def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, otca, monkeypatch):
+    calls = []
+
+    def raising():
+        calls.append(1)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        check()
+
+    check = stopping.check_stop
+    monkeypatch.setattr(stopping, "check_stop", raising)
+    folder = tmp_path / "run"
+    got, printed, _ = otca("train", workflow_file, "--output", folder)
+    monkeypatch.undo()
+    assert got == 130 and "after iteration 0; --resume goes on" in printed
+    code, _, errors = otca("train", folder, "--resume", "--iterations", 1)
+    assert code == 0, errors
+    assert_same_beginning(folder, finished_run)
+
+
+def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
+    """A resumed run would not make up for the evaluation."""
+    calls = []
+
+    def score(images):
+        calls.append(len(images))
+        if len(calls) == 2:  # the evaluation before training: two prompts, two seeds
+            terminal.stop_signal = signal.SIGINT
+        stopping.check_stop()
+        return images.mean((1, 2, 3))
+
+    terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert calls == [6, 4], "the next iteration does not begin"
+    assert [row["iteration"] for row in rows(tmp_path / "run", "evaluation.jsonl")] == [0]
+
+
+def test_a_stop_amid_the_scoring(small_graph, tmp_path):
+    def score(images):
+        terminal.stop_signal = signal.SIGINT
+        stopping.check_stop()
+
+    terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 130
+    assert rows(tmp_path / "run") == []
+
+
+def test_a_stop_file(small_workflow, tmp_path):
+    terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        if line.startswith("iteration 1/"):
+            (folder / "stop").touch()
+
+    assert train(small_workflow(), say=say) == 0
+    assert len(rows(folder)) == 1 and not (folder / "stop").exists()
+    assert checkpoint.complete(folder / "checkpoints")
+
+
+def test_a_finished_run_stays_as_it_is(finished_run, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    assert otca("train", folder, "--resume")[0] == 0
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+    code, printed, _ = otca("train", folder, "--resume", "--iterations", 7)
+    assert code == 0 and "iterations: 6 -> 7" in printed
+    assert len(rows(folder)) == 7 and untimed(folder)[:6] == untimed(finished_run)
+
+
+@pytest.mark.parametrize("missing", ["lora.safetensors", "quickstart_lora.safetensors"])
+def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_path, otca, monkeypatch, missing):
+    """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    lora.write_tensors(folder / missing, {"old": torch.zeros(1)}, {"otca_iteration": "4"})
+    if missing != "lora.safetensors":
+        (folder / missing).unlink()
+    monkeypatch.setattr(rollout, "sample", None)
+    code, printed, errors = otca("train", folder, "--resume")
+    assert code == 0 and "done after 6 iterations" in printed, errors
+    one, other = (load_file(place / missing) for place in (folder, finished_run))
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+    assert lora.read_metadata(folder / missing) == lora.read_metadata(finished_run / missing)
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+def _train_together(workflow, folder, resume):
+    terminal.output = folder
+    record._open.clear()
+    return train(workflow, resume=resume, say=lambda line: None)
+
+
+def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
+    folder, workflow = tmp_path / "run", small_workflow({"OTCA_TrainingRun": {"iterations": 1, "evaluation_seeds": 1}})
+    assert together(2, _train_together, workflow, folder, False) == [0, 0]
+    written = {name: load_file(folder / name) for name in ("lora.safetensors", "quickstart_lora.safetensors")}
+    for name in written:
+        (folder / name).unlink()
+    assert together(2, _train_together, workflow, folder, True) == [0, 0]
+    assert len(rows(folder)) == 1
+    for name, before in written.items():
+        again = load_file(folder / name)
+        assert again.keys() == before.keys() and all(torch.equal(again[key], before[key]) for key in before)
+
+
+def test_another_seed_is_another_run(finished_run, workflow_file, tmp_path, otca):
+    assert otca("train", workflow_file, "--output", tmp_path / "run", "--seed", 5, "--iterations", 1)[0] == 0
+    assert len(rows(tmp_path / "run")) == 1
+    assert untimed(tmp_path / "run")[0] != untimed(finished_run)[0]
+
+
+# --- folders that cannot be used ------------------------------------------------------------------------------------
+
+
+def test_an_existing_run_is_not_overwritten(finished_run, workflow_file, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    code, _, errors = otca("train", workflow_file, "--output", folder)
+    assert code == 2 and str(folder) in errors and "already holds a run" in errors and "Fix: add --resume" in errors
+    assert untimed(folder) == untimed(finished_run)
+
+
+def test_nothing_to_resume(workflow_file, tmp_path, otca):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    code, _, errors = otca("train", workflow_file, "--output", empty, "--resume")
+    assert code == 2 and str(empty) in errors and "no run to resume" in errors and "Fix: " in errors
+    assert not list(empty.iterdir())
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_in_the_folders_place(workflow_file, tmp_path, otca, below):
+    place = tmp_path / "taken"
+    place.write_text("mine")
+    code, _, errors = otca("train", workflow_file, "--output", place / below)
+    assert code == 2 and str(place) in errors and "cannot be written" in errors and "Fix: " in errors
+    assert place.read_text() == "mine"
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_goes_on(finished_run, tmp_path, otca, caplog):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file = folder / "checkpoints" / "000006" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-50])
+    code, printed, _ = otca("train", folder, "--resume")
+    assert code == 0 and "after iteration 4" in printed
+    assert any(f"{file} is damaged" in r.getMessage() for r in caplog.records)
+    assert_same_run(folder, finished_run)
+
+
+def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, tmp_path, otca):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    for place in (folder / "checkpoints").iterdir():
+        (place / "state.json").unlink()
+    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    assert code == 2 and "000006/state.json is missing" in errors and "Fix: put the files back" in errors
+    assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("lines", [None, 3])
+def test_metrics_that_end_before_the_checkpoint(finished_run, tmp_path, otca, lines, caplog):
+    """What is lost is a gap in the curves, and lines keep their places: the next one is of iteration 7."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file = folder / "metrics.jsonl"
+    kept = file.read_text().splitlines(keepends=True)[:lines]
+    file.unlink()
+    if lines:
+        file.write_text("".join(kept))
+    code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
+    assert code == 0 and f"{file} has lost {6 - (lines or 0)} of the 6 iterations" in caplog.text
+    rows = read_lines(file)
+    assert [row["iteration"] for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [len(row) for row in rows[lines or 0 : 6]] == [1] * (6 - (lines or 0)) and len(rows[6]) > 10
+
+
+def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workflow, tmp_path, caplog):
+    terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        if line.startswith("iteration 3/"):
+            (folder / "metrics.jsonl").unlink()
+            (folder / "evaluation.jsonl").unlink()
+
+    assert train(small_workflow(), say=say) == 0
+    assert_same_run(folder, finished_run)
+    gone = [r.getMessage() for r in caplog.records if "is gone, and is written anew" in r.getMessage()]
+    assert len(gone) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
+def test_a_folder_that_somebody_removed(small_workflow, tmp_path):
+    terminal.output = folder = tmp_path / "run"
+
+    def say(line):
+        while line.startswith("iteration 1/") and folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # TensorBoard's thread may be writing into it
+
+    with pytest.raises(NodeError, match=rf"{folder}.*could not be written \(No such file or directory\).*Fix: "):
+        train(small_workflow(), say=say)
+    assert not folder.exists()
+
+
+def limited(folder, size, iterations):
+    """The run goes on in a process whose files must not grow beyond `size`, as on a disk that is full."""
+
+    def run():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        return main(["train", str(folder), "--resume", "--iterations", str(iterations)])
+
+    process = apart(run, folder.parent / "log")
+    process.join(300)
+    return process.exitcode, (folder.parent / "log").read_text()
+
+
+@pytest.mark.parametrize("full_at", ["metrics.jsonl", "a checkpoint"])
+def test_a_disk_that_fills_up(finished_run, otca, tmp_path, full_at):
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    file, before = folder / "metrics.jsonl", (folder / "metrics.jsonl").read_text()
+    # Half a line more, or all lines but no adapter.
+    size = len(before) + 500 if full_at == "metrics.jsonl" else len(before) + 20_000
+    assert size < (folder / "lora.safetensors").stat().st_size
+    code, printed = limited(folder, size, 8)
+    assert code == 1, printed
+    assert f"{folder}" in printed and "could not be written" in printed and "File too large" in printed
+    assert "Fix: free space there" in printed and "Traceback" not in printed
+    assert file.read_text().startswith(before) and file.read_text().endswith("\n")
+    assert len(rows(folder)) == (6 if full_at == "metrics.jsonl" else 8)
+    assert [place.name for place in (folder / "checkpoints").iterdir() if place.name[0] == "."] == []
+    assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000004", "000006"]
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+
+    code, printed, _ = otca("train", folder, "--resume", "--iterations", 8)
+    assert code == 0 and "after iteration 6" in printed
+    assert len(rows(folder)) == 8 and untimed(folder)[:6] == untimed(finished_run)
+
+
+def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
+    """A disk that takes half of it: what the file held before stays, and the run can go on in the same process."""
+
+    class Half:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def write(self, content):
+            self.file.write(content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+
+    run = record.Run(tmp_path, record.RunSettings(1, 1), {})
+    run.begin()
+    run._append("metrics.jsonl", run.history, {"iteration": 1, "loss": 0.5})
+    monkeypatch.setattr(record, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False)
+    with pytest.raises(record.RunError, match="No space left on device"):
+        run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+    monkeypatch.undo()
+    assert run.iteration == 1
+    run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.25}\n'
+    )
+
+
+# --- rewards that fail ----------------------------------------------------------------------------------------------
+
+
+def reward_node(score):
+    """A node class whose reward scores by `score(images)`."""
+
+    class Faulty(Reward):
+        def __init__(self):
+            super().__init__("faulty")
+
+        def score(self, images, prompts):
+            return score(images)
+
+    class RewardFaulty:
+        RETURN_TYPES = ("OTCA_REWARD",)
+        FUNCTION = "build"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {}}
+
+        def build(self):
+            return (Faulty(),)
+
+    return {"OTCA_RewardFaulty": RewardFaulty}
+
+
+def with_faulty(small_graph, score):
+    from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+    from comfyui_otca.trainer.workflow.running import Workflow
+
+    graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
+    graph["70"] = {"class_type": "OTCA_RewardFaulty", "inputs": {}}
+    stack = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_RewardStack")
+    stack["inputs"]["reward_8"] = ["70", 0]
+    return Workflow(graph, {**NODE_CLASS_MAPPINGS, **reward_node(score)})
+
+
+@pytest.mark.painted
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_sample_without_a_score_is_left_out(small_graph, tmp_path, caplog, value):
+    def score(images):
+        scores = images.mean((1, 2, 3))
+        scores[1] = value
+        return scores
+
+    terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, score), say=lambda line: None) == 0
+    lines = rows(tmp_path / "run")
+    assert len(lines) == 2
+    for line in lines:
+        assert line["groups/masked_samples"] == 1 and line["policy/skipped_updates"] == 0
+        assert line["gradient_norm"] > 0 and all(math.isfinite(figure) for figure in line.values())
+    assert any("'faulty'" in r.getMessage() and "sample 1" in r.getMessage() for r in caplog.records)
+
+
+@pytest.mark.painted
+def test_a_reward_that_never_scores_trains_nothing_and_goes_on(small_graph, tmp_path):
+    terminal.output = tmp_path / "run"
+    assert train(with_faulty(small_graph, lambda images: torch.full((len(images),), math.nan)), say=lambda _: None) == 0
+    lines = rows(tmp_path / "run")
+    assert [line["groups/masked_samples"] for line in lines] == [6, 6]
+    assert [line["policy/skipped_updates"] for line in lines] == [1, 1]
+    assert all(
+        tensor.abs().max() == 0
+        for key, tensor in load_file(tmp_path / "run" / "lora.safetensors").items()
+        if "lora_B" in key
+    )
+
+
+def test_a_reward_that_raises_is_named(small_graph, tmp_path):
+    def score(images):
+        raise ZeroDivisionError("no luck")
+
+    terminal.output = tmp_path / "run"
+    workflow = with_faulty(small_graph, score)
+    stack = workflow.find("RewardStack")[0]
+    with pytest.raises(NodeError, match="reward 'faulty' failed: ZeroDivisionError: no luck") as caught:
+        train(workflow, say=lambda line: None)
+    assert f'node {stack} "{workflow.title(stack)}"' in str(caught.value)
+
+
+def test_baseline_workflow_trains(small_workflow, tmp_path):
+    terminal.output = tmp_path / "run"
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="quickstart_uniform.json")
+    assert train(workflow, say=lambda line: None) == 0
+    line = rows(tmp_path / "run")[0]
+    assert line["gradient_norm"] > 0
+    assert [value for key, value in line.items() if key.startswith("credit/step/")] == [1.0] * 3
+
+
+def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
+    """Places 0, 1, 0 of a window of two, and after it half of the steps: 3, 4, 3 in all. The second run is stopped amid that."""
+    changes = {
+        "OTCA_SDESampler": {"ode_solver": "adams_bashforth", "fraction_after_window": 0.5},
+        "OTCA_MixGRPOWindow": {"steps": 4, "length": 2, "every": 1},
+        "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1, "evaluate_every": 3, "evaluation_seeds": 1},
+    }
+
+    def say(line):
+        if line.startswith("iteration 2/"):
+            raise KeyboardInterrupt
+
+    folders = [tmp_path / "whole", tmp_path / "resumed"]
+    terminal.output = folders[0]
+    assert train(small_workflow(changes, source="mix_grpo.json"), say=lambda line: None) == 0
+    terminal.output = folders[1]
+    with pytest.raises(KeyboardInterrupt):
+        train(small_workflow(changes, source="mix_grpo.json"), say=say)
+    assert otca("train", folders[1], "--resume")[0] == 0
+    assert_same_run(folders[1], folders[0])
+    prefix = "credit/step/"
+    trained = [[int(k.removeprefix(prefix)) for k in row if k.startswith(prefix)] for row in rows(folders[0])]
+    assert trained == [[0, 1], [1, 2], [0, 1]]
+
+
+@pytest.mark.painted
+def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
+    terminal.output = tmp_path / "run"
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")
+    assert train(workflow, say=lambda line: None) == 0
+    for line in rows(tmp_path / "run"):
+        named = {kind: {k.split("/")[1] for k in line if k.startswith(f"{kind}/")} for kind in ("reward", "held_out")}
+        assert named["reward"] == {"clip_t", "colorfulness", "sharpness", "compressibility"}
+        assert named["held_out"] == {"accuracy", "clip_t_capped"}
+        assert line["gradient_norm"] > 0 and line["reward/compressibility/mean"] < 0
+    for row in (tmp_path / "run" / "evaluation.jsonl").read_text().splitlines():
+        scores = json.loads(row)["rewards"]
+        capped = [min(value, 0.9) for value in scores["clip_t"]["values"]]
+        assert scores["clip_t_capped"]["values"] == pytest.approx(capped, abs=1e-6)
+
+
+def test_default_folder_is_below_runs(small_workflow, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        train(small_workflow({"OTCA_TrainingRun": {"iterations": 1, "run_name": "named"}}), say=lambda line: None) == 0
+    )
+    assert (Path("runs") / "named" / "metrics.jsonl").is_file()
+
+
+# --- status.json ----------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_says_so(finished_run):
+    status = json.loads((finished_run / "status.json").read_text())
+    assert (status["status"], status["place"], status["total"], status["error"]) == ("finished", "headless", 6, None)
+
+
+def test_a_failed_run_says_why(small_workflow, tmp_path):
+    class Broken:
+        RETURN_TYPES, FUNCTION = ("OTCA_REWARD",), "build"
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"coefficient": ("FLOAT", {})}}
+
+        def build(self, coefficient):
+            raise RuntimeError("no such thing")
+
+    workflow = small_workflow(classes={"OTCA_RewardColorfulness": Broken})
+    terminal.output = tmp_path / "run"
+    with pytest.raises(NodeError):
+        train(workflow, say=lambda line: None)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["status"] == "failed" and "no such thing" in status["error"]
+
+
+def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):
+    terminal.output = tmp_path / "run"
+    seen = []
+
+    def say(line):
+        status = json.loads((tmp_path / "run" / "status.json").read_text())
+        seen.append((status["status"], status["pid"]))
+        (tmp_path / "run" / "stop").touch()
+
+    assert train(small_workflow(), say=say) == 0
+    assert set(seen) == {("running", os.getpid())}, "and still so while it saves: who reads that it stopped may go on"
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["status"] == "stopped"
+
+
+def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path):
+    """Else the points of one curve would be about different prompts."""
+    changes = {"evaluation_prompts": "", "evaluate_every": 2, "iterations": 2, "evaluation_seeds": 1}
+    terminal.output = tmp_path / "run"
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    first, second = (row["prompts"] for row in rows(tmp_path / "run", "evaluation.jsonl"))
+    assert first == second and len(first) == 2
+
+
+def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path, monkeypatch):
+    steps, generate = [], rollout.generate
+    monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))
+    for chosen in (0, 7):
+        changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
+        terminal.output = tmp_path / str(chosen)
+        record._open.clear()
+        assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
+
+
+def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path):
+    """One that was asked while this process loaded is meant for it."""
+    for age, trained in ((10**6, 6), (0, 0)):
+        folder = tmp_path / f"asked {age} s ago"
+        folder.mkdir()
+        (folder / "status.json").write_text('{"status": "queued"}')  # else an older stop is somebody else's file
+        (folder / "stop").touch()
+        asked = time.time() - age
+        os.utime(folder / "stop", (asked, asked))
+        terminal.output = folder
+        record._open.clear()
+        assert train(small_workflow(), say=lambda line: None) == 0
+        recorded = folder / "metrics.jsonl"
+        assert len(recorded.read_text().splitlines()) == trained
+
+
+@pytest.mark.parametrize(("torchrun", "kept"), [(True, True), (False, False)])
+def test_a_stop_that_came_while_torchrun_started_this_process(tmp_path, monkeypatch, torchrun, kept):
+    """torchrun was started at 100, and this process at 200 by it: 150 is after the one and before the other."""
+
+    class Process:
+        def __init__(self, pid):
+            self.pid = pid
+
+        def create_time(self):
+            return {os.getppid(): 100.0, os.getpid(): 200.0}[self.pid]
+
+    monkeypatch.setattr("psutil.Process", Process)
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    else:
+        monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for asked, stays in ((150.0, kept), (99.0, False), (201.0, True)):
+        (tmp_path / "stop").touch()
+        os.utime(tmp_path / "stop", (asked, asked))
+        assert _old_stop(tmp_path) == (not stays)
+
+
+def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_path, otca, caplog):
+    """keep_graph "auto": the first rollout does not know of the epochs yet; later ones do, and so does a resumed run."""
+    changes = {"OTCA_GRPOStep": {"epochs": 2}, "OTCA_TrainingRun": {"iterations": 3, "checkpoint_every": 1}}
+    terminal.output = tmp_path / "run"
+    assert train(small_workflow(changes), say=lambda line: None) == 0
+    assert caplog.text.count("a graph was kept for nothing, since epochs = 2") == 1
+    assert otca("train", tmp_path / "run", "--resume", "--iterations", 4)[0] == 0
+    assert caplog.text.count("a graph was kept for nothing") == 1

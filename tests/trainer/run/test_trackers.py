@@ -1,0 +1,153 @@
+"""metrics.jsonl, TensorBoard and wandb say the same, also after a resume; and wandb that is not there or knows nobody."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import json
+import shutil
+import sys
+import types
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run.trackers import Figures
+
+
+class FakeWandb(types.ModuleType):
+    """Records what is asked of it, in the words of wandb's own interface."""
+
+    def __init__(self, refuse=None):
+        super().__init__("wandb")
+        self.__spec__ = importlib.machinery.ModuleSpec("wandb", None)  # libraries ask whether it is installed
+        self.errors = types.SimpleNamespace(Error=type("Error", (Exception,), {}))
+        self.begun, self.logged, self.finished, self.refuse = [], [], 0, refuse
+
+    def init(self, **options):
+        if self.refuse:
+            raise self.errors.Error(self.refuse)
+        self.begun.append(options)
+        return self
+
+    def log(self, figures, step):
+        assert isinstance(figures, dict) and type(step) is int
+        self.logged.append((step, figures))
+
+    def finish(self):
+        self.finished += 1
+
+    def scalars(self):
+        """{(name, step): value}"""
+        return {(name, step): value for step, figures in self.logged for name, value in figures.items()}
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    module = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai")
+    return module
+
+
+@pytest.fixture
+def start(small_graph, tmp_path, monkeypatch):
+    """start(*arguments): a training of two iterations with wandb, which is allowed; its exit code."""
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "api.wandb.ai")
+    path = tmp_path / "workflow.json"
+    changes = {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 2, "wandb_project": "shapes"}
+    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))
+
+    def go(*arguments):
+        record._open.clear()
+        return main(["train", str(path), "--output", str(tmp_path / "run"), *arguments])
+
+    return go
+
+
+def on_record(folder):
+    """{(name, step): value} of the run's own files."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {(name, row["iteration"]): value for row in lines for name, value in row.items() if name != "iteration"}
+    for line in (folder / "evaluation.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        for name, figures in row["rewards"].items():
+            found[f"evaluation/{name}", row["iteration"]] = figures["mean"]
+    return found
+
+
+def in_tensorboard(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    return {(name, e.step): e.value for name in events.Tags()["scalars"] for e in events.Scalars(name)}
+
+
+def test_all_three_agree_also_after_a_resume(start, wandb, tmp_path):
+    folder = tmp_path / "run"
+    assert start() == 0
+    first = on_record(folder)
+    assert len(first) > 60 and {step for _, step in first} == {0, 1, 2}
+    assert wandb.scalars() == first, "to the last digit"
+    assert in_tensorboard(folder) == {key: pytest.approx(value, rel=1e-5, abs=1e-7) for key, value in first.items()}
+
+    assert start("--resume", "--iterations", "3") == 0
+    whole = on_record(folder)
+    assert {step for _, step in whole} == {0, 1, 2, 3}
+    assert wandb.scalars() == whole
+    assert in_tensorboard(folder) == {key: pytest.approx(value, rel=1e-5, abs=1e-7) for key, value in whole.items()}
+    steps = [step for step, _ in wandb.logged]
+    assert steps == sorted(steps), "wandb drops what comes late"
+
+    one, other = wandb.begun
+    assert one["project"] == "shapes" and one["resume"] == "allow" and one["name"] == "run"
+    assert one["id"] == other["id"] and json.loads((folder / "wandb.json").read_text())["id"] == one["id"]
+    assert one["config"]["TCD Weights"]["w_min"] == 0.5 and one["config"]["Training Run"]["wandb_project"] == "shapes"
+    assert wandb.finished == 2
+
+
+def test_after_a_kill_tensorboard_forgets_what_the_run_forgot(start, wandb, tmp_path):
+    folder = tmp_path / "run"
+    assert start() == 0
+    shutil.rmtree(folder / "checkpoints" / "000002")
+    assert start("--resume") == 0
+    again = {key: value for key, value in on_record(folder).items() if "second" not in key[0]}
+    seen = {key: value for key, value in in_tensorboard(folder).items() if "second" not in key[0]}
+    assert seen == {key: pytest.approx(value, rel=1e-5, abs=1e-7) for key, value in again.items()}
+    assert {key: value for key, value in wandb.scalars().items() if "second" not in key[0]} == again
+
+
+def test_another_project_is_another_run_there(wandb, tmp_path):
+    for project in ("one", "one", "two", ""):
+        Figures(tmp_path, project, 0, {}).close()
+    first, second, third = wandb.begun
+    assert first["id"] == second["id"] != third["id"] and third["project"] == "two"
+
+
+def test_what_is_not_installed_is_said_before_training(start, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert start() == 2
+    told = capsys.readouterr().err
+    assert "wandb_project = 'shapes', but wandb cannot be imported" in told and "Fix: pip install wandb" in told
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+
+
+def test_who_is_not_logged_in_is_told_before_training(start, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuse="api_key not configured (no-tty)"))
+    assert start() == 2
+    told = capsys.readouterr().err
+    assert "could not begin (api_key not configured (no-tty)). Fix: wandb login, or set WANDB_MODE=offline" in told
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == ""
+    assert not (tmp_path / "run" / "wandb.json").exists()
+
+
+def test_on_the_canvas_a_project_may_be_named_later(small_workflow, comfyui, wandb, monkeypatch):
+    from comfyui_otca.nodes import live
+
+    monkeypatch.setattr(live, "picture", lambda draw: None)
+    workflow = small_workflow()
+    for iteration, project in enumerate(("", "shapes", "shapes")):
+        workflow.set("OTCA_TrainingRun.wandb_project", project)
+        workflow.run(overrides={(node, name): value + iteration for node, name, value in workflow.advancing()})
+    assert [step for step, _ in wandb.logged] == [2, 3] and len(wandb.begun) == 1

@@ -1,0 +1,845 @@
+"""Small graphs of tiny node classes; what is asserted is which nodes ran, on what, and what a refusal says."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comfyui_otca.trainer.workflow.running import NodeError, Problem, Workflow, WorkflowError
+
+
+class Big:
+    """A weakly referable stand-in for trajectories."""
+
+
+def make_nodes():
+    """Fresh node classes, and the log of what ran: (class, arguments)."""
+    log = []
+
+    class Base:
+        FUNCTION = "go"
+        RETURN_TYPES = ("NUMBER",)
+
+    class Number(Base):
+        @classmethod
+        def INPUT_TYPES(cls):
+            seed = ("INT", {"default": 0, "min": 0, "max": 100, "control_after_generate": True})
+            return {"required": {"value": seed}, "optional": {"scale": ("FLOAT", {})}}
+
+        def go(self, value, scale=1.0):
+            log.append("Number")
+            return (value * scale,)
+
+    class Add(Base):
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {"required": {"a": ("NUMBER",), "b": ("NUMBER",)}, "hidden": {"me": "UNIQUE_ID"}}
+
+        def go(self, a, b, me):
+            log.append(f"Add {me}")
+            return (a + b,)
+
+    class Show(Base):
+        OUTPUT_NODE = True
+        RETURN_TYPES = ()
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            hidden = {"me": "UNIQUE_ID", "prompt": "PROMPT", "png": "EXTRA_PNGINFO"}
+            return {"required": {"a": ("NUMBER",)}, "hidden": hidden}
+
+        def go(self, a, me, prompt, png):
+            log.append(f"Show {a} {me} {png} {prompt.get('1', prompt[me])['inputs']}")
+            return {"ui": {"text": [str(a)]}}
+
+    class Options(Base):
+        OUTPUT_NODE = True
+        RETURN_TYPES = ("STRING", ["red", "green"])
+
+        @classmethod
+        def INPUT_TYPES(cls):
+            return {
+                "required": {
+                    "color": (["red", "green"],),
+                    "mode": ("COMBO", {"options": [1, 2]}),
+                    "name": ("STRING", {}),
+                    "on": ("BOOLEAN", {"default": True}),
+                    "rate": ("FLOAT", {"min": 0.0}),
+                },
+                "optional": {"any": ("*",), "either": ("NUMBER,LATENT",)},
+            }
+
+        def go(self, **inputs):
+            log.append(inputs)
+            return ("text", "red")
+
+    return {"OTCA_Number": Number, "OTCA_Add": Add, "OTCA_Show": Show, "OTCA_Options": Options}, log
+
+
+@pytest.fixture
+def kit():
+    return make_nodes()
+
+
+def node(class_type, title=None, **inputs):
+    return {"class_type": class_type, "inputs": inputs, **({"_meta": {"title": title}} if title else {})}
+
+
+def chain():
+    """1 and 2 are added by 3, which 4 shows."""
+    return {
+        "1": node("OTCA_Number", "First", value=1),
+        "2": node("OTCA_Number", "Second", value=2),
+        "3": node("OTCA_Add", "Sum", a=["1", 0], b=["2", 0]),
+        "4": node("OTCA_Show", a=["3", 0]),
+    }
+
+
+def options(**changed):
+    return node("OTCA_Options", "Options", **{**dict(color="red", mode=1, name="x", on=True, rate=0.5), **changed})
+
+
+def ran(workflow, **arguments):
+    """The ids that one run executes, sorted, and its outputs."""
+    seen = []
+    outputs = workflow.run(on_node=lambda node_id, cached: None if cached else seen.append(node_id), **arguments)
+    return sorted(seen), outputs
+
+
+def only(problems):
+    assert len(problems) == 1, [str(problem) for problem in problems]
+    return problems[0]
+
+
+# --- running and caching ----------------------------------------------------------------------------------------
+
+
+def test_runs_ancestors_of_outputs_once_and_then_nothing(kit):
+    classes, log = kit
+    workflow = Workflow({**chain(), "9": node("OTCA_Number", value=7)}, classes)
+    seen, outputs = ran(workflow)
+    assert seen == ["1", "2", "3", "4"]  # 9 feeds no output
+    assert outputs == {"1": (1.0,), "2": (2.0,), "3": (3.0,), "4": ()}
+    assert log[2:] == ["Add 3", "Show 3.0 4 None {'value': 1}"]
+    assert workflow.ui == {"4": {"text": ["3.0"]}}
+    assert ran(workflow) == ([], outputs) and len(log) == 4
+
+
+def test_on_node_tells_what_is_cached_before_the_node_runs(kit):
+    classes, log = kit
+    workflow, seen = Workflow(chain(), classes), []
+    workflow.run(on_node=lambda node_id, cached: seen.append((node_id, cached, len(log))))
+    assert [entry[1:] for entry in seen] == [(False, 0), (False, 1), (False, 2), (False, 3)]
+    seen.clear()
+    workflow.run({("2", "value"): 5}, on_node=lambda node_id, cached: seen.append((node_id, cached)))
+    assert dict(seen) == {"1": True, "2": False, "3": False, "4": False}
+
+
+def test_what_is_given_takes_the_place_of_a_node_and_of_all_above_it(kit):
+    workflow = Workflow(chain(), kit[0])
+    seen, outputs = ran(workflow, given={"3": (7.0,)})
+    assert (seen, outputs) == (["4"], {"3": (7.0,), "4": ()})
+    assert workflow.ui == {"4": {"text": ["7.0"]}}
+
+
+def test_set_and_overrides_rerun_descendants_only_and_overrides_last_one_run(kit):
+    workflow = Workflow(chain(), kit[0])
+    ran(workflow)
+    workflow.set("2.value", 5)
+    assert ran(workflow)[0] == ["2", "3", "4"]
+    seen, outputs = ran(workflow, overrides={("1", "value"): 10})
+    assert (seen, outputs["3"]) == (["1", "3", "4"], (15.0,))
+    assert "{'value': 10}" in kit[1][-1]  # PROMPT is the graph as it ran
+    assert workflow.graph["1"]["inputs"] == {"value": 1}
+    seen, outputs = ran(workflow)
+    assert (seen, outputs["3"]) == (["1", "3", "4"], (6.0,))
+
+
+def test_override_of_a_link_leaves_its_source_out(kit):
+    classes = kit[0]
+    graph = {"1": node("OTCA_Number", value=3), "2": options(any=["1", 0])}
+    workflow = Workflow(graph, classes)
+    assert ran(workflow)[0] == ["1", "2"]
+    seen, outputs = ran(workflow, overrides={("2", "any"): [1, 2]})
+    assert seen == ["2"] and "1" not in outputs and kit[1][-1]["any"] == [1, 2]
+
+
+def test_equal_values_written_differently_are_the_same_input(kit):
+    workflow = Workflow(chain(), kit[0])
+    ran(workflow)
+    workflow.set("1.value", "1")
+    assert ran(workflow)[0] == []
+    assert ran(workflow, overrides={("2", "value"): 2.0})[0] == []
+
+
+def test_targets_limit_the_run_and_other_results_that_hold_are_kept(kit):
+    workflow = Workflow({**chain(), "5": node("OTCA_Show", a=["1", 0])}, kit[0])
+    assert ran(workflow, targets=["3"])[0] == ["1", "2", "3"]
+    assert ran(workflow, targets=["5"])[0] == ["5"]
+    assert ran(workflow)[0] == ["4"]
+    assert ran(workflow, targets=["5"], overrides={("1", "value"): 8})[0] == ["1", "5"]
+    assert ran(workflow, targets=["2"])[0] == []
+    with pytest.raises(WorkflowError, match="'33'.*Fix: did you mean 3"):
+        workflow.run(targets=["33"])
+
+
+def test_results_that_no_longer_hold_are_freed_even_when_not_needed(kit):
+    classes, _ = kit
+    alive = weakref.WeakSet()
+
+    class Make(classes["OTCA_Number"]):
+        def go(self, value):
+            alive.add(big := Big())
+            return (big,)
+
+    class Pass(classes["OTCA_Add"]):
+        def go(self, a, b, me):
+            return (1,)
+
+    graph = {**chain(), "8": node("OTCA_Number", value=1)}
+    graph["2"]["class_type"] = "OTCA_Make"
+    workflow = Workflow(graph, {**classes, "OTCA_Make": Make, "OTCA_Add": Pass})
+    workflow.run(targets=["3"])
+    gc.collect()
+    assert len(alive) == 1
+    workflow.run({("2", "value"): 9}, targets=["8"])
+    gc.collect()
+    assert len(alive) == 0
+
+
+def test_stale_results_are_freed_before_anything_runs(kit):
+    classes, _ = kit
+    alive, at_start = weakref.WeakSet(), []
+
+    class First(classes["OTCA_Number"]):
+        def go(self, value):
+            gc.collect()
+            at_start.append(len(alive))
+            alive.add(big := Big())
+            return (big,)
+
+    class Last(classes["OTCA_Show"]):
+        def go(self, a, **_):
+            alive.add(big := Big())
+            return (big,)
+
+    graph = {"1": node("OTCA_First", value=1), "2": node("OTCA_Last", a=["1", 0])}
+    workflow = Workflow(graph, {"OTCA_First": First, "OTCA_Last": Last})
+    workflow.run()
+    workflow.run({("1", "value"): 2})
+    assert at_start == [0, 0]  # neither the old result of 1 nor that of 2, which comes later, was alive
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["x", "x", "y"], [["1", "2"], [], ["1", "2"]]),
+        ([float("nan")] * 3, [["1", "2"]] * 3),  # one object: `is` must not make it equal
+        ([["a"], ["a"], ["b"]], [["1", "2"], [], ["1", "2"]]),
+        ([RuntimeError("no"), RuntimeError("no")], [["1", "2"], ["1", "2"]]),
+    ],
+)
+def test_is_changed(kit, answers, expected):
+    classes, _ = kit
+    calls, pending = [], list(answers)
+
+    class Watched(classes["OTCA_Number"]):
+        @classmethod
+        def IS_CHANGED(cls, value):
+            calls.append(value)
+            answer = pending.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    graph = {"1": node("OTCA_Watched", value=4), "2": node("OTCA_Show", a=["1", 0])}
+    workflow = Workflow(graph, {**classes, "OTCA_Watched": Watched})
+    assert [ran(workflow)[0] for _ in answers] == expected
+    assert calls == [4] * len(answers)
+
+
+def test_is_changed_gets_none_for_links_as_in_comfyui(kit):
+    classes, _ = kit
+    calls = []
+
+    class Watched(classes["OTCA_Add"]):
+        @staticmethod
+        def IS_CHANGED(a, b, me):
+            calls.append((a, b, me))
+
+    workflow = Workflow(chain(), {**classes, "OTCA_Add": Watched})
+    workflow.run()
+    assert calls == [(None, None, "3")]
+
+
+def test_failing_node_is_named_and_what_finished_stays_cached(kit):
+    classes, _ = kit
+    fail = [ValueError("boom")]
+
+    class Fragile(classes["OTCA_Add"]):
+        def go(self, a, b, me):
+            if fail:
+                raise fail[0]
+            return (a + b,)
+
+    workflow = Workflow(chain(), {**classes, "OTCA_Add": Fragile})
+    with pytest.raises(NodeError, match=r'node 3 "Sum" \(OTCA_Add\) failed: ValueError: boom') as caught:
+        workflow.run()
+    assert caught.value.__cause__ is fail[0]
+    fail[0] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        workflow.run()
+    fail.clear()
+    assert ran(workflow)[0] == ["3", "4"]
+
+
+def test_failure_after_a_change_leaves_no_old_result(kit):
+    classes, _ = kit
+
+    class Fragile(classes["OTCA_Add"]):
+        def go(self, a, b, me):
+            if a == 13:
+                raise ValueError
+            return (a + b,)
+
+    workflow = Workflow(chain(), {**classes, "OTCA_Add": Fragile})
+    workflow.run()
+    with pytest.raises(NodeError):
+        workflow.run({("1", "value"): 13})
+    assert ran(workflow)[0] == ["1", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [((1, 2), (1, 2)), ({"result": (3,), "ui": {}}, (3,)), ({"ui": {}}, ()), (None, ()), ([4], (4,))],
+)
+def test_return_forms(kit, returned, expected):
+    class Any_(kit[0]["OTCA_Number"]):
+        OUTPUT_NODE = True
+
+        def go(self, value):
+            return returned
+
+    assert Workflow({"1": node("A", value=1)}, {"A": Any_}).run() == {"1": expected}
+
+
+def test_a_result_that_is_no_tuple_or_too_short_is_an_error(kit):
+    classes, _ = kit
+    classes["OTCA_Add"].go = lambda self, a, b, me: 3
+    with pytest.raises(NodeError, match="node 3.*must return a tuple of outputs, not int"):
+        Workflow(chain(), classes).run()
+    classes["OTCA_Add"].go = lambda self, a, b, me: None
+    with pytest.raises(NodeError, match="node 4.*input a: node 3 returned 0 outputs, not 1"):
+        Workflow(chain(), classes).run()
+
+
+def test_the_prompt_that_a_node_gets_is_its_own(kit):
+    classes, _ = kit
+    classes["OTCA_Show"].go = lambda self, a, me, prompt, png: prompt["1"]["inputs"].clear()
+    workflow = Workflow(chain(), classes)
+    workflow.run()
+    assert workflow.graph == chain()
+
+
+def test_the_ui_of_a_result_goes_with_the_result(kit):
+    classes, _ = kit
+    workflow = Workflow(chain(), classes)
+    workflow.run()
+    classes["OTCA_Add"].go = lambda self, a, b, me: 1 / 0
+    with pytest.raises(NodeError):
+        workflow.run({("1", "value"): 5})
+    assert workflow.ui == {}
+
+
+def test_one_instance_per_node_is_kept(kit):
+    classes, _ = kit
+    instances = []
+    classes["OTCA_Number"].go = lambda self, value: instances.append(self) or (value,)
+    workflow = Workflow(chain(), classes)
+    workflow.run()
+    workflow.run({("1", "value"): 5, ("2", "value"): 6})
+    assert instances[0] is instances[2] and instances[1] is instances[3] and instances[0] is not instances[1]
+
+
+def test_graphs_deeper_than_the_stack_and_wide_as_diamonds(kit):
+    # written out, the signature of a chain of diamonds would double at each of the 3000 links
+    graph = {"0": node("OTCA_Number", value=1, scale=0.0)}
+    graph |= {str(i): node("OTCA_Add", a=[str(i - 1), 0], b=[str(i - 1), 0]) for i in range(1, 3000)}
+    workflow = Workflow(graph, kit[0])
+    assert len(ran(workflow, targets=["2999"])[0]) == 3000
+    assert ran(workflow, targets=["2999"])[0] == []
+
+
+def test_full_validation_happens_once_per_changed_graph(kit):
+    classes, _ = kit
+    calls = []
+
+    def make(name):
+        def validate(cls, value):
+            calls.append((name, value))
+            return True
+
+        return type(name, (classes["OTCA_Number"],), {"VALIDATE_INPUTS": classmethod(validate)})
+
+    graph = chain()
+    graph["1"]["class_type"], graph["2"]["class_type"] = "A", "B"
+    workflow = Workflow(graph, {**classes, "A": make("A"), "B": make("B")})
+    workflow.run()
+    assert calls == [("A", 1), ("B", 2)]
+    workflow.run()
+    workflow.run({("1", "value"): 3})
+    assert calls[2:] == [("A", 3)]
+    workflow.set("2.value", 9)
+    workflow.run()
+    assert calls[3:] == [("A", 1), ("B", 9)]
+
+
+def test_run_refuses_invalid_inputs_before_anything_runs(kit):
+    classes, log = kit
+    workflow = Workflow(chain(), classes)
+    with pytest.raises(WorkflowError, match='node 1 "First", input value = 101: must be at most 100') as caught:
+        workflow.run({("1", "value"): 101})
+    assert log == [] and only(caught.value.problems).value == 101
+    workflow.set("2.value", -1)
+    with pytest.raises(WorkflowError, match='node 2 "Second", input value = -1: must be at least 0'):
+        workflow.run()
+    assert ran(workflow, overrides={("2", "value"): 3})[1]["3"] == (4.0,)  # the override repairs it …
+    with pytest.raises(WorkflowError):  # … for one run
+        workflow.run()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [(("7", "value"), "override of unknown node '7'"), (("1", "valeu"), "no such input. Fix: did you mean value")],
+)
+def test_override_of_nothing(kit, override, message):
+    with pytest.raises(WorkflowError, match=message):
+        Workflow(chain(), kit[0]).run({override: 1})
+
+
+# --- random graphs ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def dags(draw):
+    """(number of nodes, set of edges (lower, higher) under a random naming)"""
+    count = draw(st.integers(1, 8))
+    pairs = [(i, j) for j in range(count) for i in range(j)]
+    edges = set(draw(st.lists(st.sampled_from(pairs), unique=True))) if pairs else set()
+    names = draw(st.permutations([f"{i}:{i}" for i in range(count)]))
+    order = draw(st.permutations(range(count)))  # the order in which the file lists them
+    return count, edges, names, order
+
+
+class AnyInputs(dict):
+    """An optional table that answers for every name, as packs write it."""
+
+    def __contains__(self, name):
+        return True
+
+    def __getitem__(self, name):
+        return ("INT", {}) if name == "value" else ("NUMBER", {})
+
+
+class Free:
+    FUNCTION, RETURN_TYPES, OUTPUT_NODE = "go", ("NUMBER",), True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"optional": AnyInputs()}
+
+    def go(self, value, **inputs):
+        return ((value, sorted(inputs.items())),)
+
+
+@settings(max_examples=60, deadline=None)
+@given(dags(), st.data())
+def test_random_dag(dag, data):
+    count, edges, names, order = dag
+    graph = {
+        names[j]: node("Free", value=j, **{f"from_{i}": [names[i], 0] for i, k in sorted(edges) if k == j})
+        for j in order
+    }
+    workflow, seen = Workflow(graph, {"Free": Free}), []
+    outputs = workflow.run(on_node=lambda node_id, cached: seen.append((node_id, cached)))
+    position = {node_id: index for index, (node_id, _) in enumerate(seen)}
+    assert sorted(position) == sorted(names) and len(seen) == count and not any(cached for _, cached in seen)
+    assert all(position[names[i]] < position[names[j]] for i, j in edges)
+    for j in range(count):
+        assert outputs[names[j]] == ((j, sorted((f"from_{i}", outputs[names[i]][0]) for i, k in edges if k == j)),)
+    assert ran(workflow)[0] == []
+
+    reach = {(i, i) for i in range(count)} | edges  # closure by brute force
+    for middle in range(count):
+        reach |= {(i, j) for i in range(count) for j in range(count) if {(i, middle), (middle, j)} <= reach}
+    changed = data.draw(st.integers(0, count - 1))
+    workflow.set(f"{names[changed]}.value", 100)
+    assert ran(workflow)[0] == sorted(names[j] for j in range(count) if (changed, j) in reach)
+    target = data.draw(st.integers(0, count - 1))
+    assert sorted(workflow.run(targets=[names[target]])) == sorted(
+        names[i] for i in range(count) if (i, target) in reach
+    )
+
+
+# --- validation -------------------------------------------------------------------------------------------------
+
+
+def test_a_good_graph_has_no_problems(kit):
+    assert Workflow(chain(), kit[0]).validate() == []
+    assert Workflow({"1": options()}, kit[0]).validate() == []
+
+
+def test_problem_reads_as_one_line():
+    problem = Problem("7", "SDE Sampler", "group_size", 1, "must be at least 2", "give\n4")
+    assert str(problem) == 'node 7 "SDE Sampler", input group_size = 1: must be at least 2. Fix: give 4'
+
+
+def test_everything_wrong_is_reported_at_once(kit):
+    graph = {
+        "1": node("OTCA_Number", "First", value=101),
+        "2": node("OTCA_Number", "Second"),
+        "3": node("OTCA_Add", "Sum", a=["1", 1], b=["2", 0]),
+        "4": node("OTCA_Show", "Show", a=["3", 0]),
+        "5": node("OTCA_Show", "Other", a=["77", 0]),
+        "6": node("OTCA_Nubmer", value=1),
+    }
+    workflow = Workflow(graph, kit[0])
+    found = {(problem.node_id, problem.input): str(problem) for problem in workflow.validate()}
+    assert set(found) == {("1", "value"), ("2", "value"), ("3", "a"), ("5", "a"), ("6", None)}
+    assert found["1", "value"] == (
+        'node 1 "First", input value = 101: must be at most 100. Fix: give INT from 0 to 100 default 0'
+    )
+    assert found["2", "value"].startswith('node 2 "Second", input value: required input is missing. Fix: give INT')
+    assert 'node 1 "First" has 1 outputs' in found["3", "a"] and "no output 1" in found["3", "a"]
+    assert "there is no node 77. Fix: connect a NUMBER" in found["5", "a"]
+    assert "unknown node class OTCA_Nubmer. Fix: did you mean OTCA_Number?" in found["6", None]
+    with pytest.raises(WorkflowError) as caught:
+        workflow.run()
+    assert str(caught.value).splitlines() == list(map(str, caught.value.problems)) and len(caught.value.problems) == 5
+
+
+@pytest.mark.parametrize(
+    ("changed", "message", "fix"),
+    [
+        ({"color": "gren"}, "not one of the choices", "did you mean green? use one of: red, green"),
+        ({"mode": 3}, "not one of the choices", "use one of: 1, 2"),
+        ({"rate": -0.5}, "must be at least 0.0", "give FLOAT from 0.0"),
+        ({"rate": float("nan")}, "must be at least 0.0", "give FLOAT from 0.0"),
+        ({"rate": "fast"}, "not a value of type FLOAT", "give FLOAT from 0.0"),
+        ({"rate": True}, "not a value of type FLOAT", "give FLOAT from 0.0"),
+        ({"rate": {"__value__": [1]}}, "not a value of type FLOAT", "give FLOAT from 0.0"),
+        ({"rate": [1, 2, 3]}, "neither a link nor a value", "give FLOAT from 0.0"),
+        ({"on": "false"}, "not a value of type BOOLEAN", "give BOOLEAN default True"),
+        ({"name": {"a": 1}}, "not a value of type STRING", "give STRING"),
+        ({"either": 3}, "takes a link of type NUMBER,LATENT, not a constant", "connect a NUMBER,LATENT"),
+    ],
+)
+def test_wrong_constants(kit, changed, message, fix):
+    problem = only(Workflow({"1": options(**changed)}, kit[0]).validate())
+    (name,) = changed
+    assert (problem.node_id, problem.title, problem.input, problem.severity) == ("1", "Options", name, "error")
+    assert message in problem.message and problem.fix == fix
+    assert problem.value == changed[name] or problem.value != problem.value
+
+
+@pytest.mark.parametrize(
+    ("value", "ok"), [(3, True), ("3", True), (3.0, True), (2.7, False), (True, False), ("x", False)]
+)
+def test_integers(kit, value, ok):
+    classes, _ = kit
+    workflow = Workflow({"1": node("OTCA_Number", value=value)}, classes)
+    if ok:
+        assert workflow.run(targets=["1"]) == {"1": (3.0,)}
+    else:
+        with pytest.raises(WorkflowError, match=f"input value = {value!r}: not a value of type INT"):
+            workflow.run(targets=["1"])
+
+
+def test_constants_arrive_converted(kit):
+    classes, log = kit
+    Workflow({"1": options(rate=1, name=5, on=0, any={"__value__": ["a", 1]})}, classes).run()
+    assert log == [{"color": "red", "mode": 1, "name": "5", "on": False, "rate": 1.0, "any": ["a", 1]}]
+    assert isinstance(log[0]["rate"], float) and log[0]["on"] is False
+
+
+@pytest.mark.parametrize(
+    ("link", "name", "ok"),
+    [
+        (["2", 0], "name", True),  # STRING to STRING
+        (["2", 0], "color", True),  # STRING to a combo
+        (["2", 1], "mode", True),  # combo to COMBO
+        (["2", 1], "name", False),  # combo to STRING
+        (["3", 0], "color", False),  # NUMBER to a combo
+        (["3", 0], "either", True),  # one of a union
+        (["2", 0], "either", False),
+        (["3", 0], "any", True),
+        (["4", 0], "rate", True),  # an output of type *
+        (["3", 0], "rate", False),
+    ],
+)
+def test_link_types(kit, link, name, ok):
+    classes, _ = kit
+    anything = type("Anything", (classes["OTCA_Number"],), {"RETURN_TYPES": ("*",)})
+    graph = {
+        "1": options(**{name: link}),
+        "2": options(),
+        "3": node("OTCA_Number", "Source", value=1),
+        "4": node("X", value=1),
+    }
+    problems = Workflow(graph, {**classes, "X": anything}).validate()
+    if ok:
+        assert problems == []
+    else:
+        problem = only(problems)
+        assert (problem.node_id, problem.input, problem.value) == ("1", name, link)
+        assert problem.message.startswith("takes ") and f"of node {link[0]}" in problem.message and problem.fix
+
+
+def test_unknown_classes_that_nothing_needs_are_left_out(kit):
+    graph = {**chain(), "8": node("PreviewImage", images=["9", 0]), "9": node("Upscale", a=["3", 0])}
+    workflow = Workflow(graph, kit[0])
+    problems = workflow.validate()
+    assert [(problem.node_id, problem.severity) for problem in problems] == [("8", "warning"), ("9", "warning")]
+    assert "left out" in str(problems[0]) and "PreviewImage" in str(problems[0])
+    assert ran(workflow)[0] == ["1", "2", "3", "4"]
+    graph["3"]["inputs"]["a"] = ["9", 0]
+    assert {(p.node_id, p.severity) for p in Workflow(graph, kit[0]).validate()} == {("8", "warning"), ("9", "error")}
+
+
+def test_unknown_inputs_warn_and_are_not_passed(kit):
+    graph = chain()
+    graph["1"]["inputs"]["valu"] = 3
+    workflow = Workflow(graph, kit[0])
+    problem = only(workflow.validate())
+    assert (problem.node_id, problem.input, problem.value, problem.severity) == ("1", "valu", 3, "warning")
+    assert "did you mean value" in problem.fix
+    assert ran(workflow)[0] == ["1", "2", "3", "4"]
+
+
+def test_only_ancestors_of_outputs_are_validated(kit):
+    assert Workflow({**chain(), "9": node("OTCA_Number", value="x")}, kit[0]).validate() == []
+
+
+def test_no_output_node(kit):
+    assert "no output node" in only(Workflow({"1": node("OTCA_Number", value=1)}, kit[0]).validate()).message
+
+
+def test_cycles_name_their_nodes(kit):
+    graph = {
+        "1": node("OTCA_Number", value=1),
+        "2": node("OTCA_Add", a=["1", 0], b=["3", 0]),
+        "3": node("OTCA_Add", a=["1", 0], b=["2", 0]),
+        "4": node("OTCA_Show", a=["2", 0]),
+        "5": node("OTCA_Add", a=["5", 0], b=["1", 0]),
+        "6": node("OTCA_Show", a=["5", 0]),
+    }
+    workflow = Workflow(graph, kit[0])
+    named = [
+        set(problem.message.split(" form ")[0].replace("the nodes ", "").split(" -> "))
+        for problem in workflow.validate()
+    ]
+    assert sorted(named, key=len) == [{"5"}, {"2", "3"}]
+    with pytest.raises(WorkflowError, match="cycle"):
+        workflow.run()
+
+
+def validated(classes, base, function, graph):
+    classes = {**classes, base: type("Checked", (classes[base],), {"VALIDATE_INPUTS": function})}
+    return Workflow(graph, classes).validate()
+
+
+def test_validate_inputs_message_and_fix(kit):
+    function = classmethod(lambda cls, value: "value is odd. Fix: use 2" if value % 2 else True)
+    problem = only(validated(kit[0], "OTCA_Number", function, chain()))
+    assert str(problem) == 'node 1 "First", input value = 1: value is odd. Fix: use 2'
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda value: False, "returned False"),
+        (lambda value: 1 / 0, "VALIDATE_INPUTS raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_validate_inputs_that_refuses_or_fails(kit, function, message):
+    assert [message in p.message for p in validated(kit[0], "OTCA_Number", staticmethod(function), chain())] == [
+        True
+    ] * 2
+
+
+def test_validate_inputs_replaces_the_checks_of_what_it_takes(kit):
+    calls = []
+    graph = {"1": options(color="blue", rate=-1.0, any=["2", 0]), "2": node("OTCA_Number", value=1)}
+    function = staticmethod(lambda color, any: calls.append((color, any)) or True)
+    assert only(validated(kit[0], "OTCA_Options", function, graph)).input == "rate"  # color is its own to judge
+    assert calls == [("blue", None)]  # None for a link, as in ComfyUI
+    calls.clear()
+    function = staticmethod(lambda **inputs: calls.append(inputs) or True)
+    assert validated(kit[0], "OTCA_Options", function, graph) == []
+    assert calls == [{"color": "blue", "mode": 1, "name": "x", "on": True, "rate": -1.0, "any": None}]
+
+
+def test_validate_inputs_with_input_types_replaces_the_type_check(kit):
+    calls = []
+    graph = {"1": options(rate=["2", 0]), "2": node("OTCA_Number", value=1)}
+    function = staticmethod(lambda input_types: calls.append(input_types) or True)
+    assert validated(kit[0], "OTCA_Options", function, graph) == []
+    assert calls == [{"rate": "NUMBER"}]
+
+
+def test_validate_inputs_is_not_asked_about_what_is_missing(kit):
+    graph = chain()
+    del graph["1"]["inputs"]["value"]
+    problem = only(validated(kit[0], "OTCA_Number", staticmethod(lambda value: True), graph))
+    assert problem.message == "required input is missing"
+
+
+# --- set, find, titles ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["1:2:3.value", "My Seed.value", "Number.value", "OTCA_Number.value"])
+def test_set_addresses(kit, address):
+    workflow = Workflow(
+        {"1:2:3": node("OTCA_Number", "My Seed", value=1), "4": node("OTCA_Show", a=["1:2:3", 0])}, kit[0]
+    )
+    workflow.set(address, "42")
+    assert workflow.graph["1:2:3"]["inputs"] == {"value": 42}
+    assert workflow.run()["1:2:3"] == (42.0,)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("color", "green", "green"),
+        ("mode", "2", 2),
+        ("name", "12", "12"),
+        ("on", "False", False),
+        ("on", "yes", True),
+        ("rate", "1e-3", 0.001),
+        ("rate", 2, 2.0),
+        ("any", "[1, 2]", {"__value__": [1, 2]}),
+        ("any", "words", "words"),
+    ],
+)
+def test_set_parses_to_the_declared_type(kit, name, text, value):
+    workflow = Workflow({"1": options()}, kit[0])
+    workflow.set(f"1.{name}", text)
+    stored = workflow.graph["1"]["inputs"][name]
+    assert stored == value and type(stored) is type(value)
+
+
+def test_set_replaces_a_link(kit):
+    workflow = Workflow({"1": options(rate=["2", 0]), "2": node("OTCA_Number", value=1)}, kit[0])
+    assert only(workflow.validate()).input == "rate"
+    workflow.set("1.rate", "0.25")
+    assert workflow.validate() == [] and ran(workflow)[0] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "value", "expected"),
+    [
+        ("value", 1, ["'value' names no input", "NODE.INPUT"]),
+        ("Frist.value", 1, ["no node 'Frist'", "did you mean First", '2 "Second"']),
+        ("Number.value", 1, ["means several nodes", "1, 2"]),
+        ("1.valu", 7, ["node 1", "input valu = 7", "did you mean value", "scale"]),
+        ("1.value", "x", ["node 1", "input value = 'x'", "not a value of type INT", "from 0 to 100"]),
+        ("3.a", "5", ["node 3", "input a = '5'", "takes a link of type NUMBER", "connect a NUMBER"]),
+        ("5.color", "gren", ["node 5", "input color = 'gren'", "did you mean green"]),
+        ("5.on", "perhaps", ["node 5", "input on = 'perhaps'", "BOOLEAN"]),
+        ("6.x", "1", ["node 6", "PreviewImage is not known here"]),
+    ],
+)
+def test_set_refusals(kit, address, value, expected):
+    workflow = Workflow({**chain(), "5": options(), "6": node("PreviewImage", x=1)}, kit[0])
+    before = workflow.graph
+    with pytest.raises(WorkflowError) as caught:
+        workflow.set(address, value)
+    assert [part for part in expected if part not in str(caught.value)] == []
+    assert workflow.graph == before
+
+
+def test_find_title_advancing(kit):
+    graph = chain()
+    graph["2"]["inputs"]["value"] = ["1", 0]
+    workflow = Workflow({**graph, "5": node("PreviewImage")}, kit[0], {"OTCA_Show": "Show It"})
+    assert workflow.find("Number") == workflow.find("OTCA_Number") == ["1", "2"] and workflow.find("Nothing") == []
+    assert [workflow.title(node_id) for node_id in ("1", "4", "5")] == ["First", "Show It", "PreviewImage"]
+    assert workflow.advancing() == [("1", "value", 1)]
+
+
+# --- files ------------------------------------------------------------------------------------------------------
+
+
+def test_load_save_and_copies(kit, tmp_path):
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps({"prompt": chain()}), encoding="utf-8-sig")
+    workflow = Workflow.load(path, kit[0])
+    assert workflow.graph == chain()
+    workflow.graph["1"]["inputs"]["value"] = 50
+    workflow.set("2.value", 9)
+    workflow.save(tmp_path / "saved.json")
+    again = Workflow.load(tmp_path / "saved.json", kit[0])
+    assert again.graph["1"]["inputs"] == {"value": 1} and again.graph["2"]["inputs"] == {"value": 9}
+
+
+def test_constructor_copies_its_graph(kit):
+    graph = chain()
+    Workflow(graph, kit[0]).set("1.value", 9)
+    assert graph == chain()
+
+
+def png(path, **chunks):
+    from PIL import Image, PngImagePlugin
+
+    information = PngImagePlugin.PngInfo()
+    for name, text in chunks.items():
+        information.add_text(name, text)
+    Image.new("RGB", (2, 2)).save(path, pnginfo=information)
+    return path
+
+
+def test_load_png(kit, tmp_path):
+    graph = chain()
+    graph["1"]["is_changed"] = [float("nan")]
+    workflow = Workflow.load(png(tmp_path / "a.png", prompt=json.dumps(graph), workflow="{}"), kit[0])
+    assert workflow.graph == chain()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("missing.json", None, "no such file"),
+        ("missing.png", None, "no such file"),
+        ("a.json", b"{", "not readable as a workflow"),
+        ("a.json", b"\xff\xfe", "not readable as a workflow"),
+        ("a.png", b"no image", "not readable as a workflow"),
+        ("a.json", b"{}", "an empty one"),
+        ("a.json", b"[1]", "not a graph"),
+        ("a.json", b'{"nodes": [], "links": []}', "UI format"),
+    ],
+)
+def test_unreadable_files(kit, tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(WorkflowError, match=message) as caught:
+        Workflow.load(path, kit[0])
+    fix = only(caught.value.problems).fix
+    assert "Workflow > Export (API)" in fix and "Save (API Format)" in fix
+
+
+def test_png_without_a_workflow(kit, tmp_path):
+    with pytest.raises(WorkflowError, match=r"a\.png: this PNG carries no workflow"):
+        Workflow.load(png(tmp_path / "a.png", other="x"), kit[0])
+
+
+def test_entries_that_are_no_nodes_are_all_named(kit):
+    graph = {**chain(), "7": "text", "8": {"inputs": {}}, "9": {"class_type": "OTCA_Show"}}
+    with pytest.raises(WorkflowError) as caught:
+        Workflow(graph, kit[0])
+    assert ["'7'" in str(p) or "'8'" in str(p) or "'9'" in str(p) for p in caught.value.problems] == [True] * 3

@@ -1,0 +1,95 @@
+"""How far a trajectory has come at each point: what TCD may take for the progress that a step made (method.md §4, §7).
+
+OTCA measures it by the latent itself. What it stands for is the reward, which costs a scoring a step to measure; between the
+two lie the predicted latent, and the features of the predicted picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...host import distributed
+from ..groups import total_reward
+from ..rewards.base import stills
+from .gains import is_final, predictions, rewards_along
+from .steps import similarity_gain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..flow.base import FlowModel
+    from ..networks.features import Encoder
+    from ..rewards.clip import Clip
+    from ..types import Scores, Trajectories
+
+# And which inputs of the node each needs.
+PROXIES = {
+    "latents": (),
+    "prediction": ("model",),
+    "image_features": ("model",),
+    "measured_gain": ("model", "scores"),
+}
+
+
+def complaint(proxy: str, given: Collection[str]) -> str | None:
+    """What is wrong with a proxy, or with the inputs that are connected for it; None where nothing is."""
+    if proxy not in PROXIES:
+        return f"proxy = {proxy!r} is unknown. Fix: one of {', '.join(PROXIES)}"
+    missing = [name for name in PROXIES[proxy] if name not in given]
+    if not missing:
+        return None
+    return (
+        f"proxy = {proxy!r} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not connected. "
+        f"Fix: connect {' and '.join(missing)}, or choose the proxy latents"
+    )
+
+
+def similarity(
+    proxy: str,
+    trajectories: Trajectories,
+    model: FlowModel | None = None,
+    scores: Scores | None = None,
+    encoder: Encoder | Clip | None = None,
+) -> Tensor:
+    """S_j [B, T+1] of T+1 points, of which the last one stands for the final picture.
+
+    "latents": cos(x_j, x̂0) (OTCA Eq. 6). "prediction": the same of x̂0 as predicted at x_j. "image_features": the same of the
+    encoder's features of the pictures decoded from both. "measured_gain": the rewards of the predicted picture, put together
+    by `groups.total_reward`, so that ΔS is what the step gained; 0 all along for a sample that some reward could not score
+    somewhere, whose steps then all weigh the same.
+
+    Args:
+        model, scores, encoder: for the proxies that need them. Of several processes all have to ask for the same proxy.
+
+    Raises:
+        ValueError: an unknown proxy, or one that lacks what it needs.
+    """
+    given = {name for name, value in (("model", model), ("scores", scores)) if value is not None}
+    if problem := complaint(proxy, given):
+        raise ValueError(problem)
+    if proxy == "latents":
+        return similarity_gain(trajectories.latents, trajectories.final)[0]
+    points = range(len(trajectories.sigmas))
+    if proxy == "measured_gain":
+        rewards = rewards_along(model, trajectories, scores, points)
+        known = rewards.isfinite().flatten(1).all(1)[:, None]
+        return torch.where(known, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
+    found = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself
+    asked = [point for point in points if not is_final(trajectories, point)]
+    final = trajectories.final if proxy == "prediction" else _features(encoder, trajectories.images)
+    for point, (clean, _, inverse) in zip(asked, predictions(model, trajectories, asked), strict=True):
+        if proxy == "image_features":
+            clean = _features(encoder, model.decode(clean, trajectories.settings.batch_size))
+        found[:, point] = torch.nn.functional.cosine_similarity(clean[inverse].flatten(1), final.flatten(1))
+    return found
+
+
+@torch.no_grad()
+def _features(encoder: Encoder | Clip, images: Tensor) -> Tensor:
+    """[B, D] of pictures, [B, F·D] of videos' frames, as many as rewards look at."""
+    encoder.come_back()
+    seen = images if images.ndim == 4 else stills(images)
+    return encoder.pictures(seen).cpu().reshape(len(images), -1)

@@ -1,0 +1,1 @@
+"""Pictures from what was trained."""

@@ -1,0 +1,234 @@
+"""Implicit Reward Guidance (PCPO, arXiv 2509.25774): adapters put together at inference, without training.
+
+A model aligned to reward k has π_k ∝ π_base·exp(r_k/β), so v_k - v_base points along that reward's gradient, and
+
+    v = v_base + Σ_k γ_k·(v_k - v_base)
+
+follows several rewards at once. γ = 1 of one adapter is the tuned model, γ > 1 goes beyond it, γ < 1 not all the way. Every v
+here is a model's whole velocity: classifier-free guidance is inside each of them, and is not applied to their sum again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...host import paths, search
+from ...host.access import permissions
+from ..flow import lora
+from ..flow.base import OWN
+from ..run.layout import ADAPTER, WEIGHTS, WORKFLOW, read_own
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..flow.base import FlowModel
+
+BASE = "base"
+_LOADER = "OTCA_LoadFlowModel"
+
+
+@dataclass(frozen=True)
+class Guide:
+    """One adapter and how much of it.
+
+    Attributes:
+        source: a run, or a LoRA's .safetensors file, as `find` takes it.
+        gammas: (step, γ) by rising step: from that one on, counted from 0, it is γ; before the first, 0.
+    """
+
+    source: str
+    gammas: tuple[tuple[int, float], ...]
+
+    def at(self, step: int) -> float:
+        return next((gamma for first, gamma in reversed(self.gammas) if first <= step), 0.0)
+
+    @property
+    def name(self) -> str:
+        place = Path(self.source)
+        return place.stem if place.suffix == ".safetensors" else place.resolve().name
+
+    def __str__(self) -> str:
+        if [first for first, _ in self.gammas] == [0]:
+            return f"{self.name} {self.gammas[0][1]:g}"
+        return f"{self.name} {', '.join(f'{first}:{gamma:g}' for first, gamma in self.gammas)}"
+
+
+def parse(text: str) -> Guide:
+    """`RUN=γ`, or `RUN=0:1.5,8:0.5`: γ from each of these steps on.
+
+    Raises:
+        ValueError: names the part that cannot be read.
+    """
+    source, equals, gammas = (part.strip() for part in text.rpartition("="))
+    if not equals or not source:
+        raise ValueError(f"guide {text!r} is not RUN=γ. Fix: for example runs/color=1.5")
+    parts = [part.strip() for part in gammas.split(",")]
+    if len(parts) == 1 and ":" not in gammas:
+        return Guide(source, ((0, _number(gammas, text)),))
+    steps = []
+    for part in parts:
+        first, colon, gamma = part.partition(":")
+        if not colon or not first.strip().isdecimal():
+            raise ValueError(f"guide {text!r}: {part!r} is not STEP:γ. Fix: for example runs/color=0:1.5,8:0.5")
+        steps.append((int(first), _number(gamma, text)))
+    if any(after <= before for (before, _), (after, _) in zip(steps, steps[1:], strict=False)):
+        raise ValueError(f"guide {text!r}: its steps do not rise. Fix: for example runs/color=0:1.5,8:0.5")
+    return Guide(source, tuple(steps))
+
+
+def _number(gamma: str, text: str) -> float:
+    try:
+        value = float(gamma)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"guide {text!r}: γ {gamma!r} is not a number. Fix: for example runs/color=1.5")
+    return value
+
+
+def parse_lines(text: str) -> list[Guide]:
+    """One guide a line. Raises ValueError as `parse`, or where there is none."""
+    lines = [line.strip() for line in text.splitlines()]
+    guides = [parse(line) for line in lines if line and not line.startswith("#")]
+    if not guides:
+        raise ValueError("no guide is named. Fix: write RUN = γ, one a line")
+    return guides
+
+
+class Composition:
+    """What a sampler calls in the model's place: as many forward passes a step as have a share of the velocity."""
+
+    def __init__(self, model: FlowModel, guides: Sequence[tuple[str, Guide]]):
+        self.model, self.guides = model, guides  # each with the name of its adapter
+
+    def shares(self, step: int) -> dict[str, float]:
+        """{adapter: its share of the velocity}: γ_k, and 1 - Σ γ_k of the base, which comes first. Those of 0 are left out."""
+        own = {adapter: guide.at(step) for adapter, guide in self.guides}
+        shares = {BASE: 1 - math.fsum(own.values()), **own}
+        return {adapter: share for adapter, share in shares.items() if share}
+
+    def calls(self, steps: int) -> int:
+        """Model calls of one batch."""
+        return sum(len(self.shares(step)) for step in range(steps))
+
+    def __call__(self, step: int, predict: Callable[[], Tensor]) -> Tensor:
+        """The composed velocity; `predict` gives that of the model as it stands."""
+        (first, _), *others = self.shares(step).items()
+        start = velocity = self._of(first, predict)
+        # Shares sum to 1, so Σ share·v may be counted from any one of them; from the base it is the formula above.
+        for adapter, share in others:
+            velocity = velocity + share * (self._of(adapter, predict) - start)
+        return velocity
+
+    def _of(self, adapter: str, predict: Callable[[], Tensor]) -> Tensor:
+        if adapter == BASE:
+            with self.model.reference():
+                return predict()
+        for network in self.model.experts.values():
+            network.set_adapter(adapter)
+        return predict()
+
+
+@contextlib.contextmanager
+def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[Composition]:
+    """The guides' adapters beside the model's own, which takes no part; afterwards the model is as it was.
+
+    Raises:
+        FileNotFoundError: as `find`.
+        ValueError: an adapter of another model, a step that is never reached, or a model without an adapter's place.
+    """
+    if not model.is_adapted:
+        raise ValueError(
+            "all weights of this run were trained, and guides need the model that it began with. Fix: give the model instead "
+            "of the run"
+        )
+    for guide in guides:
+        last, _ = guide.gammas[-1]
+        if last >= steps:
+            raise ValueError(
+                f"guide {guide.source}: there is no step {last}, they are 0 … {steps - 1}. Fix: name an earlier one"
+            )
+    places = [find(guide.source) for guide in guides]
+    for place in places:
+        _check_base(model, place)
+    model.come_back()
+    names = [f"guide_{number}" for number in range(len(guides))]
+    try:
+        for name, place in zip(names, places, strict=True):
+            lora.add(model, place, name)
+        yield Composition(model, list(zip(names, guides, strict=True)))
+    finally:
+        _take_off(model, names)
+
+
+def find(source: str) -> Path:
+    """The adapter of a run, by its folder or name, or a LoRA file, by its path or its name in ComfyUI's loras folders.
+
+    Raises:
+        NotAllowed: a path that workflows may not read.
+        FileNotFoundError: nothing there, or a run that has saved nothing yet.
+        ValueError: a run that trained all weights.
+    """
+    places = permissions.places(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
+    for place in places:
+        adapter = place / ADAPTER if place.is_dir() else place
+        if files_of(adapter):
+            return adapter
+    if run := next((place for place in places if place.is_dir()), None):
+        if list(run.glob(f"transformer*/{WEIGHTS}")):
+            raise ValueError(
+                f"guide {run} trained all weights, and a guide is an adapter. Fix: train it with training = lora"
+            )
+        raise FileNotFoundError(f"guide {run} has no {ADAPTER} yet. Fix: train until the first checkpoint")
+    raise FileNotFoundError(
+        f"guide {source!r} was not found, looked for as {', '.join(map(str, places))}. Fix: give a run's folder or a LoRA's "
+        ".safetensors file, where there are two without _high_noise and _low_noise"
+    )
+
+
+def file_states(guides: Sequence[Guide]) -> list[str]:
+    """Changes when an adapter does, so that one that was trained on is read again."""
+    states = [(file, file.stat()) for guide in guides for file in files_of(find(guide.source))]
+    return [f"{file}:{state.st_mtime_ns}:{state.st_size}" for file, state in states]
+
+
+def files_of(adapter: Path) -> list[Path]:
+    """Those of an adapter that are there, which of two networks are two."""
+    names = [adapter.stem, *(f"{adapter.stem}_{expert}_noise" for expert in ("high", "low"))]
+    return [file for name in names if (file := adapter.with_name(f"{name}{adapter.suffix}")).is_file()]
+
+
+def _check_base(model: FlowModel, adapter: Path) -> None:
+    """Adapters of two models of one shape have one shape too; a run says which model it began with."""
+    graph = read_own(adapter.parent, WORKFLOW) or {}
+    loaders = [node["inputs"] for node in graph.values() if node["class_type"] == _LOADER]
+    for name in [inputs.get("path") or inputs.get("model") for inputs in loaders]:
+        if not isinstance(name, str):  # linked
+            continue
+        try:
+            base = search.model(name, "model_index.json").resolve()
+        except (FileNotFoundError, permissions.NotAllowed):  # trained elsewhere
+            continue
+        if base != model.path.resolve():
+            raise ValueError(
+                f"guide {adapter.parent} was trained on {base}, and this model is {model.path}. Fix: sample with the model that "
+                f"all guides began with; if the two are copies of one, copy {ADAPTER} elsewhere and give that file"
+            )
+
+
+def _take_off(model: FlowModel, names: Sequence[str]) -> None:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for network in model.experts.values():
+        network.set_adapter(OWN)
+        network.delete_adapters([name for name in names if name in network.peft_config])
+        # A guide may have had targets that the model's own adapter has not.
+        for name, module in list(network.named_modules()):
+            if isinstance(module, BaseTunerLayer) and OWN not in module.lora_A:
+                parent, _, child = name.rpartition(".")
+                setattr(network.get_submodule(parent), child, module.base_layer)

@@ -1,0 +1,154 @@
+"""`otca sample`: pictures from a run or a model, by the deterministic sampler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...host import devices, search
+from .. import rollout
+from ..flow import load_flow_model
+from ..flow import saved as weights
+from ..pictures import plots
+from ..run.layout import WORKFLOW
+from ..types import SamplerSettings
+from ..workflow.graph import SAMPLER_NODE
+from . import guidance
+
+if TYPE_CHECKING:
+    from ..flow.base import FlowModel
+    from .guidance import Guide
+
+_DEFAULT_STEPS = 28
+
+
+def sample_to_file(
+    source: str,
+    prompts: Sequence[str],
+    *,
+    seeds: Sequence[int],
+    steps: int | None,
+    size: str | None,
+    frames: int | None,
+    batch_size: int,
+    output: Path | None,
+    node_classes: Mapping[str, type],
+    guides: Sequence[Guide] = (),
+) -> Path:
+    """Writes a grid of every prompt with every seed and returns its path; of videos the middle frames, and an .mp4 beside it.
+
+    Args:
+        source: a run's folder, whose adapter is then compared with the model it started from; or a model's folder or name.
+        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        frames: of a video; None takes the run's own, or one.
+        batch_size: pictures to one model call.
+        output: None numbers samples-<n>.png in the run, or here.
+        guides: put together, and compared with the model that they began with; a run's own adapter counts as one of them only.
+
+    Raises:
+        FileNotFoundError: neither a run nor a model, or a guide that is not there.
+        ValueError: a size that cannot be read, or a guide of another model.
+    """
+    folder = Path(source).expanduser()
+    model, settings = load(source, node_classes, size=size, steps=steps, frames=frames, batch_size=batch_size)
+    pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
+    texts, numbers = [p for p, _ in pairs], [s for _, s in pairs]
+    run, titles = is_run(source), ("before training", "after training")
+    with contextlib.ExitStack() as stack:
+        compose = None
+        if guides:  # entered first, so that a guide that cannot be used is told before anything is sampled
+            compose = stack.enter_context(guidance.composed(model, guides, settings.steps))
+            titles = "without guides", f"guided: {', '.join(map(str, guides))}"
+        with model.reference():
+            images = base = rollout.generate(model, texts, settings, numbers)
+        if run or guides:
+            images = rollout.generate(model, texts, settings, numbers, compose=compose)
+    if run or guides:
+        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, len(texts), titles)
+    else:
+        picture = plots.sample_grid(plots.stills(base), texts)
+    path = output or _free_name(folder if run else Path("."))
+    plots.save(picture, path)
+    if images.ndim == 5:
+        plots.save_video(images, texts, path.with_suffix(".mp4"))
+    return path
+
+
+def is_run(source: str) -> bool:
+    return (Path(source).expanduser() / WORKFLOW).is_file()
+
+
+def load(
+    source: str, node_classes: Mapping[str, type], *, size: str | None = None, **settings: float | None
+) -> tuple[FlowModel, SamplerSettings]:
+    """A run's model with what was trained in it, or a model; and how to sample from it, deterministically.
+
+    Args:
+        source: a run's folder, or a model's folder or name.
+        size: "WxH" in pixels; None takes the run's own, or the autoencoder's sample size.
+        settings: of `SamplerSettings`; None takes the run's own, or the usual.
+
+    Raises:
+        FileNotFoundError: neither a run nor a model.
+        ValueError: a size that cannot be read.
+    """
+    pixels = _size(size) if size else None
+    if is_run(source):
+        model, usual = load_run(Path(source).expanduser(), node_classes)
+    else:
+        path = search.model(source, "model_index.json")
+        model = load_flow_model(path, device=devices.chosen_device("auto"))
+        side = model.pipeline.vae.config.get("sample_size")
+        if side is None and not size:
+            raise ValueError(f"{path} does not say what size it is for. Fix: add --size, for example --size 832x480")
+        usual = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
+    if pixels:
+        settings |= dict(zip(("width", "height"), pixels, strict=True))
+    return model, replace(usual, **{name: value for name, value in settings.items() if value is not None})
+
+
+def load_run(
+    folder: Path, node_classes: Mapping[str, type], *, whole: bool = False
+) -> tuple[FlowModel, SamplerSettings]:
+    """A run's model with what was trained in it, and how the run samples, deterministically.
+
+    `whole` loads the weights unquantized, as they have to be to merge something into them.
+
+    Raises:
+        FileNotFoundError: no run, or nothing saved in it yet.
+    """
+    from ..run.loop import only, trained_model
+    from ..workflow.running import Workflow
+
+    if not (folder / WORKFLOW).is_file():
+        raise FileNotFoundError(f"{folder} holds no run (no {WORKFLOW}). Fix: give the folder of a run")
+    workflow = Workflow.load(folder / WORKFLOW, node_classes)
+    for node in workflow.find("ModelMemory") if whole else ():
+        workflow.set(f"{node}.quantize", "none")
+    for node in workflow.find("LoadFlowModel"):
+        workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
+    model = trained_model(workflow)
+    weights.load(model, folder)
+    inputs = workflow.nodes[only(workflow, SAMPLER_NODE)].constants
+    names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt", "guidance_2")
+    return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})
+
+
+def _size(text: str) -> tuple[int, int]:
+    try:
+        width, height = (int(part) for part in text.lower().split("x"))
+        if min(width, height) < 1:
+            raise ValueError
+    except ValueError as error:
+        raise ValueError(f"--size {text!r} is not WIDTHxHEIGHT. Fix: for example --size 512x512") from error
+    return width, height
+
+
+def _free_name(folder: Path) -> Path:
+    number = 1
+    while (folder / f"samples-{number}.png").exists():
+        number += 1
+    return folder / f"samples-{number}.png"

@@ -1,0 +1,1 @@
+"""What looks at pictures, for rewards, credit and studies alike."""

@@ -1,0 +1,64 @@
+"""Pictures as the judges were taught to see them.
+
+Each is scored as the 8-bit picture that would be saved of it, as the published scores were; resizing is done on the CPU, where
+it gives the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from ..pictures.media import eight_bits
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def pil(images: Tensor) -> list[Image]:
+    from PIL import Image
+
+    return [Image.fromarray(picture) for picture in eight_bits(images).numpy()]
+
+
+def centre_crop(images: Tensor, size: int) -> Tensor:
+    """[B, 3, size, size], normalised: short side to `size` by Pillow's bicubic filter, then the middle of the long one.
+
+    Roundings are torchvision's (`Resize`, `CenterCrop`); where an odd number of pixels goes, transformers' can differ by one.
+    """
+    import numpy as np
+    from PIL import Image
+
+    height, width = images.shape[1:3]
+    short = min(height, width)
+    resized = (int(size * width / short), int(size * height / short))
+    left, top = (round((side - size) / 2) for side in resized)
+    box = (left, top, left + size, top + size)
+    cropped = [np.array(picture.resize(resized, Image.BICUBIC).crop(box)) for picture in pil(images)]
+    return _normalised(torch.from_numpy(np.stack(cropped)).permute(0, 3, 1, 2) / 255)
+
+
+def letterbox(images: Tensor, size: int) -> Tensor:
+    """[B, 3, size, size], normalised: long side to `size` by torch's bicubic filter with antialiasing, the rest black.
+
+    As HPSv2's `ResizeMaxSize`: black is set before normalising, and overshoot of the filter stays.
+    """
+    height, width = images.shape[1:3]
+    scale = size / max(height, width)
+    resized = [round(side * scale) for side in (height, width)]
+    pictures = (eight_bits(images) / 255).permute(0, 3, 1, 2)
+    if scale != 1:
+        pictures = F.interpolate(pictures, resized, mode="bicubic", antialias=True)
+    above, left = ((size - side) // 2 for side in resized)
+    below, right = size - resized[0] - above, size - resized[1] - left
+    return _normalised(F.pad(pictures, (left, right, above, below)))
+
+
+def _normalised(pictures: Tensor) -> Tensor:
+    return (pictures - torch.tensor(CLIP_MEAN).view(3, 1, 1)) / torch.tensor(CLIP_STD).view(3, 1, 1)

@@ -1,0 +1,186 @@
+"""Reading what the authors of reward models publish, with errors that name the file, its size and its source."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pickle
+import zipfile
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from ...host import search
+from ..rewards.base import RewardError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ALL = "all of its files"
+_READING_ERRORS = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint in one file or in a folder of several, as its authors publish it.
+
+    Attributes:
+        title: of the model.
+        name: of the file; ALL where there are several.
+        size: of what is to be had, for the message.
+        source: the hub id or address that publishes it.
+    """
+
+    title: str
+    name: str
+    size: str
+    source: str
+
+    def find(self, name: str = "") -> Path:
+        return search.reward_file(name or self.name, self.size, self.source)
+
+    def find_folder(self, name: str, marker: str) -> Path:
+        return search.model(name, marker, f"{self.source} ({self.size})")
+
+    def read(self, place: Path) -> dict[str, Any]:
+        """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
+
+        Raises:
+            RewardError: it cannot be read, as where a download was cut off.
+        """
+        try:
+            if place.suffix == ".safetensors":
+                return load_file(place)
+            content = torch.load(place, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(place))
+        except _READING_ERRORS as error:
+            raise self.misfit(place, f"cannot be read ({_reason(error)})") from error
+        if not isinstance(content, Mapping):
+            raise self.misfit(place, f"holds a {type(content).__name__} and no named tensors")
+        return content
+
+    def read_all(self, folder: Path) -> dict[str, Tensor]:
+        """All tensors of the folder's model*.safetensors.
+
+        Raises:
+            FileNotFoundError: there are none.
+            RewardError: one of them cannot be read.
+        """
+        files = sorted(folder.glob("model*.safetensors"))
+        if not files:
+            raise FileNotFoundError(f"{folder} has no model*.safetensors. Fix: {self._advice()}")
+        return {name: tensor for file in files for name, tensor in self.read(file).items()}
+
+    def check_type(self, folder: Path, model_type: str) -> None:
+        """Raises RewardError where the folder's config.json is that of another kind of model."""
+        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        if found != model_type:
+            raise self.misfit(folder, f"holds a model of type {found}, where {model_type} is needed")
+
+    def check(self, place: Path, state: Mapping[str, Tensor], wanted: Collection[str]) -> None:
+        """Raises RewardError where the file lacks one of those keys."""
+        missing = sorted(set(wanted) - set(state))
+        if missing:
+            raise self.misfit(place, f"has no {missing[0]!r} ({len(missing)} of {len(wanted)} tensors are missing)")
+
+    def misfit(self, place: Path, what: str) -> RewardError:
+        size = f" ({place.stat().st_size:,} bytes)" if place.is_file() else ""
+        return RewardError(f"{place}{size} is not {self.title}: it {what}. Fix: {self._advice()}")
+
+    def _advice(self) -> str:
+        return f"get {self.name} ({self.size}) from {self.source}"
+
+    def filled(
+        self, make: Callable[[], torch.nn.Module], state: Mapping[str, Tensor], place: Path, dtype: torch.dtype
+    ) -> torch.nn.Module:
+        """The network that `make` builds, around the tensors of `state`: nothing is initialised in vain, and nothing copied but
+        to change precision.
+
+        Raises:
+            RewardError: a tensor is missing, has another shape or belongs to another network.
+        """
+        from accelerate import init_empty_weights
+
+        with init_empty_weights(include_buffers=False):
+            network = make()
+        wanted = network.state_dict()
+        self.check(place, state, wanted.keys())
+        wrong = [f"{name!r} is no part of it" for name in state.keys() - wanted.keys()]
+        wrong += [
+            f"{name!r} has shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed"
+            for name, tensor in wanted.items()
+            if state[name].shape != tensor.shape
+        ]
+        if wrong:
+            raise self.misfit(place, f"does not fit its layout ({len(wrong)} tensors; {min(wrong)})")
+        network.load_state_dict(state, assign=True)
+        return network.eval().requires_grad_(False).to(dtype)
+
+
+def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """A transformers model from its folder. What its weights lack is an error, where transformers would fill in random numbers.
+
+    Raises:
+        RewardError: the weights cannot be read, or are those of another model.
+    """
+    try:
+        model, report = kind.from_pretrained(
+            place,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            trust_remote_code=False,  # what the folder brings is not run, and nobody is asked
+        )
+    except _READING_ERRORS as error:
+        reason = _reason(error)
+    else:
+        if not report["missing_keys"]:
+            return model.eval().requires_grad_(False)
+        reason = f"{sorted(report['missing_keys'])[0]} is missing"
+    raise RewardError(
+        f"{place} cannot be loaded as a {kind.__name__} ({reason}). Fix: get the whole checkpoint anew, with its config.json "
+        "and .safetensors"
+    )
+
+
+def transformers_class(name: str) -> type:
+    """A class of transformers; where a broken torchvision keeps it from being imported, the error says so."""
+    import transformers
+
+    try:
+        return getattr(transformers, name)
+    except (ImportError, RuntimeError) as error:
+        fault = _torchvision_fault()
+        if fault is None:
+            raise
+        raise RewardError(
+            f"transformers cannot import {name}, because the installed torchvision does not fit torch {torch.__version__} "
+            f"({fault}). Fix: install the torchvision that belongs to this torch, or uninstall torchvision: nothing here needs it"
+        ) from error
+
+
+def pillow_processor(name: str) -> type:
+    """A class of transformers that prepares pictures by Pillow, and so scores alike on every machine."""
+    import transformers
+
+    # transformers before 5 has it under the plain name
+    return transformers_class(f"{name}Pil" if hasattr(transformers, f"{name}Pil") else name)
+
+
+def _torchvision_fault() -> str | None:
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, OSError, AttributeError) as error:
+        return _reason(error)
+    return None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

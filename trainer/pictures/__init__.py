@@ -1,0 +1,1 @@
+"""Heatmaps, curves, grids and videos."""

@@ -1,0 +1,236 @@
+"""What a run's folder holds, by name, and whose it is: for the trainer, which writes it, and for those who only look.
+
+Imports neither torch nor anything of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...host import files
+from ...host.checks import (
+    FLAG,
+    MOMENT,
+    NUMBER,
+    NUMBERS,
+    SPREAD,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Check,
+    check,
+    is_number,
+    is_whole,
+    maybe,
+    one_of,
+    shortened,
+)
+from ...host.files import Damaged
+from ...host.stopping import STOP
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], None]
+
+METRICS = "metrics.jsonl"  # one object an iteration
+EVALUATIONS = "evaluation.jsonl"  # one object an evaluation
+CHANGES = "changes.jsonl"  # one object for each iteration whose graph had other values than the one before
+WORKFLOW = "workflow.json"  # the graph in API form …
+CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
+STATUS = "status.json"
+WANDB = "wandb.json"  # project and id of the run there
+LOG = "train.log"  # what a trainer printed that the page started
+PICTURES = ("samples.png", "rewards.png", "credit.png")
+SAMPLES, CHECKPOINTS = "samples", "checkpoints"
+ADAPTER = "lora.safetensors"
+# The last two are those of a model with two experts.
+ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
+BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
+TENSORBOARD = "tensorboard"
+WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
+
+NETWORKS = ("transformer", "transformer_2")
+FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
+# All that a training writes into its folder, or removes there, by itself. A new one begins only where nothing of that name is.
+WRITTEN = (
+    METRICS,
+    EVALUATIONS,
+    CHANGES,
+    WORKFLOW,
+    CANVAS,
+    STATUS,
+    STOP,
+    WANDB,
+    *PICTURES,
+    *ADAPTERS,
+    *FOLDERS,
+)
+
+
+MOST_BYTES_OF_LINES = 4 * 1024**3
+
+
+# --- each file of a run -----------------------------------------------------------------------------------------------
+
+STATES = ("queued", "running", "idle", "finished", "stopped", "interrupted", "failed")
+
+
+def _nodes(value: Any) -> bool:
+    return (
+        isinstance(value, dict) and isinstance(value.get("class_type"), str) and isinstance(value.get("inputs"), dict)
+    )
+
+
+@dataclass(frozen=True)
+class OwnFile:
+    """A JSON object in a run's folder. `lost`: what a run that goes on without it lacks; empty where it cannot."""
+
+    lost: str = ""
+    fix: str = "put the file back"
+    fields: Mapping[str, Check] = field(default_factory=dict)
+    values: Check | None = None  # of all values
+
+
+FILES: dict[str, OwnFile] = {
+    STATUS: OwnFile(
+        "since when it runs, how long it should be and how it ended",
+        fields={
+            "status": one_of(*STATES),
+            "place": maybe(one_of("headless", "canvas")),
+            "total": maybe(WHOLE),
+            "pid": maybe(("the number of a process", lambda value: is_whole(value) and value < 2**31)),
+            "process_started": maybe(MOMENT),
+            "started": maybe(MOMENT),
+            "error": maybe(TEXT),
+            "reason": maybe(TEXT),
+            "id": maybe(TEXT),
+        },
+    ),
+    f"{BEST}/{BEST_FIGURES}": OwnFile(
+        "which evaluation was the best; the next one begins that anew",
+        fields={"metric": TEXT, "value": NUMBER, "iteration": WHOLE, "before_training": maybe(NUMBER)},
+    ),
+    CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
+    WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),
+    WORKFLOW: OwnFile(
+        fix="put the file back, or export the workflow again and train that with --output and --resume",
+        values=("a node with class_type and inputs", _nodes),
+    ),
+}
+
+
+def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
+    """A JSON file of a run, by its name in the run's folder; None where there is none, or none that the run needs.
+
+    Raises:
+        Damaged: the run cannot do without it.
+    """
+    own = FILES[name]
+    try:
+        content = files.read_json(folder / name, fields=own.fields, fix=own.fix)
+        if content is not None and own.values:
+            check_values(content, own, folder / name)
+    except Damaged as error:
+        if not own.lost:
+            raise
+        say(f"{error.path} {error.wrong}; the run goes on without it, but does not know any more {own.lost}")
+        return None
+    return content
+
+
+def check_values(content: dict, own: OwnFile, path: Path) -> None:
+    wanted, good = own.values
+    if not content:
+        raise Damaged(path, f"holds nothing, and not {wanted}", own.fix)
+    for name, value in content.items():
+        if not good(value):
+            raise Damaged(path, f"has {shortened(name)} = {shortened(value)}, and not {wanted}", own.fix)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say: Say = logger.warning) -> list[dict]:
+    """Objects of a JSON-lines file; none where there is no file. A last line that a kill cut short is left out, and that is said.
+
+    Args:
+        row_check: raises ValueError for a row that is none; None: that of `LINES`, whose rows also rise by their iteration.
+
+    Raises:
+        Damaged: names the line.
+    """
+    ordered = row_check is None
+    row_check = row_check or LINES[path.name]
+    content = files.read_bytes(path, MOST_BYTES_OF_LINES)
+    lines = (content or b"").split(b"\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    rows: list[dict] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = files.parse(line)
+            check(row, dict, {})
+            row_check(row)
+            if ordered and rows and row["iteration"] <= rows[-1]["iteration"]:
+                raise ValueError(f"is of iteration {row['iteration']}, and the one before of {rows[-1]['iteration']}")
+        except ValueError as error:
+            if number == len(lines) and str(error).startswith(("is no JSON", "is no text")):
+                say(f"{path}, line {number}: the last line was cut short, and is left out")
+                break
+            raise Damaged(path, f"is damaged: line {number} {error}", "remove that line, and resume") from error
+        rows.append(row)
+    return rows
+
+
+def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
+    """Which values were changed while a run trained; none, which is said, where that cannot be read: a run goes on without."""
+    try:
+        return read_lines(folder / CHANGES, say=say)
+    except Damaged as error:
+        say(
+            f"{error.path} {error.wrong}; the run goes on without it, but does not know any more which values were changed"
+        )
+        return []
+
+
+def check_iteration(row: dict) -> None:
+    """Of metrics.jsonl. Raises ValueError where a row is no iteration, or a figure no number."""
+    check(row, dict, {"iteration": WHOLE})
+    for name, value in row.items():
+        if ("/" in name or name in _FIGURES) and not (value is None or isinstance(value, bool) or is_number(value)):
+            raise ValueError(f"has {shortened(name)} = {shortened(value)}, and not a number or null")
+        if name.startswith(_STEP) and not name.removeprefix(_STEP).isdecimal():
+            raise ValueError(f"has {shortened(name)}, which is no step")
+
+
+_STEP = "credit/step/"
+_FIGURES = ("gradient_norm", "samples_per_second")  # beside those whose names have a part before a slash
+_MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "held_out": FLAG, "values": NUMBERS}
+
+
+def check_evaluation(row: dict) -> None:
+    """Of evaluation.jsonl. Raises ValueError where a row is no evaluation."""
+    check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS)})
+    check(row.get("rewards"), dict, {})
+    for name, figures in row["rewards"].items():
+        try:
+            check(figures, dict, _MEASURED)
+        except ValueError as error:
+            raise ValueError(f"{error}, of reward {shortened(name)}") from error
+
+
+def check_changes(row: dict) -> None:
+    """Of changes.jsonl. Raises ValueError where a row is no list of changes."""
+    check(row, dict, {"iteration": WHOLE})
+    check(row.get("changes"), list, {})
+    for change in row["changes"]:
+        check(change, dict, {"node": TEXT, "input": maybe(TEXT)})
+        if missing := {"before", "now"} - change.keys():
+            raise ValueError(f"has a change without {min(missing)!r}")
+
+
+LINES = {METRICS: check_iteration, EVALUATIONS: check_evaluation, CHANGES: check_changes}

@@ -1,0 +1,280 @@
+"""Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
+
+ComfyUI hands one and the same model to every workflow whose Load Flow Model has the same inputs. So a model says whose it is
+(`FlowModel.run`), and whoever samples under another name, or with a graph of another structure, first gets it back as Load Flow
+Model made it, or as that run left it at its last checkpoint. Headlessly a process trains one run, and the training loop decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...host import paths
+from ...host.names import plain_name
+from ..flow import lora
+from ..workflow import lineage
+from . import checkpoint
+from .layout import ADAPTER, CHECKPOINTS
+from .record import Run, RunError, close_run, keep_open, run_at, taken
+
+if TYPE_CHECKING:
+    from ..flow.base import FlowModel
+
+logger = logging.getLogger(__name__)
+
+Asked = tuple[Path, str]  # the folder of the name in the graph, and the graph's structure
+
+_folders: dict[Asked, Path] = {}  # where this process trains what was asked for
+_lost: Counter[Asked] = Counter()  # how often its run had to give its model away
+_last_key: list[tuple[str, int]] = []
+
+
+@dataclass(frozen=True)
+class Start:
+    """What Load Flow Model puts into a fresh adapter: nothing, the last checkpoint of a run, or an adapter's file."""
+
+    run: Path | None = None
+    file: Path | None = None
+
+    def put_into(self, model: FlowModel) -> int:
+        """Returns the iteration of the run's checkpoint, else 0. Raises RunError where the run has none."""
+        if self.file is not None:
+            lora.load(model, self.file)
+        if self.run is None:
+            return 0
+        if not (iteration := checkpoint.restore(model, self.run / CHECKPOINTS)):
+            raise RunError(
+                f"resume_run = {self.run.name!r}: {self.run} has no checkpoint. Fix: choose a run that has one, or leave it empty"
+            )
+        return iteration
+
+    def __str__(self) -> str:
+        """Of which a person knows it; empty for a fresh adapter."""
+        if self.file is not None:
+            return self.file.name if self.file.name != ADAPTER else f"{self.file.parent.name}/{ADAPTER}"
+        return self.run.name if self.run is not None else ""
+
+
+def start(model: FlowModel, where: Start) -> int:
+    """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at."""
+    model.start = where
+    model.start_iteration = where.put_into(model)
+    model.version_at_start = model.version
+    return model.start_iteration
+
+
+def start_over(model: FlowModel) -> int:
+    """The model as Load Flow Model made it: whatever was learned since is gone from it. Returns as `start`."""
+    model.make_fresh()
+    return start(model, model.start or Start())
+
+
+def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
+    """Has the model belong to the run that records what it samples now. Called before sampling, on the canvas.
+
+    In a graph without Training Run the model stays as it is: nothing is recorded there.
+
+    Args:
+        graph: the prompt that ComfyUI is executing.
+        sampler: id of the node that is about to sample.
+
+    Returns:
+        What Load Flow Model shows: "new run NAME", "NAME, iteration 4", with where it began.
+
+    Raises:
+        RunError: several runs would record these samples, a name is linked or no plain one, or the run cannot be used.
+    """
+    node = _run_node(graph, sampler)
+    if node is None:
+        return f"{_standing(model)}: no Training Run records it" if model.version else "not recorded: no Training Run"
+    asked = _asked(graph, node), lineage.structure(graph, node)
+    if model.run is not None and model.run.asked == asked:
+        model.run.check_claim()
+        _undo_what_is_not_on_record(model.run, model)
+        return _standing(model)
+    if model.run is not None:
+        let_go(model.run)
+    _open(model, asked, graph, node)
+    return _standing(model)
+
+
+def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
+    """The run that the model belongs to; None where no Training Run is below that node, so that nothing is recorded.
+
+    Raises:
+        RunError: the graph records another run than the one that sampled, as where it was rewired while samples are held.
+    """
+    node = node_id if graph[node_id]["class_type"] == lineage.RUN_NODE else _run_node(graph, node_id)
+    if node is None:
+        return None
+    run = model.run
+    if run is not None and run.asked == (_asked(graph, node), lineage.structure(graph, node)):
+        run.check_claim()
+        return run
+    owner = f"run {run.folder.name}" if run is not None else "no run"
+    raise RunError(
+        f"these samples belong to {owner}, and this graph, as it is wired now, would be recorded as another run. Nothing was "
+        "trained. Fix: switch off `hold samples`, so that a new run is begun; or, to only look at the credit, mute GRPO Step "
+        "and the nodes after it"
+    )
+
+
+def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
+    """Changes when what is sampled under a graph's run names would come from another adapter, though no input changed.
+
+    A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key holds on.
+    """
+    keys = []
+    for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
+        asked = _asked(graph, node), lineage.structure(graph, node)
+        keys.append((str(asked[0]), _lost[asked]))
+    if keys:
+        _last_key[:] = sorted(keys)
+    return list(_last_key)
+
+
+def let_go(run: Run) -> None:
+    """The run ends here, and its model is free: it is complete on disk, and whoever wants to may go on with it."""
+    model = run.model()
+    try:
+        if model is not None and run.stands_at(model) and run.folder.is_dir():
+            run.save_once(model)
+    finally:
+        if model is not None:
+            model.run = None
+        _lost[run.asked] += 1
+        close_run(run)
+
+
+def keep(model: FlowModel) -> None:
+    """Before an update that nothing will record: what the run has on record can be gone back to."""
+    if model.run is not None and model.run.stands_at(model):
+        model.run.save_once(model)
+
+
+def forget() -> None:
+    """As if this process had trained nothing yet."""
+    _folders.clear()
+    _lost.clear()
+    _last_key.clear()
+
+
+def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
+    """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
+    resumed = model.start.run if model.start is not None else None
+    known = _folders.get(asked)
+    if resumed is not None and resumed.resolve() == asked[0]:
+        folder, put = asked[0], _as_resumed
+    elif known is not None and checkpoint.complete(known / CHECKPOINTS):
+        folder, put = known, _as_left
+    else:
+        folder, put = _free_folder(asked), _as_new
+    if (
+        other := run_at(folder)
+    ) is not None:  # as of a model before ComfyUI loaded it again: two must not go on with one run
+        let_go(other)
+    run = Run.of_canvas(folder, asked, graph, node)
+    try:
+        iteration = put(model, run)
+        total = lineage.constants(graph[node]).get("iterations")
+        run.mark("idle", total if isinstance(total, int) else None)  # from here on the folder is known as ours
+        run.begin(iteration)
+        run.owns(model)
+    except BaseException:
+        close_run(run)
+        raise
+    model.run, model.start_iteration = run, None
+    keep_open(run)
+    for other in [other for other, place in _folders.items() if place == run.folder]:
+        del _folders[other]  # as of a graph that failed before its first iteration
+    _folders[asked] = run.folder
+
+
+def _as_resumed(model: FlowModel, run: Run) -> int:
+    last = [int(place.name) for place in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
+    return model.start_iteration if model.is_at_start and last == [model.start_iteration] else start_over(model)
+
+
+def _as_left(model: FlowModel, run: Run) -> int:
+    model.make_fresh()
+    iteration = checkpoint.restore(model, run.folder / CHECKPOINTS)
+    if iteration < run.iteration:  # as of a model that is trained as a whole, and that ComfyUI has let go
+        logger.warning("run %s goes back to iteration %d: later ones were not saved", run.folder.name, iteration)
+    return iteration
+
+
+def _as_new(model: FlowModel, run: Run) -> int:
+    if not model.is_at_start:
+        start_over(model)
+    return 0
+
+
+def _free_folder(asked: Asked) -> Path:
+    """The folder that was asked for, or the first of NAME-2, NAME-3 … in which nothing is on record."""
+    wanted, number = asked[0], 1
+    folder = wanted
+    while taken(folder):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    if number > 1:
+        told = "%s holds another run, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model"
+        logger.warning(told, wanted, folder.name)
+    return folder
+
+
+def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
+    """An update whose iteration was never recorded, as by a graph without Training Run, is no part of the run."""
+    if run.stands_at(model):
+        return
+    places, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
+    if run.iteration and (not places or int(places[-1].name) != run.iteration):
+        told = (
+            "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
+        )
+        logger.warning(told, name, run.iteration)
+        return
+    logger.warning("run %s: an update that no iteration records is undone", name)
+    if run.iteration:
+        model.make_fresh()
+        checkpoint.restore(model, run.folder / CHECKPOINTS)
+    else:
+        start_over(model)
+    run.owns(model)
+
+
+def _standing(model: FlowModel) -> str:
+    if model.run is None:
+        return "the adapter as the last graph left it"
+    name, iteration = model.run.folder.name, model.run.iteration
+    if iteration:
+        return f"{name}, iteration {iteration}"
+    return f"new run {name}" + (f", from {model.start}" if model.start and str(model.start) else "")
+
+
+def _run_node(graph: Mapping, node_id: str) -> str | None:
+    found = lineage.runs_below(graph, node_id)
+    if len(found) > 1:
+        raise RunError(
+            f"nodes {', '.join(found)} are Training Runs of the same samples, and a run owns the model that it trains. Fix: keep "
+            "one of them, or mute the others"
+        )
+    return found[0] if found else None
+
+
+def _asked(graph: Mapping, node: str) -> Path:
+    """The folder of the run's name, as it stands in the graph before anything is sampled."""
+    name = graph[node]["inputs"].get("run_name")
+    if not isinstance(name, str):
+        raise RunError(
+            f"node {node}, input run_name = {name!r}: a run's name has to be known before the first picture is made, so it "
+            "cannot come through a link. Fix: type the name into Training Run"
+        )
+    try:
+        return paths.run_folder(plain_name(name)).resolve()
+    except ValueError as error:
+        raise RunError(f"node {node}, input run_name = {name!r} {error}") from error

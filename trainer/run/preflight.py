@@ -1,0 +1,367 @@
+"""Everything that a training refuses before its first iteration and that its graph and its model's configuration show.
+
+`otca validate`, `otca train` and the page ask `problems`, and so say the same. Nothing is loaded, and nothing imported that
+needs torch before somebody asks.
+
+What is seen only when the training begins, since neither the graph nor a configuration file says it: whether a device can be
+used, has the memory, and how many processes share the samples; whether a package is installed (bitsandbytes, wandb, an
+attention backend); weights and tokenizers that are damaged, or are of another model than their folder says; a model that has
+yet to be downloaded; what a Python reward's file does, and what a reward's server answers; the run's folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...host import devices, search
+from ...host.access.permissions import NotAllowed
+from ..flow import SINGLE_FILES, FlowModelError, conflict
+from ..flow.configured import Configuration, read_configuration
+from ..schedule import misfits, noise_levels, untrainable
+from ..types import SamplerSettings
+from ..workflow.graph import CONVERSIONS, LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, Node
+from ..workflow.problem import Misfit, Problem, errors, general
+from ..workflow.running import Workflow
+from . import best
+
+MODEL_TYPE = "OTCA_MODEL"
+# as torch has them; whether one is here is seen when it is used
+DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
+
+
+def problems(workflow: Workflow) -> list[Problem]:
+    """Every problem of a graph that is to be trained, warnings included: what `Workflow.validate` finds, and what is here."""
+    found = [*workflow.validate(), *_counts(workflow)]
+    if errors(found):
+        return found
+    graph = _Graph(workflow)
+    found += graph.failed
+    for check in CHECKS if not graph.failed else ():
+        found += check(graph)
+    return found
+
+
+class _Graph:
+    """What runs of a graph that validates, with the values that follow from it alone.
+
+    Attributes:
+        nodes: by id, sources first.
+        values: {id: {input: value}}, constants and what comes through links from nodes that are PURE, at the first iteration.
+        models: {id of a loader: its model's configuration, what is wrong with it, or None where it is not here yet}.
+        samplers: {id: the SDE Samplers whose trajectories that node looks at, or what was made of them}.
+        failed: problems of PURE nodes, and of what they give.
+    """
+
+    def __init__(self, workflow: Workflow):
+        self.workflow = workflow
+        self.nodes: dict[str, Node] = {node_id: workflow.nodes[node_id] for node_id in workflow.needed()}
+        self.values: dict[str, dict[str, Any]] = {}
+        self.failed: list[Problem] = []
+        self._evaluate()
+        self.samplers = self._samplers()
+        self.models = {loader: _configuration(self.values[loader]) for loader in self.of(LOAD_NODE)}
+
+    def _evaluate(self) -> None:
+        given: dict[str, tuple] = {}
+        for node_id, node in self.nodes.items():
+            through = {name: given[source][index] for name, (source, index) in node.links.items() if source in given}
+            self.values[node_id] = defaults(node) | node.constants | through
+            for name, value in through.items():
+                if node.declared[name].type in CONVERSIONS:
+                    self.failed += self.workflow.check_value(node, name, value)
+            if getattr(node.cls, "PURE", False) and node.links.keys() <= through.keys():
+                try:
+                    given[node_id] = getattr(node.cls(), node.cls.FUNCTION)(**node.constants, **through)
+                except ValueError as error:
+                    message, fix = _parted(error)
+                    name = message.split()[0] if message.split()[0] in node.declared else None
+                    self.failed.append(self.problem(node_id, name, message, fix))
+
+    def of(self, class_type: str) -> list[str]:
+        return [node_id for node_id, node in self.nodes.items() if node.class_type == class_type]
+
+    def problem(self, node_id: str, name: str | None, message: str, fix: str) -> Problem:
+        value = self.nodes[node_id].given.get(name) if name else None
+        return self.workflow.problem(node_id, name, value, message, fix)
+
+    def misfit(self, node_id: str, misfit: Misfit) -> Problem:
+        return self.problem(node_id, misfit.input, misfit.message, misfit.fix)
+
+    def model(self, node_id: str, name: str = "model") -> str | None:
+        """The Load Flow Model that an input's handle comes from, which the update passes on."""
+        seen = set()
+        while name in self.nodes[node_id].links and node_id not in seen:
+            seen.add(node_id)
+            node_id = self.nodes[node_id].links[name][0]
+            if self.nodes[node_id].class_type == LOAD_NODE:
+                return node_id
+            name = "model"
+        return None
+
+    def _samplers(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for node_id, node in self.nodes.items():
+            looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
+            own = {node_id} if node.class_type == SAMPLER_NODE else set()
+            found[node_id] = own or set().union(*(found[source] for source in looked_at))
+        return found
+
+    def told(self, node_ids) -> str:
+        return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))
+
+
+def defaults(node: Node) -> dict[str, Any]:
+    """What its inputs are where nothing is given."""
+    return {
+        name: declared.options["default"] for name, declared in node.declared.items() if "default" in declared.options
+    }
+
+
+# --- what there is, and how it hangs together -------------------------------------------------------------------------
+
+
+def _counts(workflow: Workflow) -> Iterator[Problem]:
+    for class_type in (RUN_NODE, STEP_NODE):
+        found = workflow.find(class_type)
+        if len(found) != 1:
+            known = workflow.node_classes.get(class_type)
+            title = workflow.display_names.get(class_type) or getattr(known, "TITLE", class_type)
+            message = f"training needs exactly one {title} node, and there are {len(found)}"
+            if found:
+                message += f" ({', '.join(found)})"
+            yield general(message, "connect one" if not found else "remove all but one, or mute them")
+
+
+def _run_settings(graph: _Graph) -> Iterator[Problem]:
+    """The run is opened before anything of the graph has run: its name and its intervals have to be known by then."""
+    for node_id in graph.of(RUN_NODE):
+        node = graph.nodes[node_id]
+        for name in node.links:
+            if node.declared[name].type in CONVERSIONS:
+                message = "is linked, and has to be known before the graph runs"
+                yield graph.problem(node_id, name, message, "remove the link and set the value on this node")
+
+
+def _one_sampling(graph: _Graph) -> Iterator[Problem]:
+    """What is compared, weighed and trained has to be of the same samples, and of the model that made them."""
+    for node_id, node in graph.nodes.items():
+        samplers = graph.samplers[node_id]
+        apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
+        if len(samplers) > 1 and apart:  # and not told already, of a node before it
+            message = f"what it is given comes from {len(samplers)} SDE Samplers: {graph.told(samplers)}"
+            yield graph.problem(node_id, None, message, "let all of it come from one SDE Sampler")
+        models = {name: graph.model(node_id, name) for name in node.links if node.declared[name].type == MODEL_TYPE}
+        if node.class_type == SAMPLER_NODE:
+            continue
+        sampled = {graph.model(sampler) for sampler in samplers}
+        if node.class_type == RUN_NODE:
+            sampled = {graph.model(step) for step in graph.of(STEP_NODE)}
+        sampled.discard(None)  # what comes from a node that is not ours
+        for name, model in models.items():
+            if model and sampled and {model} != sampled:
+                message = (
+                    f"is the model of node {graph.told({model})}, and the trajectories are of {graph.told(sampled)}"
+                )
+                yield graph.problem(node_id, name, message, "connect the same Load Flow Model to both")
+
+
+def _advancing(graph: _Graph) -> Iterator[Problem]:
+    """What advances with every iteration must not run out of its range before the last."""
+    for run in graph.of(RUN_NODE):
+        more = graph.values[run]["iterations"] - 1
+        for node_id, name, value in graph.workflow.advancing():
+            most = graph.nodes[node_id].declared[name].options.get("max") if node_id in graph.nodes else None
+            if most is not None and value <= most < value + more:
+                message = f"advances by one an iteration, and would pass {most} within {more + 1} iterations"
+                yield graph.problem(node_id, name, message, f"at most {most - more}")
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def _announced(graph: _Graph, stack: str) -> dict[str, tuple[str, bool] | None]:
+    """{input of a stack: (name, held out)}; None where a reward does not say before it is built."""
+    found = {}
+    for name, (source, index) in graph.nodes[stack].links.items():
+        if name.startswith("reward_"):
+            announced = getattr(graph.nodes[source].cls, "announced", None)
+            found[name] = announced(**graph.values[source])[index] if announced else None
+    return found
+
+
+def _rewards(graph: _Graph) -> Iterator[Problem]:
+    for stack in graph.of(STACK_NODE):
+        links, rewards = graph.nodes[stack].links, _announced(graph, stack)
+        connected: dict[tuple[str, int], str] = {}
+        named: dict[str, str] = {}
+        for name, known in rewards.items():
+            if (other := connected.setdefault(links[name], name)) != name:
+                message = f"is the same reward as {other}"
+                yield graph.problem(stack, name, message, "connect each reward once; its coefficient weighs it")
+            elif known and (other := named.setdefault(known[0], name)) != name:
+                message = f"its reward is called {known[0]!r}, as that of {other} is"
+                yield graph.problem(stack, name, message, "set different names on the two reward nodes")
+        if rewards and all(known is not None and known[1] for known in rewards.values()):
+            message = "the stack has K = 0 rewards to train on: all of them are held out"
+            yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
+
+
+def _best_metric(graph: _Graph) -> Iterator[Problem]:
+    """It is one of the figures that the rewards of what is trained will have."""
+    for run in graph.of(RUN_NODE):
+        metric = graph.values[run].get("best_metric")
+        node_id, seen = run, set()
+        while metric and node_id not in seen:
+            seen.add(node_id)
+            node = graph.nodes[node_id]
+            if node.class_type == STACK_NODE:
+                rewards = _announced(graph, node_id).values()
+                try:
+                    if None not in rewards:
+                        best.check(metric, [name for name, _ in rewards])
+                except ValueError as error:
+                    yield graph.problem(run, "best_metric", *_parted(error))
+                break
+            following = [node.links[name][0] for name in ("report", "advantages", "scores") if name in node.links]
+            node_id = following[0] if following else node_id
+
+
+def _videos(graph: _Graph) -> Iterator[Problem]:
+    """Rewards that judge videos are given videos."""
+    for stack in graph.of(STACK_NODE):
+        rewards = {name: link for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
+        for sampler in graph.samplers[stack]:
+            model = graph.models.get(graph.model(sampler))
+            for name, (source, _) in rewards.items():
+                least = getattr(graph.nodes[source].cls, "LEAST_FRAMES", 0)
+                frames = graph.values[sampler]["frames"]
+                if not (least and isinstance(model, Configuration)):
+                    continue
+                if model.grid.time is None or frames < least:
+                    made = "pictures" if model.grid.time is None else f"{frames} frame: it needs {least}"
+                    message = f"{graph.told([source])} judges videos, and the model makes {made}"
+                    fix = f"sample videos (a video model, frames at least {max(least, 2)}), or connect a reward for pictures"
+                    yield graph.problem(stack, name, message, fix)
+
+
+# --- the model --------------------------------------------------------------------------------------------------------
+
+
+def _models(graph: _Graph) -> Iterator[Problem]:
+    for loader, found in graph.models.items():
+        values = graph.values[loader]
+        if misfit := conflict(values["training"], values.get("memory") or {}, _files(values)):
+            yield graph.misfit(loader, misfit)
+        if isinstance(found, Misfit):
+            yield graph.misfit(loader, found)
+        elif found is not None and values["training"] == "lora":
+            yield from (graph.misfit(loader, misfit) for misfit in found.lora_targets(values["lora_targets"]))
+
+
+def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
+    """Of a loader's model, by its folder and the files that were chosen; None where it is yet to be downloaded."""
+    name = _named_by(values)
+    try:
+        folder = search.model(values[name], "model_index.json")
+    except (FileNotFoundError, NotAllowed):
+        return None  # which the node itself refuses, unless it may be downloaded
+    try:
+        files = {part: search.weights(file, SINGLE_FILES[part]) for part, file in _files(values).items()}
+        return read_configuration(folder, files)
+    except (FlowModelError, FileNotFoundError, NotAllowed) as error:
+        return Misfit(name, *_parted(error))
+
+
+def _named_by(values: Mapping[str, Any]) -> str:
+    """The input of a loader that names its model."""
+    return "path" if values["path"] else "model"
+
+
+def _files(values: Mapping[str, Any]) -> dict[str, str]:
+    """Single files by component, as Load Flow Model puts them together."""
+    own = {"transformer": values["transformer_file"]} if values["transformer_file"] else {}
+    return {**(values.get("files") or {}), **own}
+
+
+def _parted(error: Exception) -> tuple[str, str]:
+    """What an error says, and its fix."""
+    message, _, fix = str(error).partition(" Fix: ")
+    return message, fix or "give another value"
+
+
+def _devices(graph: _Graph) -> Iterator[Problem]:
+    for node_id, node in graph.nodes.items():
+        given = graph.values[node_id].get("device")
+        if "device" in node.declared and isinstance(given, str) and not DEVICE.fullmatch(devices.chosen_device(given)):
+            yield graph.problem(node_id, "device", "is the name of no device", "auto, cpu, cuda, cuda:1 …")
+
+
+# --- sampling ---------------------------------------------------------------------------------------------------------
+
+
+def _sampler(graph: _Graph) -> Iterator[Problem]:
+    for node_id in graph.of(SAMPLER_NODE):
+        values = graph.values[node_id]
+        settings = _settings(values)
+        found = list(misfits(settings, values["group_size"]))
+        loader = graph.model(node_id)
+        model = graph.models.get(loader)
+        if isinstance(model, Configuration):
+            found += model.grid.misfits(settings.height, settings.width, settings.frames)
+            if not found:
+                try:
+                    shift = settings.shift or model.shift(settings.height, settings.width)
+                except ValueError as error:
+                    yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
+                    continue
+                misfit = untrainable(settings, noise_levels(settings, shift))
+                found += [misfit] if misfit else []
+        yield from (graph.misfit(node_id, misfit) for misfit in found)
+        memory = graph.values[loader].get("memory") or {} if loader else {}
+        if values["merge_adapter"] and memory.get("quantize", "none") != "none":
+            message = "the weights are quantized, and rounding to so few bits would lose the adapter"
+            yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
+
+
+def _settings(values: Mapping[str, Any]) -> SamplerSettings:
+    start, length = values["window_start"], values["window_length"]
+    known = {name: values[name] for name in SamplerSettings.__dataclass_fields__ if name in values}
+    window = (start, length or values["steps"]) if start or length else None
+    return SamplerSettings(**known, window=window)
+
+
+# --- credit -----------------------------------------------------------------------------------------------------------
+
+
+def _credit(graph: _Graph) -> Iterator[Problem]:
+    """Two credits that both rescale the ratio cannot be one."""
+
+    rescaling: set[str] = set()
+    for node_id, node in graph.nodes.items():  # sources first
+        if getattr(node.cls, "RESCALES_RATIO", False):
+            rescaling.add(node_id)
+        credits = {
+            name: source for name, (source, _) in node.links.items() if node.declared[name].type == "OTCA_CREDIT"
+        }
+        if "OTCA_CREDIT" in node.cls.RETURN_TYPES and rescaling & set(credits.values()):
+            rescaling.add(node_id)
+        both = [credits[name] for name in ("credit_1", "credit_2") if name in credits]
+        if len(both) == 2 and rescaling.issuperset(both):
+            message = f"credit_1 and credit_2 both rescale the ratio: {graph.told(both)}"
+            yield graph.problem(node_id, "credit_2", message, "keep one of the two")
+
+
+CHECKS = (
+    _run_settings,
+    _one_sampling,
+    _advancing,
+    _rewards,
+    _best_metric,
+    _videos,
+    _devices,
+    _models,
+    _sampler,
+    _credit,
+)

@@ -1,0 +1,120 @@
+"""Which of a sampler's steps are stochastic, and what its settings cannot be, by numbers alone: no model, no torch."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from .sde import MIN_STD, ODE_SOLVERS, largest_eta, transition
+from .types import WINDOW_MODES
+from .workflow.problem import Misfit
+
+if TYPE_CHECKING:
+    from .types import SamplerSettings
+
+
+def step_kinds(settings: SamplerSettings) -> list[str]:
+    """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
+    inside = range(settings.window[0] if settings.window else 0, settings.window_end)
+    last = settings.transitions - 1
+    return [
+        settings.kind if j in inside and (j != last or settings.train_last_step) else "ode"
+        for j in range(settings.transitions)
+    ]
+
+
+def noise_levels(settings: SamplerSettings, shift: float) -> list[float]:
+    """What `FlowModel.sigmas` gives, up to rounding, for a checkpoint of that shift."""
+    steps, end, own = settings.steps, settings.window_end, settings.shift or shift
+    u = [1 - j / steps for j in range(end + 1)]
+    left = settings.transitions - end
+    u += [u[end] * (left - j) / left for j in range(1, left + 1)]
+    return [own * level / (1 + (own - 1) * level) for level in u]
+
+
+def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
+    """What no model could sample with these settings."""
+    if group_size < 2:
+        message = f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
+        yield Misfit("group_size", message, "2 or more")
+    if settings.ode_solver not in ODE_SOLVERS:
+        message = f"ode_solver must be one of {ODE_SOLVERS}, not {settings.ode_solver!r}"
+        yield Misfit("ode_solver", message, "one of those")
+    if settings.eta > largest_eta(settings.kind):
+        message = f"eta must lie in [0, 1] for the kind {settings.kind}, not {settings.eta:g}: at 1 all noise is fresh"
+        yield Misfit("eta", message, "lower it")
+    if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
+        message = (
+            f"fraction_after_window is {settings.fraction_after_window:g}, but no window ends before the last step"
+        )
+        fix = "set window_length, connect a MixGRPO Window, or leave fraction_after_window at 1"
+        yield Misfit("fraction_after_window", message, fix)
+
+
+def untrainable(settings: SamplerSettings, sigmas: Sequence[float]) -> Misfit | None:
+    """What is wrong where no transition is stochastic, which the noise levels alone decide."""
+    levels = zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)
+    for kind, sigma, following in levels:
+        # a transition's std does not depend on where it starts
+        if transition(kind, 0.0, 0.0, sigma, following, eta=settings.eta, sigma_after_first=sigmas[1]).std >= MIN_STD:
+            return None
+    message = (
+        f"no step of sampler kind {settings.kind!r} with eta {settings.eta:g}, {settings.steps} steps and window "
+        f"{settings.window} is stochastic, so nothing can be trained"
+    )
+    return Misfit(
+        "eta" if settings.window is None else "window_start", message, "raise eta, or move the window to earlier steps"
+    )
+
+
+DECAY, DECAY_FROM = 0.1, 13  # k and the step from which intervals shrink, as MixGRPO's code has them for 25 steps
+
+
+def window_start(
+    iteration: int,
+    steps: int,
+    length: int,
+    *,
+    mode: str = "progressive",
+    every: int = 25,
+    stride: int = 1,
+    seed: int = 0,
+    train_last_step: bool = False,
+) -> int:
+    """The first step of the window, a function of the iteration alone, so that a resumed run goes on where it was.
+
+    The window stays within the steps that can be trained, 0 … T'-1, so it never trains fewer than `length`: T' = T - 1 unless
+    the last step is trained too. Its places are 0, s, 2s … and always the last one, T' - length, after which it wraps.
+
+    Args:
+        iteration: counted from 0.
+        steps: T of the sampler.
+        length: of the window.
+        mode: "progressive": each place for `every` iterations. "progressive_decay": the place at step l only for
+            ⌈every · exp(-k·max(0, l - 13))⌉ with k = 0.1, so that late steps get less. "random": any place, drawn anew for
+            each iteration.
+        stride: s, of both progressive modes.
+        seed: of "random"; a draw depends on it and the iteration alone.
+
+    Raises:
+        ValueError: an unknown mode, or a window longer than the steps that can be trained.
+    """
+    if mode not in WINDOW_MODES:
+        raise ValueError(f"mode must be one of {WINDOW_MODES}, not {mode!r}")
+    last = steps - (not train_last_step) - length
+    if last < 0:
+        raise ValueError(
+            f"length {length}: of {steps} steps {length + last} can be trained, so a longer window has no place. Fix: lower "
+            "length, or raise steps"
+        )
+    if mode == "random":
+        import numpy as np  # here, since few graphs need it
+
+        return int(np.random.default_rng([seed, iteration]).integers(last + 1))
+    places = [*range(0, last, stride), last]
+    rate = DECAY if mode == "progressive_decay" else 0.0
+    stays = [math.ceil(every * math.exp(-rate * max(0, place - DECAY_FROM))) for place in places]
+    return places[bisect_right(list(accumulate(stays)), iteration % sum(stays))]
