@@ -14,6 +14,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
 from comfyui_otca.host import files
+from comfyui_otca.host.terminal import terminal
 from comfyui_otca.study import run_page as report
 from comfyui_otca.trainer.run import checkpoint, layout, record
 from comfyui_otca.trainer.run import loop as run
@@ -43,7 +44,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
         try:
             code = main(["train", str(folder), "--resume"])
         finally:
-            run.host.terminal.output = None
+            terminal.output = None
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
     return go_on
