@@ -150,14 +150,13 @@ def add(commands) -> None:
 def _stoppable(work: Callable[[], int], left: str) -> int:
     """Does the work; where a signal ends it, says what is left and returns the code of that signal."""
     from ..host import stopping
-    from ..host.terminal import terminal
 
     with stopping.stop_signals():
         try:
             return work()
         except stopping.Stopped as stopped:
             print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
-            return 128 + terminal.stop_signal
+            return 128 + stopping.request.signal
 
 
 def _score(given: argparse.Namespace) -> int:

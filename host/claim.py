@@ -21,7 +21,8 @@ from pathlib import Path
 
 from . import machine
 from .checks import NUMBER, TEXT, WHOLE, maybe
-from .files import Damaged, beside, present, put_in_place, read_json, write_text
+from .files import Damaged, beside, present, put_in_place, write_text
+from .json_files import read_json
 from .machine import alive
 
 LOCK, CLAIM = "claim.lock", "claim.json"

@@ -12,25 +12,25 @@ import functools
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ..trainer.types import Share
 from . import stopping
-from .terminal import terminal
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ..trainer.types import Scores, StepCredit
 
 # With a process that is still at work, say at a slow reward; one that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
+
+T = TypeVar("T")
+
+_sharded = False  # whether the processes hold one model together: none can compute without the others
 
 
 class PeerFailed(RuntimeError):
@@ -103,6 +103,14 @@ def check_gpus(processes: int, rewards: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which rows of the whole batch a process holds: all of them, where it trains alone."""
+
+    rows: range
+    total: int
+
+
 def share(total: int) -> Share:
     """This process's consecutive rows of `total`. Whole groups, where their number is a multiple of the processes'.
 
@@ -144,7 +152,7 @@ def meet(own: stopping.Stopped | None = None) -> None:
 
 
 def _stop_together() -> None:
-    """`stopping.check_stop` for processes that share a model: one that stopped alone would leave the others amid a forward pass."""
+    """`stopping.check_stop` of processes that hold one model together."""
     try:
         stopping.check_stop()
     except stopping.Stopped as stopped:
@@ -153,21 +161,23 @@ def _stop_together() -> None:
         meet()
 
 
-def tell(problem: BaseException) -> PeerFailed | None:
-    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
+def tell(problem: BaseException, while_scoring: tuple[type[BaseException], ...] = ()) -> PeerFailed | None:
+    """Lets the others hear at their next meeting what ended this process, unless it heard that from them.
 
-    Where they share a model they may be amid a forward pass, waiting for its tensors and not for a word: then only what ends
-    scoring is told, and of all else they lose the connection when this process ends.
+    Processes that hold one sharded model may be in the middle of a forward pass. They wait for its tensors then, and would take
+    a message for one. So they are sent only what ends a process between two forward passes: a stop, or an error of
+    `while_scoring`. Of any other error they learn when this process ends and its connection breaks.
+
+    Args:
+        while_scoring: errors that are raised only while pictures are scored.
 
     Returns:
-        What is wrong where nobody is left to be told.
+        What is wrong where nobody is left to hear it.
     """
-    from ..trainer.rewards.base import RewardError
-
     errors = (problem, problem.__cause__)
     if world() == 1 or any(getattr(error, "heard", False) for error in errors):
         return None
-    if terminal.agree is None or any(isinstance(error, (stopping.Stopped, RewardError)) for error in errors):
+    if not _sharded or any(isinstance(error, (stopping.Stopped, *while_scoring)) for error in errors):
         try:
             _all(_word(problem))
         except PeerFailed as lost:
@@ -208,9 +218,6 @@ def each(tensor: Tensor) -> Tensor:
         return tensor[None].cpu()
     meet()
     return _all(tensor)
-
-
-T = TypeVar("T", "Tensor", "Scores", "StepCredit")
 
 
 def whole(value: T) -> T:
@@ -303,7 +310,9 @@ def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    terminal.agree = _stop_together
+    global _sharded
+    _sharded = True
+    stopping.stop_only_together(_stop_together)
     options["mesh"] = init_device_mesh(_device().type, (world(),))
     for block in network.modules():
         if type(block).__name__ in (network._no_split_modules or ()):

@@ -14,6 +14,7 @@ ASSETS = Path(__file__).resolve().parent.parent / "assets"
 RUNS = "OTCA_RUNS"  # a variable of the environment: the folder of runs, as a trainer hears of ComfyUI's
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
+WEIGHT_KINDS = ("diffusion_models", "text_encoders", "vae", "loras")  # those in which a graph names single files
 
 
 def run_folder(name: str) -> Path:

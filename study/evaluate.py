@@ -21,7 +21,8 @@ import numpy as np
 
 from ..host import stopping
 from ..host.checks import TEXT, TEXTS, WHOLE, check
-from ..host.files import read_json, write_text
+from ..host.files import write_text
+from ..host.json_files import read_json
 from ..host.names import named_place, plain_name
 from ..trainer import rollout
 from ..trainer.flow import lora

@@ -118,11 +118,8 @@ def _model_places() -> list[Path]:
     """ComfyUI's and the pack's own, runs, and the hub's cache."""
     from huggingface_hub import constants
 
-    from ...trainer.flow import SINGLE_FILES
-
-    kinds = {*SINGLE_FILES.values(), "loras"}
     places = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
-    places += [folder for kind in kinds for folder in paths.weight_folders(kind)]
+    places += [folder for kind in paths.WEIGHT_KINDS for folder in paths.weight_folders(kind)]
     if terminal.output is not None:
         places.append(terminal.output)
     return places

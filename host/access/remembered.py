@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from .. import files
+from .. import files, json_files
 from ..checks import TEXTS, maybe
 from . import opening
 
@@ -81,5 +81,7 @@ def _read(path: Path) -> dict[str, list[str]]:
     """Empty lists where there is no file. Raises Damaged."""
     real = Path(os.path.realpath(path))  # a link is the user's own here
     fields = {name: maybe(TEXTS) for name in LISTS}
-    content = files.read_json(real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow anew")
+    content = json_files.read_json(
+        real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow anew"
+    )
     return {name: (content or {}).get(name) or [] for name in LISTS}

@@ -577,7 +577,7 @@ def _stopped_amid_the_update(workflow, folder):
 
     def velocity_at(*arguments):
         if distributed.rank() == 1:
-            terminal.stop_signal = signal.SIGTERM
+            stopping.request.signal = signal.SIGTERM
         return own(*arguments)
 
     grpo.velocity_at = velocity_at

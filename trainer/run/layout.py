@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...host import files
+from ...host import files, json_files
 from ...host.checks import (
     FLAG,
     MOMENT,
@@ -131,7 +131,7 @@ def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
     """
     own = FILES[name]
     try:
-        content = files.read_json(folder / name, fields=own.fields, fix=own.fix)
+        content = json_files.read_json(folder / name, fields=own.fields, fix=own.fix)
         if content is not None and own.values:
             check_values(content, own, folder / name)
     except Damaged as error:
@@ -172,7 +172,7 @@ def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say:
     rows: list[dict] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = files.parse(line)
+            row = json_files.parse(line)
             check(row, dict, {})
             row_check(row)
             if ordered and rows and row["iteration"] <= rows[-1]["iteration"]:
