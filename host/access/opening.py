@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..names import is_windows_device
+from ..text import shortened
 
 WINDOWS = os.name == "nt"
 SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up
@@ -144,5 +145,4 @@ def in_time(work: Callable[[], T]) -> T:
 
 def shown(name: object) -> str:
     """A name in an error: quoted, and not longer than a line or two."""
-    text = repr(name)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return shortened(repr(name), SHOWN)

@@ -7,17 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...host.text import shortened
+
 MOST_TOLD = 50  # problems in one answer
 MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
 MOST_OF_A_VALUE = 200
-
-
-def shortened(text: str, most: int) -> str:
-    """At most so many characters; what is left out is in the middle, since a path or a message ends with what matters."""
-    if len(text) <= most:
-        return text
-    end = most // 3
-    return f"{text[: most - end - 3]} … {text[-end:]}"
 
 
 @dataclass(frozen=True)
