@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, is_link
+from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, constants, links
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
@@ -45,16 +45,6 @@ _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "p
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d")
-
-
-def constants(entry: Mapping) -> dict[str, Any]:
-    """The inputs of a node that are no links."""
-    return {name: value for name, value in entry["inputs"].items() if not is_link(value)}
-
-
-def links(entry: Mapping) -> dict[str, tuple[str, int]]:
-    """The inputs of a node that come from another one: (its id, which of its outputs)."""
-    return {name: (value[0], value[1]) for name, value in entry["inputs"].items() if is_link(value)}
 
 
 def above(graph: Graph, node_id: str) -> dict[str, str]:

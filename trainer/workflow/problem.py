@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from ...host.text import shortened
 MOST_TOLD = 50  # problems in one answer
 MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
 MOST_OF_A_VALUE = 200
+LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,16 @@ class Misfit:
 
     def __str__(self) -> str:
         return f"{self.message}. Fix: {self.fix}"
+
+
+def did_you_mean(name: Any, known: Iterable[Any]) -> str:
+    """The beginning of a fix: the known name that is closest to a wrong one; empty where none is close."""
+    close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, known)), n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def suggest(name: Any, known: Iterable[Any]) -> str:
+    """A fix: what there is instead of `name`, the closest first."""
+    known = list(known)
+    listed = ", ".join(map(str, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    return f"{did_you_mean(name, known)}use one of: {listed or '(there is none)'}"
