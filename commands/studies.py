@@ -252,7 +252,7 @@ def _compare(given: argparse.Namespace) -> int:
 
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
-    from ..host.names import named_place
+    from ..host.names import named_path
     from ..host.terminal import quiet_libraries, terminal
     from ..study import compare, fairness
     from ..trainer.prompts import read_prompts
@@ -266,7 +266,7 @@ def _compare(given: argparse.Namespace) -> int:
     options.user_names(given.prompts, given.features)
     workflows = {}
     for text in given.workflows:
-        name, given.workflow = named_place(text, "workflow")
+        name, given.workflow = named_path(text, "workflow")
         if name in workflows:
             raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
         workflows[name] = options.load(given)

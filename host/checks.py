@@ -1,4 +1,4 @@
-"""What a value read from a file must be: kinds of values, in words and as tests."""
+"""What a value read from a file must be: each kind in words, for the error, and as a test."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def maybe(wanted: Check) -> Check:
     return f"{words} or null", lambda value: value is None or good(value)
 
 
-def one_of(*known: str) -> Check:
-    return f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known
+def one_of(*choices: str) -> Check:
+    return f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices

@@ -1,9 +1,9 @@
 """Several processes that train one model: who they are, which samples are whose, and where they meet.
 
 accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
-of the samples; scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
-Each such meeting begins with a word from everybody, so that one process's failure, or a request to stop, ends them all instead
-of leaving the others waiting. A single process meets nobody, and nothing here does anything.
+of the samples. Scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
+Each such meeting begins with a word from every process, so that a failure or a request to stop ends them all, and leaves none
+waiting. A single process meets nobody, and nothing here does anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from . import stopping
 if TYPE_CHECKING:
     from torch import Tensor
 
-# With a process that is still at work, say at a slow reward; one that died is noticed at once.
+# How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
@@ -34,7 +34,7 @@ _sharded = False  # whether the processes hold one model together: none can comp
 
 
 class PeerFailed(RuntimeError):
-    """Another process of this training failed; says which, and what it met."""
+    """Another process of this training failed; says which, and why."""
 
 
 @functools.cache
@@ -78,14 +78,14 @@ def end() -> None:
 def _device() -> torch.device:
     from accelerate import PartialState
 
-    return PartialState().device  # of the one that `begin` made: they share their state
+    return PartialState().device  # all instances share the state of the one that `begin` made
 
 
 def reward_gpu(count: int) -> str:
     """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
-    processes, own = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    processes, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     check_gpus(processes, count)
-    return f"cuda:{processes + own % count}"
+    return f"cuda:{processes + number % count}"
 
 
 def check_gpus(processes: int, rewards: int) -> None:
@@ -130,19 +130,19 @@ def rows(total: int) -> range:
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
-def meet(own: stopping.Stopped | None = None) -> None:
+def meet(stopped: stopping.Stopped | None = None) -> None:
     """Waits for the others and hears how they are.
 
     Args:
-        own: what this process was asked, for all to hear.
+        stopped: that this process was asked to stop, for the others to hear.
 
     Raises:
-        host.Stopped: a process was asked to stop.
+        Stopped: a process was asked to stop.
         PeerFailed: another process failed, or is gone.
     """
     if world() == 1:
         return
-    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(own))]
+    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(stopped))]
     for number, word in enumerate(words):
         if word.startswith("failed"):
             raise _heard(PeerFailed(f"process {number} {word}"))
@@ -161,7 +161,7 @@ def _stop_together() -> None:
         meet()
 
 
-def tell(problem: BaseException, while_scoring: tuple[type[BaseException], ...] = ()) -> PeerFailed | None:
+def announce(problem: BaseException, while_scoring: tuple[type[BaseException], ...] = ()) -> PeerFailed | None:
     """Lets the others hear at their next meeting what ended this process, unless it heard that from them.
 
     Processes that hold one sharded model may be in the middle of a forward pass. They wait for its tensors then, and would take
@@ -236,11 +236,11 @@ def whole(value: T) -> T:
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of every process's tensors of one length, in order, after one meeting for all of them."""
-    own = len(next(iter(tensors.values())))
-    counts = each(torch.tensor(own)).tolist()
+    length = len(next(iter(tensors.values())))
+    counts = each(torch.tensor(length)).tolist()
     joined = {}
     for name, tensor in tensors.items():
-        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - own, *tensor.shape[1:]))]))
+        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - length, *tensor.shape[1:]))]))
         joined[name] = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
     return joined
 

@@ -70,11 +70,11 @@ def parse(content: bytes | str, most_depth: int = MOST_DEPTH) -> Any:
 def _depth(text: str) -> int:
     """Of brackets outside strings, before a parser has to follow them down."""
     deepest = depth = 0
-    for found in _STRING_OR_BRACKET.finditer(text):
-        if found[0][0] in "[{":
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0][0] in "[{":
             depth += 1
             deepest = max(deepest, depth)
-        elif found[0][0] in "]}":
+        elif match[0][0] in "]}":
             depth -= 1
     return deepest
 

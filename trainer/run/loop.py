@@ -68,7 +68,7 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
         with _claimed(workflow, folder, resume, take_over, say):
             return _train_in(folder, workflow, inputs, total, resume, say)
     except BaseException as error:
-        distributed.tell(error, while_scoring=(RewardError,))
+        distributed.announce(error, while_scoring=(RewardError,))
         raise
 
 
@@ -146,7 +146,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             if at_end:
                 workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=given)
         except stopping.Stopped as stopped:
-            lost = distributed.tell(stopped)
+            lost = distributed.announce(stopped)
             code = _stopped(run, model, stopped, say)
             if lost:  # torchrun asked this process to stop, since another one died
                 raise lost from None

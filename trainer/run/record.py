@@ -411,7 +411,9 @@ class Run:
             return
         # A sharded model is put together by all processes, and written by one.
         with (
-            own_folders.new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside
+            own_folders.new_folder(self.folder / BEST)
+            if self.writes
+            else contextlib.nullcontext(self.folder / BEST) as aside
         ):
             weights.save(model, aside, self._metadata())
             if self.writes:
