@@ -26,7 +26,7 @@ from ..host.stopping import STOP
 from ..trainer.run import preflight
 from ..trainer.run.layout import CANVAS, LOG, STATUS, WORKFLOW
 from ..trainer.workflow.graph import RUN_NODE, resumable
-from ..trainer.workflow.problem import Problem, told
+from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
@@ -380,4 +380,4 @@ def _busy(run: Run) -> str:
 
 def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
-    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in told(problems)]
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]

@@ -81,7 +81,7 @@ class Node:
         return self.entry["inputs"]
 
     def judges(self, input_name: str) -> bool:
-        """Does VALIDATE_INPUTS take this input? ComfyUI then leaves its range and combo to it."""
+        """Whether VALIDATE_INPUTS takes this input. ComfyUI then leaves its range and choices to it."""
         return self.validates_all or input_name in self.validates
 
 
@@ -218,13 +218,13 @@ class DeclaredGraph:
 
     def ancestors(self, targets: Iterable[str], results: Collection[str] = ()) -> set[str]:
         """The targets and everything upstream of them that exists. Of nodes whose `results` are there, nothing upstream."""
-        found, pending = set(), list(targets)
+        needed, pending = set(), list(targets)
         while pending:
             node_id = pending.pop()
-            if node_id in self.nodes and node_id not in found:
-                found.add(node_id)
+            if node_id in self.nodes and node_id not in needed:
+                needed.add(node_id)
                 pending += [source for source, _ in self.nodes[node_id].links.values() if node_id not in results]
-        return found
+        return needed
 
     def order(self, chosen: set[str]) -> list[str]:
         """Sources first. Always the same, but nothing may rely on more than the links. Raises CycleError."""

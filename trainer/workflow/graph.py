@@ -15,10 +15,12 @@ LONGEST_TITLE = 100  # characters; what is longer is cut
 
 
 def is_link(value: Any) -> bool:
+    """Whether an input's value is [id of a node, which of its outputs]."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and type(value[1]) is int
 
 
 def wrapped(value: Any) -> Any:
+    """A constant as it is exported: a plain list could be taken for a link."""
     return {"__value__": list(value)} if isinstance(value, list | tuple) else value
 
 
@@ -35,13 +37,13 @@ def links(entry: Mapping) -> dict[str, tuple[str, int]]:
 def title(entry: Mapping, class_titles: Mapping[str, str] | None = None) -> str:
     """A node's own title as one short line, else that of its class. What a file holds as `_meta` may be anything."""
     meta = entry.get("_meta")
-    own = meta.get("title") if isinstance(meta, Mapping) else None
-    line = " ".join(own[: 2 * LONGEST_TITLE].split())[:LONGEST_TITLE] if isinstance(own, str) else ""
+    text = meta.get("title") if isinstance(meta, Mapping) else None
+    line = " ".join(text[: 2 * LONGEST_TITLE].split())[:LONGEST_TITLE] if isinstance(text, str) else ""
     return line or (class_titles or {}).get(entry["class_type"], entry["class_type"])
 
 
 def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
-    """{title of a node: {input: constant}} of a graph in API form; titles that occur twice have the node's id behind them."""
+    """{title of a node: {input: constant}} of a graph in API form; a title that occurs twice is followed by the node's id."""
     titles = {node_id: title(entry) for node_id, entry in graph.items()}
     counts = Counter(titles.values())
     return {
@@ -51,7 +53,7 @@ def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
 
 
 def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
-    """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume says which run is gone on with."""
+    """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume names the run."""
     plain = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in graph.items()}
     for entry in plain.values():
         if entry["class_type"] == LOAD_NODE and "resume_run" in entry["inputs"]:

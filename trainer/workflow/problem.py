@@ -1,4 +1,4 @@
-"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes in every place."""
+"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes anywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from ...host.text import shortened
 
-MOST_TOLD = 50  # problems in one answer
+MOST_PROBLEMS = 50  # problems in one answer
 MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
 MOST_OF_A_VALUE = 200
 LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
@@ -20,7 +20,7 @@ LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
 class Problem:
     """One thing to change before the workflow can run. `node_id` is None where it concerns the whole graph.
 
-    Whoever shows it need not think of its length: all texts are shortened here, and `value` where it becomes text.
+    All texts are shortened here, and `value` where it becomes text, so nothing that shows it need care for its length.
     """
 
     node_id: str | None
@@ -50,15 +50,15 @@ class WorkflowError(ValueError):
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = problems
-        super().__init__("\n".join(map(str, told(problems))))
+        super().__init__("\n".join(map(str, bounded(problems))))
 
 
-def told(problems: Sequence[Problem]) -> list[Problem]:
+def bounded(problems: Sequence[Problem]) -> list[Problem]:
     """The first of many problems, errors before warnings, and how many more there are."""
-    if len(problems) <= MOST_TOLD:
+    if len(problems) <= MOST_PROBLEMS:
         return list(problems)
-    shown = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_TOLD]
-    return [*shown, general(f"and {len(problems) - MOST_TOLD} more problems", "mend these first")]
+    first = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_PROBLEMS]
+    return [*first, general(f"and {len(problems) - MOST_PROBLEMS} more problems", "mend these first")]
 
 
 def general(message: str, fix: str) -> Problem:
@@ -67,6 +67,7 @@ def general(message: str, fix: str) -> Problem:
 
 
 def refusal(message: str, fix: str) -> WorkflowError:
+    """An error of the graph as a whole, to raise."""
     return WorkflowError([general(message, fix)])
 
 
@@ -76,7 +77,7 @@ def errors(problems: Iterable[Problem]) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Misfit:
-    """An input's value that cannot be taken, told by who knows neither the node nor its id."""
+    """A value that an input cannot take, said by a function that does not know which node it is of."""
 
     input: str
     message: str
