@@ -27,7 +27,7 @@ PARENT = str(Path(__file__).resolve().parents[3])
 STARTER = """
 import sys, time
 from pathlib import Path
-from comfyui_otca.trainer.claim import Claimed, take
+from comfyui_otca.host.claim import Claimed, take
 while time.time() < float(sys.argv[2]):
     pass
 try:
