@@ -1,4 +1,4 @@
-"""`otca`: what a shell runs. The commands are in `commands/`; here is what they have in common, exit codes and errors."""
+"""`otca`, as a shell runs it. The commands are in `commands/`; here is what all of them share: exit codes and error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 def main(arguments: list[str] | None = None) -> int:
     from .commands.options import EXIT_BAD_INPUT
 
-    gc.set_threshold(100_000)  # importing torch and diffusers makes a great many objects, and they stay
+    gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line; also asked by others for what this version can do."""
+    """The command line, with every command and option of this version."""
     from .commands import pictures, studies, workflows
 
     otca = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
@@ -48,7 +48,7 @@ def _complain(error: BaseException) -> None:
 
 
 def _bad_input() -> tuple[type[Exception], ...]:
-    """Errors of what the user gave: ValueError covers workflows, models and prompts."""
+    """Errors in what the user gave. ValueError covers workflows, models and prompts."""
     from .host.access.permissions import NotAllowed
     from .host.claim import Claimed
     from .trainer.run.record import RunError
@@ -59,7 +59,7 @@ def _bad_input() -> tuple[type[Exception], ...]:
 def _failures() -> tuple[type[Exception], ...]:
     from .host.distributed import PeerFailed
     from .trainer.rewards import RewardError
-    from .trainer.workflow.running import NodeError
+    from .trainer.workflow import NodeError
 
     return (NodeError, PeerFailed, RewardError, OSError)
 
@@ -67,8 +67,9 @@ def _failures() -> tuple[type[Exception], ...]:
 def _main_of_clone():
     """`main` of this folder loaded as the package it is, whatever the folder is called: `python path/to/ComfyUI-OTCA`."""
     folder = Path(__file__).resolve().parent
-    # Python puts a folder that it runs first in its path, where our `nodes` and `commands` would shadow other modules
-    sys.path[:] = [place for place in sys.path if Path(place).resolve() != folder]
+    # Python puts a folder that it runs first in its path. There `import nodes` would find ours and not ComfyUI's module, and our
+    # `host`, `page` or `study` would hide what a user's Python reward imports by such a name.
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() != folder]
     spec = importlib.util.spec_from_file_location(
         "comfyui_otca", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )

@@ -183,6 +183,6 @@ def say_wants(workflow, file: TextIO) -> None:
             may = "judged when it runs"
         else:
             may = "allowed" if permissions.allowed(want) else f"not allowed: {permissions.fix(want)}"
-        lines[f"this workflow wants: {permissions.told(want)} ({may})"] = None
+        lines[f"this workflow wants: {permissions.in_words(want)} ({may})"] = None
     for line in lines:
         print(line, file=file)

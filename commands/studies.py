@@ -150,14 +150,13 @@ def add(commands) -> None:
 def _stoppable(work: Callable[[], int], left: str) -> int:
     """Does the work; where a signal ends it, says what is left and returns the code of that signal."""
     from ..host import stopping
-    from ..host.terminal import terminal
 
     with stopping.stop_signals():
         try:
             return work()
         except stopping.Stopped as stopped:
             print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
-            return 128 + terminal.stop_signal
+            return 128 + stopping.request.signal
 
 
 def _score(given: argparse.Namespace) -> int:
@@ -253,7 +252,7 @@ def _compare(given: argparse.Namespace) -> int:
 
     Ctrl-C leaves what is done, and the same command goes on from there.
     """
-    from ..host.names import named_place
+    from ..host.names import named_path
     from ..host.terminal import quiet_libraries, terminal
     from ..study import compare, fairness
     from ..trainer.prompts import read_prompts
@@ -267,7 +266,7 @@ def _compare(given: argparse.Namespace) -> int:
     options.user_names(given.prompts, given.features)
     workflows = {}
     for text in given.workflows:
-        name, given.workflow = named_place(text, "workflow")
+        name, given.workflow = named_path(text, "workflow")
         if name in workflows:
             raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
         workflows[name] = options.load(given)

@@ -133,8 +133,8 @@ def _nodes(given: argparse.Namespace) -> int:
 
 def _show(problems: Sequence[Problem]) -> bool:
     """Prints what is wrong; returns whether there is an error."""
-    from ..trainer.workflow.problem import told
+    from ..trainer.workflow.problem import bounded
 
-    for problem in told(problems):
+    for problem in bounded(problems):
         print(f"{problem.severity}: {problem}", file=sys.stderr)
     return any(problem.severity == "error" for problem in problems)

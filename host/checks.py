@@ -1,10 +1,11 @@
-"""What a value read from a file must be: kinds of values in words and as tests. Imports nothing of ours."""
+"""What a value read from a file must be: each kind in words, for the error, and as a test."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from .text import quoted
 
 Check = tuple[str, Callable[[Any], bool]]  # what is wanted, in words, and whether a value is that
 
@@ -17,12 +18,7 @@ def check(value: Any, kind: type, fields: Mapping[str, Check]) -> None:
         if name not in value and not good(None):
             raise ValueError(f"has no {name!r}")
         if not good(value.get(name)):
-            raise ValueError(f"has {name} = {shortened(value[name])}, and not {wanted}")
-
-
-def shortened(value: Any, most: int = 80) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+            raise ValueError(f"has {name} = {quoted(value[name])}, and not {wanted}")
 
 
 _WORDS = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", bool: "true or false"}
@@ -60,5 +56,5 @@ def maybe(wanted: Check) -> Check:
     return f"{words} or null", lambda value: value is None or good(value)
 
 
-def one_of(*known: str) -> Check:
-    return f"one of {', '.join(known)}", lambda value: isinstance(value, str) and value in known
+def one_of(*choices: str) -> Check:
+    return f"one of {', '.join(choices)}", lambda value: isinstance(value, str) and value in choices

@@ -1,9 +1,9 @@
-"""Whose a run's folder is: one process trains in it, and every other one is refused. Imports no torch.
+"""A run's folder belongs to one process, which trains in it; every other one is refused. Imports no torch.
 
-Two things say so. `claim.lock` is locked by the operating system for as long as the process lives, so that it needs nobody to
-undo it, whatever way the process ends; it holds among all processes, containers too, of one kernel, and on most network file
-systems among machines. `claim.json` says who that is, for humans, and for where a lock does not reach: whoever cannot be seen
-from here to have ended is left alone, unless the user says otherwise.
+Two files say so. The operating system locks `claim.lock` for as long as the process lives, and unlocks it however the process
+ends. The lock holds among all processes and containers of one kernel, and on most network file systems among machines.
+`claim.json` says who has the folder. Humans read it, and so does a process that the lock does not reach. Where nobody can see
+from here whether that process has ended, the folder stays its own, unless the user says otherwise.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from pathlib import Path
 
 from . import machine
 from .checks import NUMBER, TEXT, WHOLE, maybe
-from .files import Damaged, beside, present, put_in_place, read_json, write_text
+from .files import Damaged, beside, present, put_in_place, write_text
+from .json_files import read_json
 from .machine import alive
 
 LOCK, CLAIM = "claim.lock", "claim.json"
 MOST_WAIT = 1.0  # seconds for a lock that somebody may only be looking at …
-LOOK_WAIT = 0.1  # … and for who only looks, too
-_BOOT_SECONDS = (
-    30  # by which a clock that is set moves the moment of the start, where the system does not number its starts
-)
+LOOK_WAIT = 0.1  # … and where we only look ourselves
+# Where the system does not number its starts: setting the clock moves the moment of the start by up to so many seconds.
+_BOOT_SECONDS = 30
 _FIELDS = {
     **dict.fromkeys(("host", "machine", "boot", "pid_namespace", "token"), TEXT),
     "pid": WHOLE,
@@ -47,7 +47,7 @@ class Claimed(RuntimeError):
 
 @dataclass(frozen=True)
 class Holder:
-    """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not tell."""
+    """Who trains in a folder. `since`, `process_started`: seconds since 1970. An empty text is what the system does not say."""
 
     host: str
     machine: str
@@ -154,7 +154,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
     A folder that this process has claimed already stays claimed, and its claim is returned.
 
     Args:
-        take_over: the user says that whoever claimed it on another machine, or before it was started anew, has ended.
+        take_over: the user says that whoever claimed it on another machine, or before it restarted, has ended.
         say: hears whose claim was taken over.
         place: canvas or headless, for who asks.
 
@@ -207,7 +207,7 @@ def holder(folder: Path) -> Holder | None:
 
 
 def doubt(folder: Path) -> str | None:
-    """What to tell where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
+    """What to say where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
     try:
         found = holder(folder)
     except Damaged as error:
@@ -284,7 +284,7 @@ def _ended(found: Holder, by_lock: bool) -> bool:
     if _same_boot(found):
         # Without a lock its number tells, but only where numbers mean the same.
         return by_lock or found.pid_namespace == machine.pid_namespace() and not alive(found.pid, found.process_started)
-    return _same_machine(found)  # which was started anew since
+    return _same_machine(found)  # which has restarted since
 
 
 def _written(folder: Path) -> Holder | None:
@@ -333,13 +333,13 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
         if found is None:  # gone in this moment
             continue
         if _ended(found, by_lock):
-            told = f"{found} had claimed {folder} and has ended; the folder is taken over"
+            message = f"{found} had claimed {folder} and has ended; the folder is taken over"
         elif take_over and not lives(found):
-            told = f"{found} had claimed {folder}; the folder is taken over, as you said"
+            message = f"{found} had claimed {folder}; the folder is taken over, as you said"
         else:
             raise _refusal(folder, found)
         if _remove(folder, found.token):
-            say(told)
+            say(message)
     raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another run_name, or --output")
 
 
@@ -355,7 +355,7 @@ def _create(folder: Path, own: Holder) -> bool:
             return False
         except (OSError, NotImplementedError):  # a file system without links, such as exFAT
             try:
-                descriptor = open_plain_new(target)
+                descriptor = _open_new(target)
             except FileExistsError:
                 return False
             with os.fdopen(descriptor, "wb") as file:
@@ -365,7 +365,7 @@ def _create(folder: Path, own: Holder) -> bool:
         aside.unlink(missing_ok=True)
 
 
-def open_plain_new(path: Path) -> int:
+def _open_new(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
 
 

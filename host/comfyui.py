@@ -1,4 +1,4 @@
-"""ComfyUI, where it is there: what its queue runs, and what its pages are sent."""
+"""ComfyUI, where it runs us: what its queue executes, what its pages are sent, its temporary files."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _workflow_id(extra: Mapping) -> str | None:
     return ((extra.get("extra_pnginfo") or {}).get("workflow") or {}).get("id")
 
 
-def tell(event: str, data: dict) -> None:
+def send(event: str, data: dict) -> None:
     """Sends an event to every open page."""
     _server().send_sync(event, data)
 

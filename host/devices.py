@@ -1,4 +1,4 @@
-"""Devices and their memory, shared with ComfyUI's own models; and its inference mode, outside which we train."""
+"""Devices and their memory, which ComfyUI's own models share; and how we leave its inference mode, since we train."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .terminal import terminal
 
 @contextlib.contextmanager
 def training_mode() -> Iterator[None]:
-    """Outside `torch.inference_mode`, under which ComfyUI runs nodes and no parameter made could ever be trained."""
+    """Leaves `torch.inference_mode`, under which ComfyUI runs nodes: a parameter that is made there can never be trained."""
     import torch
 
     with torch.inference_mode(False), torch.enable_grad():
@@ -41,7 +41,7 @@ def make_room() -> None:
 
 
 def empty_cache() -> None:
-    """Gives unused accelerator memory back, so that others can take it."""
+    """Gives unused memory of the accelerator back, so that others can take it."""
     import gc
 
     gc.collect()  # a model that nobody holds any more may still hold itself
@@ -52,7 +52,7 @@ def empty_cache() -> None:
 
 
 def default_device():
-    """The accelerator if there is one, as ComfyUI was told to see it (--cpu, --cuda-device)."""
+    """The accelerator if there is one, as ComfyUI's own options choose it (--cpu, --cuda-device)."""
     import torch
 
     if comfyui.in_comfyui():

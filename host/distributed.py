@@ -1,9 +1,9 @@
 """Several processes that train one model: who they are, which samples are whose, and where they meet.
 
 accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
-of the samples; scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
-Each such meeting begins with a word from everybody, so that one process's failure, or a request to stop, ends them all instead
-of leaving the others waiting. A single process meets nobody, and nothing here does anything.
+of the samples. Scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
+Each such meeting begins with a word from every process, so that a failure or a request to stop ends them all, and leaves none
+waiting. A single process meets nobody, and nothing here does anything.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ import functools
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from ..trainer.types import Share
 from . import stopping
-from .terminal import terminal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..trainer.types import Scores, StepCredit
-
-# With a process that is still at work, say at a slow reward; one that died is noticed at once.
+# How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
 
+T = TypeVar("T")
+
+_sharded = False  # whether the processes hold one model together: none can compute without the others
+
 
 class PeerFailed(RuntimeError):
-    """Another process of this training failed; says which, and what it met."""
+    """Another process of this training failed; says which, and why."""
 
 
 @functools.cache
@@ -78,14 +78,14 @@ def end() -> None:
 def _device() -> torch.device:
     from accelerate import PartialState
 
-    return PartialState().device  # of the one that `begin` made: they share their state
+    return PartialState().device  # all instances share the state of the one that `begin` made
 
 
 def reward_gpu(count: int) -> str:
     """The GPU of this process's rewards, where the `count` after those that train on this machine are for rewards alone."""
-    processes, own = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    processes, number = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     check_gpus(processes, count)
-    return f"cuda:{processes + own % count}"
+    return f"cuda:{processes + number % count}"
 
 
 def check_gpus(processes: int, rewards: int) -> None:
@@ -101,6 +101,14 @@ def check_gpus(processes: int, rewards: int) -> None:
             f"--reward-gpus {rewards} and a GPU for each process that trains, {processes} here, are {processes + rewards} GPUs "
             f"on each machine, and {socket.gethostname()} has {there}. Fix: fewer of either"
         )
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which rows of the whole batch a process holds: all of them, where it trains alone."""
+
+    rows: range
+    total: int
 
 
 def share(total: int) -> Share:
@@ -122,19 +130,19 @@ def rows(total: int) -> range:
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
-def meet(own: stopping.Stopped | None = None) -> None:
+def meet(stopped: stopping.Stopped | None = None) -> None:
     """Waits for the others and hears how they are.
 
     Args:
-        own: what this process was asked, for all to hear.
+        stopped: that this process was asked to stop, for the others to hear.
 
     Raises:
-        host.Stopped: a process was asked to stop.
+        Stopped: a process was asked to stop.
         PeerFailed: another process failed, or is gone.
     """
     if world() == 1:
         return
-    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(own))]
+    words = [bytes(word[word != 0].tolist()).decode(errors="replace") for word in _all(_word(stopped))]
     for number, word in enumerate(words):
         if word.startswith("failed"):
             raise _heard(PeerFailed(f"process {number} {word}"))
@@ -144,7 +152,7 @@ def meet(own: stopping.Stopped | None = None) -> None:
 
 
 def _stop_together() -> None:
-    """`stopping.check_stop` for processes that share a model: one that stopped alone would leave the others amid a forward pass."""
+    """`stopping.check_stop` of processes that hold one model together."""
     try:
         stopping.check_stop()
     except stopping.Stopped as stopped:
@@ -153,21 +161,23 @@ def _stop_together() -> None:
         meet()
 
 
-def tell(problem: BaseException) -> PeerFailed | None:
-    """Has the others hear at their next meeting what ended this process, unless they are whom it heard it from.
+def announce(problem: BaseException, while_scoring: tuple[type[BaseException], ...] = ()) -> PeerFailed | None:
+    """Lets the others hear at their next meeting what ended this process, unless it heard that from them.
 
-    Where they share a model they may be amid a forward pass, waiting for its tensors and not for a word: then only what ends
-    scoring is told, and of all else they lose the connection when this process ends.
+    Processes that hold one sharded model may be in the middle of a forward pass. They wait for its tensors then, and would take
+    a message for one. So they are sent only what ends a process between two forward passes: a stop, or an error of
+    `while_scoring`. Of any other error they learn when this process ends and its connection breaks.
+
+    Args:
+        while_scoring: errors that are raised only while pictures are scored.
 
     Returns:
-        What is wrong where nobody is left to be told.
+        What is wrong where nobody is left to hear it.
     """
-    from ..trainer.rewards.base import RewardError
-
     errors = (problem, problem.__cause__)
     if world() == 1 or any(getattr(error, "heard", False) for error in errors):
         return None
-    if terminal.agree is None or any(isinstance(error, (stopping.Stopped, RewardError)) for error in errors):
+    if not _sharded or any(isinstance(error, (stopping.Stopped, *while_scoring)) for error in errors):
         try:
             _all(_word(problem))
         except PeerFailed as lost:
@@ -210,9 +220,6 @@ def each(tensor: Tensor) -> Tensor:
     return _all(tensor)
 
 
-T = TypeVar("T", "Tensor", "Scores", "StepCredit")
-
-
 def whole(value: T) -> T:
     """The whole batch, in order, on the CPU, of what every process holds its share of: the same in each of them.
 
@@ -229,11 +236,11 @@ def whole(value: T) -> T:
 
 def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The rows of every process's tensors of one length, in order, after one meeting for all of them."""
-    own = len(next(iter(tensors.values())))
-    counts = each(torch.tensor(own)).tolist()
+    length = len(next(iter(tensors.values())))
+    counts = each(torch.tensor(length)).tolist()
     joined = {}
     for name, tensor in tensors.items():
-        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - own, *tensor.shape[1:]))]))
+        parts = _all(torch.cat([tensor, tensor.new_zeros((max(counts) - length, *tensor.shape[1:]))]))
         joined[name] = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
     return joined
 
@@ -303,7 +310,9 @@ def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    terminal.agree = _stop_together
+    global _sharded
+    _sharded = True
+    stopping.stop_only_together(_stop_together)
     options["mesh"] = init_device_mesh(_device().type, (world(),))
     for block in network.modules():
         if type(block).__name__ in (network._no_split_modules or ()):

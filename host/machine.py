@@ -1,4 +1,4 @@
-"""Which machine this is, since when it runs, where numbers of processes mean the same, and its lock on an open file."""
+"""Which machine this is and which start of it, whether a process lives, and the system's lock on an open file."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .files import open_plain
 WINDOWS = os.name == "nt"
 
 
-def _first_line(*places: str) -> str:
-    for place in places:
+def _first_line(*paths: str) -> str:
+    for path in paths:
         with contextlib.suppress(OSError):
-            return Path(place).read_text(encoding="utf-8").strip()
+            return Path(path).read_text(encoding="utf-8").strip()
     return ""
 
 
 @functools.cache
 def machine_id() -> str:
-    """What stays when a machine starts anew, and no other machine has."""
+    """A text that no other machine has, and that stays when this one restarts; empty where there is none."""
     if WINDOWS:
         import winreg
 
@@ -39,26 +39,26 @@ def machine_id() -> str:
         ):
             return winreg.QueryValueEx(key, "MachineGuid")[0]
         return ""
-    if found := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
-        return found
+    if text := _first_line("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        return text
     node = uuid.getnode()
-    # Two bits: the number was drawn, as there is no network card; or it was given by hand or by a program, as docker gives the
-    # same ones on every machine.
+    # Two bits say that this number is not the network card's: it was drawn, since there is no card, or a program set it. Docker
+    # sets the same ones on every machine.
     return "" if node >> 40 & 3 else f"{node:012x}"
 
 
 @functools.cache
 def boot() -> str:
-    """Another one at every start of the system, and the same in all containers of one kernel."""
-    if found := _first_line("/proc/sys/kernel/random/boot_id"):
-        return found
+    """A text that changes at every start of the system, and is the same in all containers of one kernel."""
+    if text := _first_line("/proc/sys/kernel/random/boot_id"):
+        return text
     import psutil
 
     return f"since {psutil.boot_time():.0f}"
 
 
 def pid_namespace() -> str:
-    """Where numbers of processes mean the same; a system without such namespaces has one."""
+    """Within one of these a process has one number; empty on a system without such namespaces."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
@@ -124,7 +124,7 @@ def locked(path: Path, wait: float) -> int | None:
 
 
 def alive(pid: object, started: object) -> bool:
-    """Whether the process of that number, born at that time, still runs: numbers are given out again."""
+    """Whether the process still runs that has that number and began at that time: numbers are used again."""
     import psutil
 
     if not isinstance(pid, int) or not isinstance(started, int | float):

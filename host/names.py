@@ -11,7 +11,7 @@ _WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *_PORTS}
 
 
 def plain_name(value: object) -> str:
-    """A new name, which becomes a folder or file on any system. Raises ValueError with the fix."""
+    """Returns a name that can become a folder or file on any system. Raises ValueError, with the fix, for any other one."""
     wrong = None
     if not isinstance(value, str) or not value.strip():
         wrong = "must be text"
@@ -33,17 +33,19 @@ def is_windows_device(name: str) -> bool:
     return name.split(".")[0].rstrip().upper() in _WINDOWS_DEVICES
 
 
-def named_place(text: str, what: str) -> tuple[str, Path]:
-    """`PLACE` or `NAME=PLACE`, as it is given on the command line; else a folder's own name, or a file's without its suffix.
+def named_path(text: str, what: str) -> tuple[str, Path]:
+    """The name and the path of `NAME=PATH` or `PATH` on a command line.
+
+    Without a name it is the folder's, or the file's without its suffix.
 
     Raises:
-        ValueError: the name is no plain one; says what it is of.
+        ValueError: that is no plain name; says `what` it was to name.
     """
-    name, equals, place = text.partition("=")
-    place = Path(place if equals else text).expanduser()
-    whole = place.resolve()  # that of "." too
+    name, equals, path = text.partition("=")
+    path = Path(path if equals else text).expanduser()
+    whole = path.resolve()  # which gives "." a name too
     name = name if equals else whole.name if whole.is_dir() else whole.stem
     try:
-        return plain_name(name), place
+        return plain_name(name), path
     except ValueError as error:
         raise ValueError(f"{what} {text!r}: the name {name!r} {error}; NAME=FILE gives another") from error

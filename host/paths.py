@@ -11,9 +11,10 @@ from .names import plain_name
 from .terminal import terminal
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
-RUNS = "OTCA_RUNS"  # a variable of the environment: the folder of runs, as a trainer hears of ComfyUI's
+RUNS = "OTCA_RUNS"  # an environment variable: the folder of runs. The page sets it for the trainer that it starts
 # Of ComfyUI's kinds of model folders, those in which people keep whole models in a folder each.
 MODEL_KINDS = ("diffusers", "diffusion_models", "clip_vision", "text_encoders", "otca_rewards")
+WEIGHT_KINDS = ("diffusion_models", "text_encoders", "vae", "loras")  # those in which a graph names single files
 
 
 def run_folder(name: str) -> Path:
@@ -31,7 +32,7 @@ def run_folder(name: str) -> Path:
 
 
 def runs_folder() -> Path:
-    """Where runs are that were not given a folder of their own: in ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
+    """Where runs are that --output gives no folder: in ComfyUI's output folder, else in $OTCA_RUNS or ./runs."""
     if comfyui.in_comfyui():
         import folder_paths
 
@@ -40,11 +41,11 @@ def runs_folder() -> Path:
 
 
 def list_runs() -> list[str]:
-    """On the canvas: names of the runs with a checkpoint, the last one first."""
+    """Names of the runs with a checkpoint, the latest first; none outside ComfyUI, where no menu asks."""
     if not comfyui.in_comfyui():
         return []
-    found = [place.parent for place in runs_folder().glob("*/checkpoints")]
-    return [folder.name for folder in sorted(found, key=_changed, reverse=True)]
+    runs = [path.parent for path in runs_folder().glob("*/checkpoints")]
+    return [folder.name for folder in sorted(runs, key=_changed, reverse=True)]
 
 
 def _changed(folder: Path) -> float:
@@ -58,7 +59,7 @@ def _changed(folder: Path) -> float:
 def list_adapters() -> list[str]:
     """LoRA files by their names in ComfyUI's folders, and runs that have saved an adapter."""
     runs = (
-        sorted(place.parent.name for place in runs_folder().glob("*/lora*.safetensors")) if comfyui.in_comfyui() else []
+        sorted(path.parent.name for path in runs_folder().glob("*/lora*.safetensors")) if comfyui.in_comfyui() else []
     )
     return [*list_weights("loras"), *dict.fromkeys(runs)]
 
@@ -75,9 +76,9 @@ def lora_folder() -> Path:
 def list_weights(kind: str) -> list[str]:
     """Names that `search.weights` knows: .safetensors files at any depth.
 
-    ComfyUI asks for them at every validation, in its one loop, and keeps its own lists until a folder changes.
+    ComfyUI asks for them at every validation, in its event loop, so its lists are used: they are kept until a folder changes.
     """
-    found = [
+    listed = [
         file.relative_to(folder).as_posix()
         for folder in _named_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
@@ -86,12 +87,12 @@ def list_weights(kind: str) -> list[str]:
         import folder_paths
 
         names = (Path(name) for name in folder_paths.get_filename_list(kind))
-        found += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
-    return list(dict.fromkeys(found))
+        listed += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
+    return list(dict.fromkeys(listed))
 
 
 def weight_folders(kind: str) -> list[Path]:
-    """Those of `weights_variable`, those of that name in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
+    """The folders of `weights_variable`, those called `kind` in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
     folders = _named_folders(kind)
     if comfyui.in_comfyui():
         import folder_paths
@@ -101,18 +102,20 @@ def weight_folders(kind: str) -> list[Path]:
 
 
 def _named_folders(kind: str) -> list[Path]:
-    """Of `weight_folders`, those that the environment names."""
+    """Those of `weight_folders` that the environment names."""
     return [*folders_of(weights_variable(kind)), *(Path(folder) / kind for folder in folders_of("OTCA_MODELS"))]
 
 
 def weights_variable(kind: str) -> str:
-    """The variable of the environment that names folders of that kind alone, as a trainer hears of ComfyUI's: apart from those
-    of other kinds, which may hold files of the same name."""
+    """The environment variable that names the folders of one kind. The page sets it for the trainer that it starts.
+
+    The kinds are kept apart, since two of them may hold files of the same name.
+    """
     return f"OTCA_MODELS_{kind.upper()}"
 
 
 def input_folders() -> list[Path]:
-    """Of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
+    """Folders of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
     folders = [*folders_of("OTCA_INPUT"), ASSETS / "prompts"]
     if comfyui.in_comfyui():
         import folder_paths
@@ -123,13 +126,13 @@ def input_folders() -> list[Path]:
 
 def list_models(marker: str) -> list[str]:
     """Names of the folders that hold a file called `marker`, up to two levels deep in `model_folders`; embedded ones last."""
-    found = [
-        place.parent.relative_to(folder).as_posix()
+    listed = [
+        path.parent.relative_to(folder).as_posix()
         for folder in model_folders()
         for pattern in (f"*/{marker}", f"*/*/{marker}")  # name/ or, as hubs have it, owner/name/
-        for place in sorted(folder.glob(pattern))
+        for path in sorted(folder.glob(pattern))
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(listed))
 
 
 def model_folders() -> list[Path]:
@@ -148,5 +151,5 @@ def model_folders() -> list[Path]:
 
 
 def folders_of(variable: str) -> list[Path]:
-    """Those that a variable of the environment lists."""
+    """The folders that an environment variable lists."""
     return [Path(part) for part in os.environ.get(variable, "").split(os.pathsep) if part]

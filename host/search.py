@@ -1,5 +1,5 @@
-"""Where the models and files that a graph names are: in ComfyUI's folders, in those of the environment, or by a path that the
-user has allowed. Nothing is downloaded but by `download`.
+"""Finds the models and files that a graph names: in ComfyUI's folders, in those of the environment, or by a path that the user
+has allowed. Only `download` downloads.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ def model(name: str, marker: str, published: str = "") -> Path:
         FileNotFoundError: says where it looked.
     """
     folders = paths.model_folders()
-    places = permissions.places(name, folders, "a model")
+    candidates = permissions.candidates(name, folders, "a model")
     if is_hub_id(name) and (cached := _in_hub_cache(name)):
-        places.append(cached)
-    for place in places:
-        if (place / marker).is_file():
-            return place
-    listed, known = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
+        candidates.append(cached)
+    for path in candidates:
+        if (path / marker).is_file():
+            return path
+    listed, models = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
     if published:
         advice = (
             f"Fix: get https://huggingface.co/{published}, and put it into ComfyUI's models/otca_rewards or a folder named "
             f"by $OTCA_MODELS, or give the path of its folder"
         )
     else:
-        listed += f", which hold {known}"
-        advice = f"Fix: give the path of its folder, choose {known}, or add a folder to search by $OTCA_MODELS"
+        listed += f", which hold {models}"
+        advice = f"Fix: give the path of its folder, choose {models}, or add a folder to search by $OTCA_MODELS"
     raise FileNotFoundError(
         f"model {name!r} was not found (no {marker} there), neither as a path nor in {listed}. {advice}"
     )
@@ -102,9 +102,9 @@ def weights(name: str, kind: str) -> Path:
         FileNotFoundError: says where it looked.
     """
     folders = [*paths.weight_folders(kind), *paths.folders_of("OTCA_MODELS")]
-    for place in permissions.places(name, folders, "weights"):
-        if place.is_file():
-            return place
+    for path in permissions.candidates(name, folders, "weights"):
+        if path.is_file():
+            return path
     looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
     raise FileNotFoundError(
         f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
@@ -125,17 +125,17 @@ def reward_file(name: str, size: str, source: str) -> Path:
         FileNotFoundError: says what is missing, how large it is, where it comes from and where to put it.
     """
     folders = paths.model_folders()
-    places = permissions.places(name, folders, "a reward model")
+    candidates = permissions.candidates(name, folders, "a reward model")
     for folder in folders:
-        places += sorted(folder.glob(f"*/{glob.escape(Path(name).name)}"))
+        candidates += sorted(folder.glob(f"*/{glob.escape(Path(name).name)}"))
     if is_hub_id(source):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(source, Path(name).name)
-        places += [Path(cached)] if isinstance(cached, str) else []
-    for place in places:
-        if place.is_file():
-            return place
+        candidates += [Path(cached)] if isinstance(cached, str) else []
+    for path in candidates:
+        if path.is_file():
+            return path
     address = f"https://huggingface.co/{source}" if is_hub_id(source) else source
     raise FileNotFoundError(
         f"{name} ({size}) was not found, neither as a path nor in {', '.join(map(str, folders))}. Fix: get it from "

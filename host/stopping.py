@@ -1,36 +1,59 @@
-"""How a training is asked to stop, and where it looks."""
+"""How a training is asked to stop: ComfyUI's button, a signal, or a file in the run's folder.
+
+`check_stop` looks for all of them, and `progress` makes a node call it at every micro-step.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import comfyui
-from .files import _mode
+from .files import is_plain_file
 from .terminal import terminal
+
+STOP = "stop"  # a run stops when somebody makes this file in its folder
 
 
 class Stopped(KeyboardInterrupt):
-    """The user asked to stop. No Exception, so that nothing that handles errors swallows it."""
+    """The user asked to stop. It is no Exception, so that nothing that handles errors swallows it."""
 
 
-class _Helper(threading.local):
+@dataclass
+class Request:
+    """What this process knows of a stop, apart from ComfyUI's button and the stop file.
+
+    Attributes:
+        signal: the number of the signal that asked for it.
+        postponed: whether a headless stop waits, see `finishing`.
+        ask: what a micro-step calls in place of `check_stop`, see `stop_only_together`.
+    """
+
+    signal: int | None = None
+    postponed: bool = False
+    ask: Callable[[], None] | None = None
+
+
+request = Request()
+
+
+class Helper(threading.local):
     """Of a thread that works for the one which runs the graph: `abandoned` is set when nobody waits for it any more."""
 
     abandoned: threading.Event | None = None
 
 
-helper = _Helper()
+helper = Helper()
 
 
 def check_stop() -> None:
-    """Raises if the user asked to stop; called at every micro-step."""
+    """Raises what `interrupts` names if the user asked to stop; called at every micro-step."""
     if helper.abandoned is not None:
-        # The thread that waits for this one looks for the rest: ComfyUI tells of an interrupt only once.
+        # The thread that waits for this one looks for the rest: ComfyUI reports an interrupt only once.
         if helper.abandoned.is_set():
             raise Stopped("the thread that began this one")
         return
@@ -38,16 +61,21 @@ def check_stop() -> None:
         import comfy.model_management
 
         comfy.model_management.throw_exception_if_processing_interrupted()
-    if terminal.stop_waits:
+    if request.postponed:
         return
-    if terminal.stop_signal is not None:
-        raise Stopped(f"signal {terminal.stop_signal}")
+    if request.signal is not None:
+        raise Stopped(f"signal {request.signal}")
     if terminal.output is not None and asks_to_stop(terminal.output):
         raise Stopped(f"the file {terminal.output / STOP}")
 
 
+def asks_to_stop(folder: Path) -> bool:
+    """Whether somebody has made the file `stop` there. A folder, a link or a pipe of that name does not count."""
+    return is_plain_file(folder / STOP)
+
+
 def interrupts() -> tuple[type[BaseException], ...]:
-    """What `check_stop` raises: an Exception in old ComfyUI, which whoever catches those must let pass."""
+    """What `check_stop` raises. In old ComfyUI it is an Exception, which a handler of errors must let pass."""
     if comfyui.in_comfyui():
         import comfy.model_management
 
@@ -55,38 +83,9 @@ def interrupts() -> tuple[type[BaseException], ...]:
     return (Stopped,)
 
 
-@contextlib.contextmanager
-def stop_signals() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step; the second one has its usual effect."""
-
-    def ask(number: int, frame: object) -> None:
-        terminal.stop_signal = number
-        signal.signal(number, previous[number])
-
-    terminal.stop_signal = None
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, ask)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def finishing() -> Iterator[None]:
-    """Within, a headless stop waits: for what a resumed run would not make up for."""
-    terminal.stop_waits = True
-    try:
-        yield
-    finally:
-        terminal.stop_waits = False
-
-
 def progress(total: int) -> Callable[[], None]:
-    """A callback for each micro-step of a node: moves ComfyUI's bar and checks whether to stop."""
-    check = terminal.agree or check_stop
+    """A callback for each of a node's `total` micro-steps: moves ComfyUI's bar and checks whether to stop."""
+    check = request.ask or check_stop
     bar = None
     if comfyui.in_comfyui():
         import comfy.utils
@@ -101,9 +100,38 @@ def progress(total: int) -> Callable[[], None]:
     return step
 
 
-STOP = "stop"  # whoever makes this file asks the run to stop
+def stop_only_together(ask: Callable[[], None]) -> None:
+    """From now on every micro-step calls `ask` in place of `check_stop`.
+
+    For processes that hold one model together: if one stopped alone, the others would wait for it in a forward pass.
+    """
+    request.ask = ask
 
 
-def asks_to_stop(folder: Path) -> bool:
-    """Whether somebody has made the file `stop` there. A folder, a link or a pipe of that name is none of ours."""
-    return stat.S_ISREG(_mode(folder / STOP))
+@contextlib.contextmanager
+def stop_signals() -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM asks to stop at the next micro-step; the second one has its usual effect."""
+
+    def ask(number: int, frame: object) -> None:
+        request.signal = number
+        signal.signal(number, previous[number])
+
+    request.signal = None
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, ask)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def finishing() -> Iterator[None]:
+    """Within it a headless stop is postponed: for work that a resumed run would not make up for."""
+    request.postponed = True
+    try:
+        yield
+    finally:
+        request.postponed = False

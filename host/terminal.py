@@ -1,29 +1,27 @@
-"""What a headless process was given on its command line."""
+"""What a headless process was given on its command line, and a quiet terminal for it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 
-class _Terminal:
-    """What a headless process was told on its command line, and the stop flag."""
+@dataclass
+class CommandLine:
+    """The options that reach deep into a training. On the canvas all of them stay as they are here."""
 
-    stop_signal: int | None = None
-    output: Path | None = None
+    output: Path | None = None  # the run's folder
     device: str | None = None
-    reward_device: str | None = None  # where rewards have a GPU of their own
-    download: bool = False  # hub ids may be fetched
-    stop_waits: bool = False
-    agree: Callable[[], None] | None = None  # of processes that can only stop together, in place of check_stop
+    reward_device: str | None = None  # where rewards have GPUs of their own
+    download: bool = False  # whether models may be downloaded from the hub
 
 
-terminal = _Terminal()
+terminal = CommandLine()
 
 
 def quiet_libraries() -> None:
-    """Leaves the terminal to our own progress: no bars from loading small files, no notes about unused weights."""
+    """Leaves the terminal to our own progress: no bars while small files are loaded, no notes about unused weights."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("DIFFUSERS_VERBOSITY", "error")
     from diffusers.utils import logging as diffusers_logging

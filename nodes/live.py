@@ -74,7 +74,7 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
         if credit and of == workflow and results.get("advantages", {}).get("credit_node") == credit:
             del results["advantages"]
     _results.setdefault((workflow, node), {})[kind] = data
-    comfyui.tell(EVENT, {"node": node, "kind": kind, "data": data})
+    comfyui.send(EVENT, {"node": node, "kind": kind, "data": data})
     return data
 
 

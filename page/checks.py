@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ..host.checks import shortened
+from ..host.text import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
     content = _json_object(await _bounded(request))
     if unknown := sorted(content.keys() - fields.keys()):
         known = ", ".join(fields) or "none"
-        raise Refused(400, f"unknown field {shortened(unknown[0])}. Fix: leave it out; the fields here are: {known}")
+        raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {known}")
     values = {}
     for name, field in fields.items():
         if name not in content:
@@ -107,7 +107,7 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
         try:
             values[name] = field.check(content[name])
         except ValueError as error:
-            raise Refused(400, f"{name} = {shortened(content[name])}: {error}") from error
+            raise Refused(400, f"{name} = {quoted(content[name])}: {error}") from error
     return values
 
 
@@ -130,7 +130,7 @@ def _json_object(content: bytes) -> dict:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise Refused(400, f"the request is not JSON ({error}). Fix: post a JSON object") from error
     if not isinstance(value, dict):
-        raise Refused(400, f"the request is {shortened(value)}. Fix: post a JSON object")
+        raise Refused(400, f"the request is {quoted(value)}. Fix: post a JSON object")
     return value
 
 
@@ -174,5 +174,5 @@ def query_number(request: web.Request, name: str, default: int | None = None) ->
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise Refused(400, f"{name} = {shortened(text)}: must be a whole number. Fix: ?{name}=0")
+        raise Refused(400, f"{name} = {quoted(text)}: must be a whole number. Fix: ?{name}=0")
     return int(text)

@@ -20,14 +20,13 @@ from typing import Any
 
 import psutil
 
-from ..host import claim, files, paths
+from ..host import claim, files, own_folders, paths
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
-from ..trainer.flow import SINGLE_FILES
 from ..trainer.run import preflight
 from ..trainer.run.layout import CANVAS, LOG, STATUS, WORKFLOW
 from ..trainer.workflow.graph import RUN_NODE, resumable
-from ..trainer.workflow.problem import Problem, told
+from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Refused
 from .runs import Run, Runs
@@ -143,7 +142,7 @@ class Jobs:
                     run.write(CANVAS, canvas)
                 self._begin(run, iterations, gpus.arguments())
             except BaseException:
-                files.remove_own(run.folder)  # else the name would be taken by a run that never began
+                own_folders.remove_own(run.folder)  # else the name would be taken by a run that never began
                 raise
         return run
 
@@ -311,7 +310,7 @@ class Jobs:
 
     def _environment(self) -> dict[str, str]:
         """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
-        kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in (*SINGLE_FILES.values(), "loras")}
+        kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
         folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
         return {
             **os.environ,
@@ -381,4 +380,4 @@ def _busy(run: Run) -> str:
 
 def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
-    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in told(problems)]
+    return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]

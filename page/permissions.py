@@ -68,6 +68,6 @@ def _as_json(want: permissions.Want) -> dict[str, Any]:
         "allowed": may,  # null: known only when the graph runs
         "rememberable": remember is not None,
         "remember": remember,  # what to post as `what` to allow it
-        "text": permissions.told(want),
+        "text": permissions.in_words(want),
         "fix": permissions.fix(want) if may is False else "",
     }

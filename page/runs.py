@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files
+from ..host import claim, files, json_files, own_folders
 from ..host.files import beside, present, put_in_place, write_text
 from ..host.machine import alive
 from ..host.names import SEPARATORS
@@ -94,7 +94,7 @@ class Runs:
             (self.folder() / name).mkdir()
         except FileExistsError:
             raise Refused(409, f"there is a run {name!r} already. Fix: resume it, or choose another name") from None
-        files.mark_own(self.folder() / name)
+        own_folders.mark_own(self.folder() / name)
         return self._run(name)
 
     def _run(self, name: str) -> Run:
@@ -423,7 +423,7 @@ def _names(row: dict, kind: str) -> list[str]:
 def _row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
     """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
     try:
-        row = files.parse(line)
+        row = json_files.parse(line)
         check(row)
     except ValueError:
         return None

@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from ..host import claim, stopping
-from ..host.files import Damaged, read_json, write_text
+from ..host.files import Damaged, write_text
+from ..host.json_files import read_json
 from ..trainer.inference import loading as sample
 from ..trainer.networks import features
 from ..trainer.pictures import plots

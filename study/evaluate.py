@@ -21,8 +21,9 @@ import numpy as np
 
 from ..host import stopping
 from ..host.checks import TEXT, TEXTS, WHOLE, check
-from ..host.files import read_json, write_text
-from ..host.names import named_place, plain_name
+from ..host.files import write_text
+from ..host.json_files import read_json
+from ..host.names import named_path, plain_name
 from ..trainer import rollout
 from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
@@ -81,7 +82,7 @@ def parse_lora(text: str) -> Method:
     Raises:
         ValueError: a name that is no plain one.
     """
-    name, place = named_place(text, "--lora")
+    name, place = named_path(text, "--lora")
     return Method(name, place / ADAPTER if place.is_dir() else place)
 
 

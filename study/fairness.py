@@ -9,7 +9,7 @@ from ..trainer.run import preflight
 from ..trainer.run.loop import only
 from ..trainer.run.record import RunError
 from ..trainer.workflow.graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
-from ..trainer.workflow.problem import errors, told
+from ..trainer.workflow.problem import bounded, errors
 from ..trainer.workflow.running import Workflow
 
 MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
@@ -42,7 +42,7 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
     """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
     for name, own in workflows.items():
         if found := errors(preflight.problems(own)):
-            raise ValueError("\n".join(f"{name}: {problem}" for problem in told(found)))
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(found)))
         for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
                 only(own, class_type)

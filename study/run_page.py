@@ -36,6 +36,7 @@ from ..trainer.run.layout import (
 )
 from ..trainer.run.record import RunError
 from ..trainer.workflow import graph, lineage
+from ..trainer.workflow.declared import read_node
 from . import diagram
 
 logger = logging.getLogger(__name__)
@@ -302,7 +303,7 @@ def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type])
 
 def _defaults(node: str, entry: dict, cls: type | None) -> dict[str, Any]:
     """What the inputs would be if nobody had set them; without those that have to be set."""
-    declared = graph.read_node(node, entry, cls).declared if cls is not None else {}
+    declared = read_node(node, entry, cls).declared if cls is not None else {}
     found = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
     return {name: default for name, default in found.items() if default is not None}
 

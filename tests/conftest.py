@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions, remembered
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -87,7 +88,7 @@ def _unpainted(request, monkeypatch):
 def _clean_process():
     """What a command line would leave behind in its process: stop flag, folders, open runs."""
     yield
-    terminal.stop_signal = terminal.output = terminal.device = terminal.reward_device = None
+    stopping.request.signal = terminal.output = terminal.device = terminal.reward_device = None
     terminal.download = False
     forget()
 

@@ -1,6 +1,6 @@
 """`python path/to/ComfyUI-OTCA …`: a plain clone runs without being installed, and shadows nothing.
 
-It also trains: that is how the sidebar starts it, see server/test_jobs.py.
+It also trains: that is how the sidebar starts it, see page/test_jobs.py.
 """
 
 from __future__ import annotations

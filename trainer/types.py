@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..host.distributed import Share
     from .flow.base import FlowModel
     from .rewards import Reward
     from .rewards.overlap import Ahead
@@ -67,14 +68,6 @@ class SamplerSettings:
         """T: `steps`, or fewer where only a fraction of those after the window is taken."""
         after = self.steps - self.window_end
         return self.window_end + math.ceil(self.fraction_after_window * after - 1e-9)  # 0.1 * 30 is a little above 3
-
-
-@dataclass(frozen=True)
-class Share:
-    """Which rows of the whole batch a process holds: all of them, where it trains alone."""
-
-    rows: range
-    total: int
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,13 @@ def host_of(url: str) -> str:
             f"the address of {parts.hostname} carries a name or password, which would be saved with the workflow. Fix: put "
             "a token into an environment variable, and name that in token_variable"
         )
-    found = HOST.fullmatch(parts.netloc.lower())
-    port = int(found["port"] or _PORTS.get(parts.scheme, 0)) if found else 0
-    if parts.scheme not in _PORTS or not found:
+    match = HOST.fullmatch(parts.netloc.lower())
+    port = int(match["port"] or _PORTS.get(parts.scheme, 0)) if match else 0
+    if parts.scheme not in _PORTS or not match:
         raise ValueError(wrong)
     if not 0 < port < 65536:
         raise ValueError(f"{shown(url)} names a port that no server has. Fix: one from 1 to 65535")
-    return f"{found['name']}:{port}"
+    return f"{match['name']}:{port}"
 
 
 def is_hub_id(name: object) -> bool:
@@ -54,9 +54,9 @@ def is_loopback(name: str) -> bool:
         return False
 
 
-def wandb_host(own: bool = False) -> str | None:
-    """Where figures go; with `own` only if it is a server that the user himself named."""
-    base = os.environ.get("WANDB_BASE_URL", "" if own else "https://api.wandb.ai")
+def wandb_host(named_only: bool = False) -> str | None:
+    """The host of Weights & Biases; with `named_only` only where the user named a server of his own."""
+    base = os.environ.get("WANDB_BASE_URL", "" if named_only else "https://api.wandb.ai")
     try:
         return host_of(base)
     except ValueError:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..names import is_windows_device
+from ..text import shortened
 
 WINDOWS = os.name == "nt"
 SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up
@@ -61,10 +62,10 @@ def remote(name: str) -> bool:
     return name[:2] in ("\\\\", "//", "\\/", "/\\")
 
 
-def inside(place: str, folder: str) -> bool:
+def inside(path: str, folder: str) -> bool:
     """Whether an absolute path is `folder` or lies below it, by their names alone."""
-    place, folder = (os.path.normcase(os.path.normpath(path)) for path in (place, folder))
-    return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
+    path, folder = (os.path.normcase(os.path.normpath(name)) for name in (path, folder))
+    return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
 class Refused(Exception):
@@ -75,7 +76,7 @@ class LeadsOut(Refused):
     """A link to a file that lies elsewhere."""
 
 
-def opened(place: Path, folders: Iterable[str], most_bytes: int) -> int:
+def opened(path: Path, folders: Iterable[str], most_bytes: int) -> int:
     """A descriptor of a regular file that lies in one of `folders`, whatever links led to it. The caller closes it.
 
     Raises:
@@ -84,19 +85,19 @@ def opened(place: Path, folders: Iterable[str], most_bytes: int) -> int:
     """
     # Without waiting, since a FIFO without a writer would make it wait for ever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-    if not stat.S_ISREG(os.stat(place).st_mode):  # opening some devices already does something
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening some devices already does something
         raise Refused("is no regular file")
-    descriptor = os.open(place, flags | getattr(os, "O_NOCTTY", 0))
+    descriptor = os.open(path, flags | getattr(os, "O_NOCTTY", 0))
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise Refused("is no regular file")
-        real = os.path.realpath(place)
+        real = os.path.realpath(path)
         lies_inside = any(inside(real, os.path.realpath(folder)) for folder in folders)
-        if not (lies_inside and os.path.samestat(os.stat(real), found)):
+        if not (lies_inside and os.path.samestat(os.stat(real), status)):
             raise LeadsOut(f"is a link out of its folder, to {real}")
-        if found.st_size > most_bytes:
-            raise Refused(f"has {found.st_size:,} bytes, and {most_bytes:,} may be read")
+        if status.st_size > most_bytes:
+            raise Refused(f"has {status.st_size:,} bytes, and {most_bytes:,} may be read")
     except BaseException:
         os.close(descriptor)
         raise
@@ -122,21 +123,21 @@ def in_time(work: Callable[[], T]) -> T:
         (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
     ]
     seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
-    told: list[tuple[bool, object]] = []
+    results: list[tuple[bool, object]] = []
 
     def run() -> None:
         try:
-            told.append((True, work()))
+            results.append((True, work()))
         except BaseException as error:
-            told.append((False, error))
+            results.append((False, error))
 
     thread = threading.Thread(target=run, name="otca reads a file", daemon=True)
     thread.start()
     thread.join(seconds)
-    if not told:
+    if not results:
         _hanging.append((thread, time.monotonic()))
         raise TimeoutError(f"could not be read within {seconds:g} s")
-    done, value = told[0]
+    done, value = results[0]
     if not done:
         raise value
     return value
@@ -144,5 +145,4 @@ def in_time(work: Callable[[], T]) -> T:
 
 def shown(name: object) -> str:
     """A name in an error: quoted, and not longer than a line or two."""
-    text = repr(name)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+    return shortened(repr(name), SHOWN)

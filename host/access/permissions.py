@@ -70,7 +70,7 @@ def check(want: Want) -> None:
         raise NotAllowed(f"{shown(want.what)} ({want.why}) {_WRONG[want.kind]}. Fix: {fix(want)}")
 
 
-def told(want: Want) -> str:
+def in_words(want: Want) -> str:
     """The want in words, as `post pictures and prompts to score.example.org:443`."""
     # What a terminal would take for more than letters is quoted.
     what = want.what[:SHOWN] if want.what.isprintable() else shown(want.what)
@@ -101,43 +101,40 @@ def fix(want: Want) -> str:
 
 def folders(why: str) -> list[str]:
     """All folders, absolute, whose files or models a workflow may name for that; also single files that the user named."""
-    own = [*map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
-    return [*known_folders(why), *own]
+    by_user = [*map(_absolute, _entries(FOLDERS, os.pathsep)), *remembered.entries()[remembered.FOLDERS]]
+    return [*known_folders(why), *by_user]
 
 
 def known_folders(why: str) -> list[str]:
     """Those that nobody has to allow, the folder where a command was typed among them. Texts lie in few of them: the hub's cache
     and the folders of models hold what others wrote, and what the user never meant to show."""
-    known = paths.input_folders() if why == PROMPTS else _model_places()
+    known = paths.input_folders() if why == PROMPTS else _model_folders()
     if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
         known.append(Path.cwd())
-    return list(dict.fromkeys(_absolute(str(place)) for place in known))
+    return list(dict.fromkeys(_absolute(str(folder)) for folder in known))
 
 
-def _model_places() -> list[Path]:
+def _model_folders() -> list[Path]:
     """ComfyUI's and the pack's own, runs, and the hub's cache."""
     from huggingface_hub import constants
 
-    from ...trainer.flow import SINGLE_FILES
-
-    kinds = {*SINGLE_FILES.values(), "loras"}
-    places = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
-    places += [folder for kind in kinds for folder in paths.weight_folders(kind)]
+    found = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
+    found += [folder for kind in paths.WEIGHT_KINDS for folder in paths.weight_folders(kind)]
     if terminal.output is not None:
-        places.append(terminal.output)
-    return places
+        found.append(terminal.output)
+    return found
 
 
 def too_wide(folder: str) -> bool:
     """Whether a folder is the root of a disk, a home folder or above it, or the system's own: too much to allow by the way."""
     home = os.path.expanduser("~")
-    systems = any(opening.inside(folder, own) for own in ("/proc", "/sys", "/dev", "/etc"))
+    systems = any(opening.inside(folder, system) for system in ("/proc", "/sys", "/dev", "/etc"))
     return os.path.dirname(folder) == folder or opening.inside(home, folder) or folder in HOMES or systems
 
 
 def _may_read(want: Want) -> bool:
     try:
-        return bool(places(want.what, [Path(folder) for folder in known_folders(want.why)], want.why))
+        return bool(candidates(want.what, [Path(folder) for folder in known_folders(want.why)], want.why))
     except NotAllowed:
         return False
 
@@ -146,7 +143,7 @@ def _may_post(want: Want) -> bool:
     what = want.what
     name = what.rpartition(":")[0]
     entries = {entry.lower() for entry in [*_entries(HOSTS, ","), *remembered.entries()[remembered.HOSTS]]}
-    return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(own=True)
+    return bool(entries & {what, name, name.strip("[]")}) or is_loopback(name) or what == wandb_host(named_only=True)
 
 
 def _may_download(want: Want) -> bool:
@@ -179,20 +176,21 @@ _WRONG = {
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def places(name: str, among: Iterable[Path], why: str) -> list[Path]:
-    """Where a file or folder of that name may lie: as a path, or in one of `among`. Only what may be read, and nothing is
-    touched: links inside those folders are the user's own.
+def candidates(name: str, among: Iterable[Path], why: str) -> list[Path]:
+    """The paths that a name may mean: the name itself, or one in a folder of `among`. Only those that may be read.
+
+    Nothing is touched, and no link followed: links inside those folders are the user's.
 
     Raises:
         NotAllowed: a path that may not be read, or a name that must not even be looked for.
     """
-    own = folders(why)
-    own += [real for folder in own if (real := os.path.realpath(folder)) != folder]
+    readable = folders(why)
+    readable += [real for folder in readable if (real := os.path.realpath(folder)) != folder]
     path = os.path.expanduser(name) if isinstance(name, str) else name
     try:
         opening.check_name(path)
     except ValueError as error:
-        if not (isinstance(path, str) and opening.remote(path) and any(opening.inside(path, one) for one in own)):
+        if not (isinstance(path, str) and opening.remote(path) and any(opening.inside(path, one) for one in readable)):
             raise NotAllowed(
                 f"{shown(name)} ({why}) is not looked for: {error}. Fix: name a file of this machine"
             ) from None
@@ -200,11 +198,13 @@ def places(name: str, among: Iterable[Path], why: str) -> list[Path]:
     for folder in among:
         below = _absolute(os.path.join(folder, path))
         meant += [below] if opening.inside(below, _absolute(str(folder))) else []
-    found = [Path(place) for place in dict.fromkeys(meant) if any(opening.inside(place, folder) for folder in own)]
-    if not found and not is_plain(path):
+    allowed_paths = [
+        Path(one) for one in dict.fromkeys(meant) if any(opening.inside(one, folder) for folder in readable)
+    ]
+    if not allowed_paths and not is_plain(path):
         want = Want(READ, name, why)
         raise NotAllowed(f"{shown(name)} ({why}) {_WRONG[READ]}. Fix: {fix(want)}")
-    return found
+    return allowed_paths
 
 
 def is_plain(name: str) -> bool:
@@ -214,7 +214,7 @@ def is_plain(name: str) -> bool:
 
 
 def open_prompts(name: str) -> tuple[Path, int]:
-    """The place and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
+    """The path and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
 
     Raises:
         NotAllowed: it may not be read, also where a link leads out of the folders.
@@ -223,18 +223,18 @@ def open_prompts(name: str) -> tuple[Path, int]:
         OSError: it cannot be read.
     """
     why, among = PROMPTS, paths.input_folders()
-    found, own = places(name, among, why), folders(why)
+    candidate_paths, readable = candidates(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.
-    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(place) in own for place in found):
+    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(path) in readable for path in candidate_paths):
         raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")
-    for place in found:
+    for path in candidate_paths:
         try:
-            return place, opening.opened(place, own, MOST_PROMPT_BYTES)
+            return path, opening.opened(path, readable, MOST_PROMPT_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except opening.Refused as refusal:
             kind = NotAllowed if isinstance(refusal, opening.LeadsOut) else ValueError
-            raise kind(f"{place} ({why}) {refusal}. Fix: put a plain {place.suffix} file there") from None
+            raise kind(f"{path} ({why}) {refusal}. Fix: put a plain {path.suffix} file there") from None
     listed = ", ".join(map(str, among))
     raise FileNotFoundError(f"file {shown(name)} was not found, neither as a path nor in {listed}")
 
@@ -247,19 +247,19 @@ def python_file(name: str) -> Path:
         FileNotFoundError: it lies in none of them.
     """
     want = Want(RUN, str(name), "a reward")
-    own = [os.path.realpath(folder) for folder in _entries(PYTHON, os.pathsep)]
-    if not own:
+    allowed_folders = [os.path.realpath(folder) for folder in _entries(PYTHON, os.pathsep)]
+    if not allowed_folders:
         raise NotAllowed(f"{shown(name)} {_WRONG[RUN]}. Fix: {fix(want)}")
+    listed = ", ".join(allowed_folders)
     try:
         opening.check_name(name)
     except ValueError as error:
-        raise NotAllowed(f"{shown(name)} is not looked for: {error}. Fix: name a file in {', '.join(own)}") from None
-    listed = ", ".join(own)
-    for folder in own:
+        raise NotAllowed(f"{shown(name)} is not looked for: {error}. Fix: name a file in {listed}") from None
+    for folder in allowed_folders:
         real = os.path.realpath(os.path.join(folder, os.path.expanduser(name)))  # an absolute path stays what it is
         if not os.path.isfile(real):
             continue
-        if real.endswith(".py") and any(opening.inside(real, one) for one in own):
+        if real.endswith(".py") and any(opening.inside(real, one) for one in allowed_folders):
             return Path(real)
         raise NotAllowed(
             f"{shown(name)} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
@@ -272,23 +272,23 @@ def python_file(name: str) -> Path:
 
 def check_token(variable: str, url: str) -> None:
     """Raises NotAllowed unless the user has said, by <variable>_HOST, that this token is for the host of `url`."""
-    where, own = host_of(url), f"{variable}_HOST"
-    wanted = os.environ.get(own, "").strip().lower()
-    if wanted not in (where, where.rpartition(":")[0]):
+    host, setting = host_of(url), f"{variable}_HOST"
+    wanted = os.environ.get(setting, "").strip().lower()
+    if wanted not in (host, host.rpartition(":")[0]):
         said = f"is for {wanted}" if wanted else "is for no host that is known"
         raise NotAllowed(
-            f"the token in {variable} {said}, and the workflow would send it to {where}. Fix: if you trust {where} with "
-            f"it, set {own}={where} where ComfyUI or otca is started; else leave token_variable empty"
+            f"the token in {variable} {said}, and the workflow would send it to {host}. Fix: if you trust {host} with "
+            f"it, set {setting}={host} where ComfyUI or otca is started; else leave token_variable empty"
         )
 
 
 # --- what the user says ---------------------------------------------------------------------------------------------
 
 
-def user_named(place: str | os.PathLike) -> None:
+def user_named(path: str | os.PathLike) -> None:
     """What the user typed on a command line is his word: if it names something that is there, that may be read. In the
     environment, so that child processes may read it too."""
-    name = os.path.expanduser(os.fspath(place))
+    name = os.path.expanduser(os.fspath(path))
     if name and os.pathsep not in name and os.path.exists(name) and os.path.dirname(_absolute(name)) != _absolute(name):
         _add(FOLDERS, os.pathsep, _absolute(name))
 
@@ -328,8 +328,8 @@ def remembers(want: Want) -> str | None:
     name = os.path.expanduser(want.what)
     if opening.remote(name) or not os.path.isabs(name):
         return None
-    place = _absolute(name)
-    folder = place if os.path.isdir(place) else os.path.dirname(place)
+    path = _absolute(name)
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
     return None if too_wide(folder) else folder
 
 
@@ -363,10 +363,10 @@ def _checked_folder(what: str) -> str:
 
 
 def _checked_host(what: str) -> str:
-    found = HOST.fullmatch(what.lower()) if isinstance(what, str) else None
-    if not found or not 0 < int(found["port"] or 0) < 65536:
+    match = HOST.fullmatch(what.lower()) if isinstance(what, str) else None
+    if not match or not 0 < int(match["port"] or 0) < 65536:
         raise ValueError("is no host with its port. Fix: for example score.example.org:443")
-    return f"{found['name']}:{int(found['port'])}"
+    return f"{match['name']}:{int(match['port'])}"
 
 
 def _checked_repository(what: str) -> str:

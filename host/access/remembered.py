@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from .. import files
+from .. import files, json_files
 from ..checks import TEXTS, maybe
 from . import opening
 
@@ -67,13 +67,13 @@ def add(name: str, value: str) -> None:
     if path is None:
         raise ValueError(f"nothing is remembered here, since {FILE}=none. Fix: allow it by the environment")
     with _adding:
-        known = _read(path)  # and not `entries`: what somebody wrote by hand, with a comma too many, is not to be lost
-        if value in known[name]:
+        lists = _read(path)  # and not `entries`: a file written by hand, with a comma too many, must not be lost
+        if value in lists[name]:
             return
-        if sum(map(len, known.values())) >= MOST_ENTRIES:
+        if sum(map(len, lists.values())) >= MOST_ENTRIES:
             raise ValueError(f"{path} has {MOST_ENTRIES} entries already. Fix: take out those that you need no more")
         path.parent.mkdir(parents=True, exist_ok=True)
-        changed = {**known, name: [*known[name], value]}
+        changed = {**lists, name: [*lists[name], value]}
         files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -81,5 +81,7 @@ def _read(path: Path) -> dict[str, list[str]]:
     """Empty lists where there is no file. Raises Damaged."""
     real = Path(os.path.realpath(path))  # a link is the user's own here
     fields = {name: maybe(TEXTS) for name in LISTS}
-    content = files.read_json(real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow anew")
+    content = json_files.read_json(
+        real, fields=fields, most_bytes=MOST_BYTES, fix="mend it, or delete it and allow again"
+    )
     return {name: (content or {}).get(name) or [] for name in LISTS}

@@ -1,4 +1,4 @@
-"""What a graph asks for outside of itself, by its nodes' WANTS: told before it runs, by `otca validate` and on the page.
+"""What a graph asks for outside of itself, by its nodes' WANTS: listed before it runs, by `otca validate` and on the page.
 
 Imports no torch.
 """
@@ -16,20 +16,20 @@ from .permissions import DOWNLOAD, POST, READ, Want, is_plain
 
 def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[Want]:
     """What the nodes of a graph in API form ask for, by their classes' WANTS. What they lack is not asked for."""
-    found: dict[Want, None] = {}
+    wants: dict[Want, None] = {}
     for node_id, entry in graph.items():
         cls, inputs = node_classes.get(entry.get("class_type")), entry.get("inputs")
         if not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
             continue
         links = {name: value for name, value in inputs.items() if isinstance(value, list)}
         constants = {name: value for name, value in inputs.items() if name != "cls" and value is not None}
-        given = constants | dict.fromkeys(links)  # None: what comes is known only when the graph runs
-        for want in cls.WANTS(**given):
+        values = constants | dict.fromkeys(links)  # None: what comes is known only when the graph runs
+        for want in cls.WANTS(**values):
             if want.input in links:
-                told = f"what node {shown(*links[want.input][:1] or [''])} hands over"
-                want = replace(want, what=told, linked=True)
-            found[replace(want, node=node_id)] = None
-    return list(found)
+                source = f"what node {shown(*links[want.input][:1] or [''])} hands over"
+                want = replace(want, what=source, linked=True)
+            wants[replace(want, node=node_id)] = None
+    return list(wants)
 
 
 def reads(value: object, why: str, input: str, always: bool = False) -> list[Want]:
@@ -53,7 +53,7 @@ def posts(url: object, why: str, input: str) -> list[Want]:
 
 
 def downloads(name: object, switch: object, input: str) -> list[Want]:
-    """For WANTS: of an input that may name a repository, and the workflow's own switch, which is only a wish."""
+    """For WANTS: of an input that may name a repository, and the workflow's own switch, which only asks for it."""
     wish = switch is None or bool(switch)
     return [Want(DOWNLOAD, name or "", "a model", input)] if wish and (name is None or is_hub_id(name)) else []
 

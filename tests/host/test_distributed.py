@@ -63,7 +63,7 @@ def test_alone_nobody_is_met():
     rows = torch.arange(3.0)
     assert distributed.whole(rows) is rows and torch.equal(distributed.each(rows), rows[None])
     distributed.meet()
-    distributed.tell(ValueError("unheard"))
+    distributed.announce(ValueError("unheard"))
 
 
 def test_rewards_take_turns_on_the_gpus_that_follow(monkeypatch):
@@ -577,7 +577,7 @@ def _stopped_amid_the_update(workflow, folder):
 
     def velocity_at(*arguments):
         if distributed.rank() == 1:
-            terminal.stop_signal = signal.SIGTERM
+            stopping.request.signal = signal.SIGTERM
         return own(*arguments)
 
     grpo.velocity_at = velocity_at

@@ -10,6 +10,7 @@ import pytest
 from comfyui_otca.host import paths, search
 from comfyui_otca.host.access.addresses import is_hub_id
 from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.flow import SINGLE_FILES
 from comfyui_otca.trainer.prompts import PromptError, read_prompts
 
 MARKER = "model_index.json"
@@ -120,3 +121,7 @@ def test_a_run_that_is_removed_while_runs_are_listed(comfyui, monkeypatch, tmp_p
     found = [tmp_path / name / "checkpoints" for name in ("gone", "here")]
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(found))
     assert paths.list_runs() == ["here", "gone"]
+
+
+def test_every_folder_that_model_files_reads_from_is_one_that_workflows_may_read():
+    assert {*SINGLE_FILES.values(), "loras"} == {*paths.WEIGHT_KINDS}

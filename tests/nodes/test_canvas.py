@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
-from comfyui_otca.host.files import read_json as read_object
+from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import live
 from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.run import ownership, record

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from comfyui_otca.host import claim
-from comfyui_otca.host.files import read_json as read_object
+from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
 from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.run import ownership, record

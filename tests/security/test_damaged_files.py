@@ -13,8 +13,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
-from comfyui_otca.host import files
-from comfyui_otca.host.terminal import terminal
+from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.study import run_page as report
 from comfyui_otca.trainer.run import checkpoint, layout, record
 from comfyui_otca.trainer.run import loop as run
@@ -44,7 +43,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
         try:
             code = main(["train", str(folder), "--resume"])
         finally:
-            terminal.output = None
+            run.terminal.output = None
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
     return go_on
@@ -110,7 +109,7 @@ def test_a_status_that_cannot_be_read(tmp_path):
 def test_a_best_that_cannot_be_read_begins_anew(tmp_path):
     place = tmp_path / "best"
     place.mkdir()
-    files.mark_own(place)
+    own_folders.mark_own(place)
     (place / "best.json").write_text('{"metric": "evaluation/sum", "value": "high", "iteration": 4}')
     opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
     opened.begin(0)
@@ -242,19 +241,19 @@ def test_a_page_leaves_out_a_picture_that_is_none(finished_run, tmp_path, caplog
 
 def test_brackets_within_texts_are_not_deep():
     deep = '{"a": "' + "[" * 500 + '\\"' + "{" * 500 + '", "b": [[1]]}'
-    assert files.parse(deep)["b"] == [[1]]
-    assert files.parse("[" * 100 + "]" * 100) is not None
+    assert json_files.parse(deep)["b"] == [[1]]
+    assert json_files.parse("[" * 100 + "]" * 100) is not None
     for text in ("[" * 101 + "]" * 101, "[" * 10**6, '{"a":' * 10**5):
         with pytest.raises(ValueError, match="nested deeper than 100"):
-            files.parse(text)
+            json_files.parse(text)
 
 
 def test_a_file_that_is_too_large_is_not_read_whole(tmp_path, monkeypatch):
     (tmp_path / "big.json").write_text("[" + "1," * 1000 + "1]")
     with pytest.raises(files.Damaged, match="big.json is larger than 0 MB. Fix: "):
-        files.read_json(tmp_path / "big.json", list, most_bytes=100)
-    assert len(files.read_json(tmp_path / "big.json", list)) == 1001
-    assert files.read_json(tmp_path / "none.json") is None
+        json_files.read_json(tmp_path / "big.json", list, most_bytes=100)
+    assert len(json_files.read_json(tmp_path / "big.json", list)) == 1001
+    assert json_files.read_json(tmp_path / "none.json") is None
 
 
 def test_a_runs_workflow_is_read_once(tmp_path, small_graph, monkeypatch, capsys):

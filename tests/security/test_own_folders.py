@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host import files, paths, stopping
+from comfyui_otca.host import files, own_folders, paths, stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.run import checkpoint, layout, record
 from comfyui_otca.trainer.run import loop as run
@@ -111,11 +111,11 @@ def test_a_foreign_folder_of_the_next_checkpoints_name(model, tmp_path):
 
 def test_a_checkpoint_that_lost_its_marker_when_it_was_copied(model, tmp_path):
     place = checkpoint.save(model, tmp_path, 1)
-    (place / files.MARKER).unlink()
+    (place / own_folders.MARKER).unlink()
     checkpoint.save(model, tmp_path, 2, keep=1)
     assert [path.name for path in tmp_path.iterdir()] == ["000002"]
-    (tmp_path / "000002" / files.MARKER).unlink()
-    (tmp_path / "000002" / files.MARKER).mkdir()  # something else of that name: it is read, and left alone
+    (tmp_path / "000002" / own_folders.MARKER).unlink()
+    (tmp_path / "000002" / own_folders.MARKER).mkdir()  # something else of that name: it is read, and left alone
     assert checkpoint.restore(model, tmp_path) == 2
     checkpoint.save(model, tmp_path, 3, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002", "000003"]
@@ -125,15 +125,15 @@ def test_a_removal_follows_no_link(tmp_path):
     precious = fill(tmp_path / "precious", {"a": b"mine"})
     own = tmp_path / "own"
     own.mkdir()
-    files.mark_own(own)
+    own_folders.mark_own(own)
     os.symlink(precious, own / "inside")
     os.symlink(own, tmp_path / "linked")
-    assert not files.remove_own(tmp_path / "linked") and own.is_dir()
-    assert files.remove_own(own) and content(precious) == {"a": b"mine"}
-    files.mark_own(precious)
-    assert files.is_own(precious)
-    (precious / files.MARKER).write_text("somebody else's")
-    assert not files.remove_own(precious)
+    assert not own_folders.remove_own(tmp_path / "linked") and own.is_dir()
+    assert own_folders.remove_own(own) and content(precious) == {"a": b"mine"}
+    own_folders.mark_own(precious)
+    assert own_folders.is_own(precious)
+    (precious / own_folders.MARKER).write_text("somebody else's")
+    assert not own_folders.remove_own(precious)
 
 
 @pytest.mark.parametrize("name", ["rewards.png", "samples/000001.png"])
@@ -203,26 +203,26 @@ def test_a_resumed_run_with_a_folder_called_stop(finished_run, tmp_path, monkeyp
 def set_aside(target, number=4711):
     """As a process leaves it that was killed after it had moved the old folder away and before it had the new one in place."""
     aside = target.with_name(f".{target.name}.{number}")
-    files.mark_own(target), target.rename(f"{aside}.old")
-    aside.mkdir(), files.mark_own(aside), fill(aside, {"half": b"new"})
+    own_folders.mark_own(target), target.rename(f"{aside}.old")
+    aside.mkdir(), own_folders.mark_own(aside), fill(aside, {"half": b"new"})
 
 
 def test_what_was_set_aside_when_a_process_was_killed_is_put_back(tmp_path):
     """Seen before: the next call removed both, and with them the best adapter."""
     target = fill(tmp_path / "best", {"lora.safetensors": b"the best"})
     set_aside(target)
-    with pytest.raises(OSError, match="full"), files.new_folder(target):
+    with pytest.raises(OSError, match="full"), own_folders.new_folder(target):
         raise OSError("the disk is full")
     assert (target / "lora.safetensors").read_bytes() == b"the best" and os.listdir(tmp_path) == ["best"]
     set_aside(target)
-    with files.new_folder(target) as aside:
+    with own_folders.new_folder(target) as aside:
         fill(aside, {"lora.safetensors": b"a better one"})
     assert (target / "lora.safetensors").read_bytes() == b"a better one" and os.listdir(tmp_path) == ["best"]
 
 
 def test_nothing_of_others_is_put_back(tmp_path):
     fill(tmp_path, {".best.4711.old/lora.safetensors": b"mine"})
-    assert not files.put_back(tmp_path / "best")
+    assert not own_folders.put_back(tmp_path / "best")
     assert list(content(tmp_path)) == [".best.4711.old/lora.safetensors"]
 
 

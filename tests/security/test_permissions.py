@@ -151,8 +151,8 @@ def test_names_of_other_machines_are_not_even_looked_for(outside, monkeypatch, f
 def test_a_share_that_the_user_named_may_be_used(outside, monkeypatch):
     monkeypatch.setattr(os.path, "abspath", lambda path: path)  # as Windows keeps such names
     monkeypatch.setenv(permissions.FOLDERS, "//server/models")
-    assert permissions.places("//server/models/flux", [], "a model")[0] == Path("//server/models/flux")
-    refused(permissions.places, "//server/other", [], "a model")
+    assert permissions.candidates("//server/models/flux", [], "a model")[0] == Path("//server/models/flux")
+    refused(permissions.candidates, "//server/other", [], "a model")
 
 
 @pytest.mark.parametrize("name", ["a\0b.txt", "x" * 300 + ".txt", "\ud800.txt", "a/" * 2000])
@@ -378,11 +378,11 @@ def test_what_a_workflow_wants(outside, small_graph, monkeypatch):
 def test_no_graph_is_too_strange_to_ask(inputs):
     for name in NODES:
         found = wants_of({"1": {"class_type": name, "inputs": inputs}, "2": {"class_type": name}}, NODES)
-        assert all(len(permissions.told(want)) < 400 for want in found)
+        assert all(len(permissions.in_words(want)) < 400 for want in found)
 
 
 def test_what_is_told_is_text_and_no_commands_to_the_terminal():
-    told = permissions.told(Want(READ, "\x1b[2Ja\n(allowed)", "prompts"))
+    told = permissions.in_words(Want(READ, "\x1b[2Ja\n(allowed)", "prompts"))
     assert told.isprintable() and "\\x1b" in told
 
 

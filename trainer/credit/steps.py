@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..types import Share, StepCredit
+from ...host.distributed import Share
+from ..types import StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -174,7 +174,7 @@ def find(source: str) -> Path:
         FileNotFoundError: nothing there, or a run that has saved nothing yet.
         ValueError: a run that trained all weights.
     """
-    places = permissions.places(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
+    places = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
     for place in places:
         adapter = place / ADAPTER if place.is_dir() else place
         if files_of(adapter):

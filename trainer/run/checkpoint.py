@@ -18,7 +18,9 @@ import torch
 
 from ...host import distributed
 from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
-from ...host.files import Damaged, is_own, mark_own, new_folder, open_plain, put_back, read_json, remove_own
+from ...host.files import Damaged, open_plain
+from ...host.json_files import read_json
+from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ..flow.lora import read_tensors, write_tensors
 
 if TYPE_CHECKING:

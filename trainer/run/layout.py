@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...host import files
+from ...host import files, json_files
 from ...host.checks import (
     FLAG,
     MOMENT,
@@ -27,10 +27,10 @@ from ...host.checks import (
     is_whole,
     maybe,
     one_of,
-    shortened,
 )
 from ...host.files import Damaged
 from ...host.stopping import STOP
+from ...host.text import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
     """
     own = FILES[name]
     try:
-        content = files.read_json(folder / name, fields=own.fields, fix=own.fix)
+        content = json_files.read_json(folder / name, fields=own.fields, fix=own.fix)
         if content is not None and own.values:
             check_values(content, own, folder / name)
     except Damaged as error:
@@ -148,7 +148,7 @@ def check_values(content: dict, own: OwnFile, path: Path) -> None:
         raise Damaged(path, f"holds nothing, and not {wanted}", own.fix)
     for name, value in content.items():
         if not good(value):
-            raise Damaged(path, f"has {shortened(name)} = {shortened(value)}, and not {wanted}", own.fix)
+            raise Damaged(path, f"has {quoted(name)} = {quoted(value)}, and not {wanted}", own.fix)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say:
     rows: list[dict] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = files.parse(line)
+            row = json_files.parse(line)
             check(row, dict, {})
             row_check(row)
             if ordered and rows and row["iteration"] <= rows[-1]["iteration"]:
@@ -202,9 +202,9 @@ def check_iteration(row: dict) -> None:
     check(row, dict, {"iteration": WHOLE})
     for name, value in row.items():
         if ("/" in name or name in _FIGURES) and not (value is None or isinstance(value, bool) or is_number(value)):
-            raise ValueError(f"has {shortened(name)} = {shortened(value)}, and not a number or null")
+            raise ValueError(f"has {quoted(name)} = {quoted(value)}, and not a number or null")
         if name.startswith(_STEP) and not name.removeprefix(_STEP).isdecimal():
-            raise ValueError(f"has {shortened(name)}, which is no step")
+            raise ValueError(f"has {quoted(name)}, which is no step")
 
 
 _STEP = "credit/step/"
@@ -220,7 +220,7 @@ def check_evaluation(row: dict) -> None:
         try:
             check(figures, dict, _MEASURED)
         except ValueError as error:
-            raise ValueError(f"{error}, of reward {shortened(name)}") from error
+            raise ValueError(f"{error}, of reward {quoted(name)}") from error
 
 
 def check_changes(row: dict) -> None:

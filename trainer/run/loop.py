@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host import claim, distributed, paths, stopping
-from ...host.files import Damaged, present, put_back
+from ...host.files import Damaged, present
+from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
+from ..rewards import RewardError
 from ..workflow.graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
@@ -66,7 +68,7 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
         with _claimed(workflow, folder, resume, take_over, say):
             return _train_in(folder, workflow, inputs, total, resume, say)
     except BaseException as error:
-        distributed.tell(error)
+        distributed.announce(error, while_scoring=(RewardError,))
         raise
 
 
@@ -144,7 +146,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             if at_end:
                 workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=given)
         except stopping.Stopped as stopped:
-            lost = distributed.tell(stopped)
+            lost = distributed.announce(stopped)
             code = _stopped(run, model, stopped, say)
             if lost:  # torchrun asked this process to stop, since another one died
                 raise lost from None
@@ -332,7 +334,7 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
     if asks_to_stop(run.folder):
         (run.folder / STOP).unlink(missing_ok=True)
     say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
-    return 128 + terminal.stop_signal if terminal.stop_signal else 0
+    return 128 + stopping.request.signal if stopping.request.signal else 0
 
 
 class _Progress:

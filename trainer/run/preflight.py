@@ -21,7 +21,8 @@ from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
 from ..types import SamplerSettings
-from ..workflow.graph import CONVERSIONS, LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, Node
+from ..workflow.declared import CONVERSIONS, Node
+from ..workflow.graph import LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
 from . import best

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import claim, comfyui, distributed, files
+from ...host import claim, comfyui, distributed, files, own_folders
 from ...host.files import flush, write_text
 from ...host.machine import alive
 from .. import rollout
@@ -159,7 +159,7 @@ class Run:
         """
         own = claim.take(folder, say=logger.warning, place="canvas")
         try:
-            files.put_back(folder / BEST)
+            own_folders.put_back(folder / BEST)
             names, given = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
             run = cls(folder, RunSettings(**{name: value for name, value in given.items() if name in names}), prompt)
         except BaseException:  # the folder is nobody's, if it cannot be this run's
@@ -376,11 +376,11 @@ class Run:
     def _own_best(self) -> None:
         """Raises NotOurs where best/ is something else; one that lost its marker when it was copied gets it back."""
         folder = self.folder / BEST
-        if not files.present(folder) or files.is_own(folder):
+        if not files.present(folder) or own_folders.is_own(folder):
             return
         if folder.is_symlink() or self.best is None:
             raise files.NotOurs(f"{folder} was not made by a training. Fix: move it elsewhere, and resume")
-        files.mark_own(folder)
+        own_folders.mark_own(folder)
 
     def _check_best(self) -> None:
         """Lets go of a best adapter that is not of this run as it is now: of later iterations, or by another metric."""
@@ -395,7 +395,7 @@ class Run:
             told = "%s is deleted, with the best by %s, %.4g at iteration %d: %s"
             figures = (self.best[name] for name in ("metric", "value", "iteration"))
             logger.warning(told, self.folder / BEST, *figures, reason)
-            files.remove_own(self.folder / BEST)
+            own_folders.remove_own(self.folder / BEST)
         self.best = None
 
     @_writing
@@ -411,7 +411,9 @@ class Run:
             return
         # A sharded model is put together by all processes, and written by one.
         with (
-            files.new_folder(self.folder / BEST) if self.writes else contextlib.nullcontext(self.folder / BEST) as aside
+            own_folders.new_folder(self.folder / BEST)
+            if self.writes
+            else contextlib.nullcontext(self.folder / BEST) as aside
         ):
             weights.save(model, aside, self._metadata())
             if self.writes:

@@ -13,19 +13,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, is_link
+from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, constants, links
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
 
 DATASET_NODE = "OTCA_PromptDataset"
-# The inputs that ComfyUI's queue advances after every prompt: another seed is the next iteration, and no change of anything.
+# The inputs that ComfyUI's queue advances after every prompt: another seed means the next iteration, and is no change.
 ADVANCING = {
     DATASET_NODE: {"index"},
     "OTCA_SDESampler": {"seed"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
-# Of which run it is, where that one began, and how it is kept: they say whose the result is, not how it is made.
+# They name the run, what it starts from and how it is kept: whose the result is, not how it is made.
 NAMES = {
     RUN_NODE: {
         *("run_name", "iterations", "checkpoint_every", "evaluate_every", "keep_checkpoints"),
@@ -45,16 +45,6 @@ _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "p
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d")
-
-
-def constants(entry: Mapping) -> dict[str, Any]:
-    """The inputs of a node that are no links."""
-    return {name: value for name, value in entry["inputs"].items() if not is_link(value)}
-
-
-def links(entry: Mapping) -> dict[str, tuple[str, int]]:
-    """The inputs of a node that come from another one: (its id, which of its outputs)."""
-    return {name: (value[0], value[1]) for name, value in entry["inputs"].items() if is_link(value)}
 
 
 def above(graph: Graph, node_id: str) -> dict[str, str]:
@@ -109,30 +99,28 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
     at = [
         {path: id_ for id_, path in above(graph, top).items()} for graph, top in zip((before, now), tops, strict=True)
     ]
-    found = []
+    differences = []
     for path in sorted(at[0].keys() | at[1].keys()):
-        old, new = (
-            graph[place[path]] if path in place else None for graph, place in zip((before, now), at, strict=True)
-        )
+        old, new = (graph[ids[path]] if path in ids else None for graph, ids in zip((before, now), at, strict=True))
         classes = [entry and entry["class_type"] for entry in (old, new)]
         if classes[0] != classes[1]:
-            found.append({"node": path, "before": classes[0], "now": classes[1]})
+            differences.append({"node": path, "before": classes[0], "now": classes[1]})
             continue
         values = [_tuned(entry) for entry in (old, new)]
         for name in sorted(values[0].keys() | values[1].keys()):
             if values[0].get(name) != values[1].get(name):
                 one = {"node": title_of(new), "input": name}
-                found.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
-    return found
+                differences.append({**one, "before": values[0].get(name), "now": values[1].get(name)})
+    return differences
 
 
 def _training_run(graph: Graph, node: str | None) -> str | None:
-    found = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
-    return node if node in found else next(iter(found), None)
+    runs = [id_ for id_, entry in graph.items() if entry["class_type"] == RUN_NODE]
+    return node if node in runs else next(iter(runs), None)
 
 
 def as_begun(graph: Graph, done: int) -> dict[str, dict]:
-    """The graph as it stood before `done` iterations: a training that goes on from it has the same seeds as the canvas."""
+    """The graph as it stood before `done` iterations: a training that continues from it has the same seeds as the canvas."""
     begun = {}
     for id_, entry in graph.items():
         names = ADVANCING.get(entry["class_type"], set()) & constants(entry).keys()
@@ -152,7 +140,7 @@ def change_line(change: Mapping[str, Any]) -> str:
 
 def _deciding(graph: Graph, node_id: str) -> set[str]:
     """The foreign nodes that something structural comes from: an edge of ours, or a structural input."""
-    found: set[str] = set()
+    deciding: set[str] = set()
     for id_ in reversed(list(_sources_first(graph, node_id))):  # each after all that it is needed by
         entry = graph[id_]
         ours = entry["class_type"].startswith(PREFIX)
@@ -161,9 +149,9 @@ def _deciding(graph: Graph, node_id: str) -> set[str]:
             names = names | {name for name in entry["inputs"] if _EDGE.fullmatch(name)}
         for name, (source, _) in links(entry).items():
             foreign = source in graph and not graph[source]["class_type"].startswith(PREFIX)
-            if foreign and (name in names if ours else id_ in found):
-                found.add(source)
-    return found
+            if foreign and (name in names if ours else id_ in deciding):
+                deciding.add(source)
+    return deciding
 
 
 def _structural_names(entry: Mapping) -> set[str]:

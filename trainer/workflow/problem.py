@@ -1,30 +1,26 @@
-"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes in every place."""
+"""What is wrong with a workflow, as text of bounded length: a stranger's graph may hold megabytes anywhere."""
 
 from __future__ import annotations
 
+import difflib
 import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_TOLD = 50  # problems in one answer
+from ...host.text import shortened
+
+MOST_PROBLEMS = 50  # problems in one answer
 MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
 MOST_OF_A_VALUE = 200
-
-
-def shortened(text: str, most: int) -> str:
-    """At most so many characters; what is left out is in the middle, since a path or a message ends with what matters."""
-    if len(text) <= most:
-        return text
-    end = most // 3
-    return f"{text[: most - end - 3]} … {text[-end:]}"
+LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
 
 
 @dataclass(frozen=True)
 class Problem:
     """One thing to change before the workflow can run. `node_id` is None where it concerns the whole graph.
 
-    Whoever shows it need not think of its length: all texts are shortened here, and `value` where it becomes text.
+    All texts are shortened here, and `value` where it becomes text, so nothing that shows it need care for its length.
     """
 
     node_id: str | None
@@ -54,15 +50,15 @@ class WorkflowError(ValueError):
 
     def __init__(self, problems: Sequence[Problem]):
         self.problems = problems
-        super().__init__("\n".join(map(str, told(problems))))
+        super().__init__("\n".join(map(str, bounded(problems))))
 
 
-def told(problems: Sequence[Problem]) -> list[Problem]:
+def bounded(problems: Sequence[Problem]) -> list[Problem]:
     """The first of many problems, errors before warnings, and how many more there are."""
-    if len(problems) <= MOST_TOLD:
+    if len(problems) <= MOST_PROBLEMS:
         return list(problems)
-    shown = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_TOLD]
-    return [*shown, general(f"and {len(problems) - MOST_TOLD} more problems", "mend these first")]
+    first = sorted(problems, key=lambda problem: problem.severity != "error")[:MOST_PROBLEMS]
+    return [*first, general(f"and {len(problems) - MOST_PROBLEMS} more problems", "mend these first")]
 
 
 def general(message: str, fix: str) -> Problem:
@@ -71,6 +67,7 @@ def general(message: str, fix: str) -> Problem:
 
 
 def refusal(message: str, fix: str) -> WorkflowError:
+    """An error of the graph as a whole, to raise."""
     return WorkflowError([general(message, fix)])
 
 
@@ -80,7 +77,7 @@ def errors(problems: Iterable[Problem]) -> list[Problem]:
 
 @dataclass(frozen=True)
 class Misfit:
-    """An input's value that cannot be taken, told by who knows neither the node nor its id."""
+    """A value that an input cannot take, said by a function that does not know which node it is of."""
 
     input: str
     message: str
@@ -88,3 +85,16 @@ class Misfit:
 
     def __str__(self) -> str:
         return f"{self.message}. Fix: {self.fix}"
+
+
+def did_you_mean(name: Any, known: Iterable[Any]) -> str:
+    """The beginning of a fix: the known name that is closest to a wrong one; empty where none is close."""
+    close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, known)), n=1)
+    return f"did you mean {close[0]}? " if close else ""
+
+
+def suggest(name: Any, known: Iterable[Any]) -> str:
+    """A fix: what there is instead of `name`, the closest first."""
+    known = list(known)
+    listed = ", ".join(map(str, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    return f"{did_you_mean(name, known)}use one of: {listed or '(there is none)'}"

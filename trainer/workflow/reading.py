@@ -81,15 +81,15 @@ def api_graph(graph: Any) -> dict[str, dict]:
         )
     problems = []
     for node_id, entry in graph.items():
-        known = entry if isinstance(entry, dict) else {}
-        if not isinstance(known.get("class_type"), str) or not isinstance(known.get("inputs"), dict):
+        node = entry if isinstance(entry, dict) else {}
+        if not isinstance(node.get("class_type"), str) or not isinstance(node.get("inputs"), dict):
             message = f"entry {node_id!r} is not a node: {reprlib.repr(entry)} lacks class_type or inputs"
             problems.append(general(message, EXPORT_HELP))
         else:
             problems += _unfit_parts(node_id, entry)
     if problems:
         raise WorkflowError(problems)
-    # a prompt inside a PNG also carries the results of IS_CHANGED, which are of that day and may be NaN
+    # a prompt inside a PNG also carries the results of IS_CHANGED, which hold for that day only and may be NaN
     return {
         node_id: {key: copy.deepcopy(value) for key, value in entry.items() if key != "is_changed"}
         for node_id, entry in graph.items()
@@ -97,14 +97,15 @@ def api_graph(graph: Any) -> dict[str, dict]:
 
 
 def _unfit_parts(node_id: str, entry: dict) -> list[Problem]:
-    """What in an entry nothing here could copy, show or write down again."""
+    """Values that cannot be copied, shown or saved: nested too deep, or text that is no Unicode."""
     parts = [(None, node_id, 1), *((key, value, 2) for key, value in entry.items() if key != "inputs")]
     parts += [(name, (name, value), 2) for name, value in entry["inputs"].items()]
-    found = []
+    problems = []
     for name, value, level in parts:
-        if told := _unfit(value, level):
-            found.append(Problem(str(node_id), title(entry), name, None, told, f"give another value, or {EXPORT_HELP}"))
-    return found
+        if message := _unfit(value, level):
+            fix = f"give another value, or {EXPORT_HELP}"
+            problems.append(Problem(str(node_id), title(entry), name, None, message, fix))
+    return problems
 
 
 def _unfit(value: Any, level: int) -> str | None:

@@ -12,7 +12,6 @@ import torch
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import distributed, stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.study import analyze as module
 from comfyui_otca.study.analyze import ALIKE, analyze, markdown, pooled_pearson
@@ -168,7 +167,7 @@ def test_a_stop_leaves_nothing_behind(small_graph, tmp_path, monkeypatch, capsys
     (tmp_path / "workflow.json").write_text(json.dumps(small_graph()))
 
     def stop(total):
-        terminal.stop_signal = 2
+        stopping.request.signal = 2
         raise stopping.Stopped("signal 2")
 
     monkeypatch.setattr(stopping, "progress", stop)

@@ -170,7 +170,7 @@ def test_a_stop_is_passed_on(both, child, monkeypatch, tmp_path):
     children = []
 
     def ends(folder, log):
-        terminal.stop_signal = signal.SIGTERM
+        stopping.request.signal = signal.SIGTERM
 
     child.ends = staticmethod(ends)
     monkeypatch.setattr(child, "terminate", lambda self: (children.append(self.folder), setattr(self, "stopped", True)))

@@ -21,7 +21,7 @@ from comfyui_otca.trainer.credit.proxies import similarity
 from comfyui_otca.trainer.flow.base import Condition
 from comfyui_otca.trainer.groups import gain_advantages, total_reward
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
-from comfyui_otca.trainer.types import SamplerSettings, Scores, Share, Trajectories
+from comfyui_otca.trainer.types import SamplerSettings, Scores, Trajectories
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 NAN = float("nan")
@@ -83,7 +83,7 @@ def walk(latents, trained, groups=None, shared_noise=True, batch_size=0):
         stds=(0.1,) * 3,
         log_probs=torch.zeros(len(latents), len(trained)),
         groups=groups,
-        share=Share(range(len(latents)), len(latents)),
+        share=distributed.Share(range(len(latents)), len(latents)),
         prompts=("zero", "one"),
         settings=settings,
         policy_version=0,

@@ -10,13 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comfyui_otca.host.distributed import Share
 from comfyui_otca.trainer import grpo
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit import sampled_steps
 from comfyui_otca.trainer.credit.sampled_steps import draw, drawn, generator, inclusion
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.types import Scores, Share
+from comfyui_otca.trainer.types import Scores
 
 NAN = float("nan")
 STILL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)

@@ -18,7 +18,6 @@ from PIL import Image
 
 from comfyui_otca.assets.examples import reward_server
 from comfyui_otca.host import stopping
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes.external_rewards import RewardHTTP
 from comfyui_otca.trainer.rewards import http
 from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
@@ -349,7 +348,7 @@ def stop_while(reward, started):
 
     def ask_to_stop():
         assert started.wait(30)
-        terminal.stop_signal = 2
+        stopping.request.signal = 2
 
     asking = threading.Thread(target=ask_to_stop)
     asking.start()
@@ -394,7 +393,7 @@ def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
 
 def test_an_evaluation_ends_before_a_headless_stop(answering):
     url, _ = answering({"scores": [1, 2, 3]})
-    terminal.stop_signal = 2
+    stopping.request.signal = 2
     with stopping.finishing():
         assert ask(url).tolist() == [1.0, 2.0, 3.0]
 

@@ -220,13 +220,13 @@ def test_a_stop_ends_the_thread_too(overlapped, calls):
         made.append(None)
         if len(made) == calls:
             assert reward.began.wait(PATIENCE)
-            terminal.stop_signal = signal.SIGINT
+            stopping.request.signal = signal.SIGINT
         if len(made) < 12:
             stopping.check_stop()
 
     with pytest.raises(stopping.Stopped, match="signal 2"):
         overlapped(own, on_step)
-    terminal.stop_signal = None
+    stopping.request.signal = None
     assert own.take(torch.zeros(1), [reward]) is None
 
 

@@ -13,7 +13,6 @@ import torch
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions
-from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.external_rewards import RewardPython
 from comfyui_otca.trainer.rewards.base import RewardError, score
@@ -303,6 +302,6 @@ def test_a_wrong_number_of_scores(allowed):
 def test_stopping_from_within(allowed):
     write(allowed, "from comfyui_otca.host import stopping\ndef score(images, prompts):\n    stopping.check_stop()\n")
     reward = PythonReward(file="mine.py")
-    terminal.stop_signal = 2
+    stopping.request.signal = 2
     with pytest.raises(stopping.Stopped):
         score([reward], IMAGES, PROMPTS)

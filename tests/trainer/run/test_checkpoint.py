@@ -11,7 +11,7 @@ import shutil
 import pytest
 import torch
 
-from comfyui_otca.host import distributed, files
+from comfyui_otca.host import distributed, own_folders
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.flow import lora
@@ -121,7 +121,7 @@ def test_unfinished_folders_are_not_seen_and_swept_up(model, tmp_path):
     assert checkpoint.restore(model, tmp_path / "nowhere") == 0
     checkpoint.save(model, tmp_path, 4)
     (tmp_path / ".000005.123").mkdir()
-    files.mark_own(tmp_path / ".000005.123")
+    own_folders.mark_own(tmp_path / ".000005.123")
     (tmp_path / ".000005.123" / "state.json").write_text("{}")
     assert checkpoint.restore(model, tmp_path) == 4
     checkpoint.save(model, tmp_path, 6)
@@ -256,7 +256,7 @@ def test_everything_is_flushed_before_it_appears(model, step, tmp_path, monkeypa
 
 def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
     target = tmp_path / "best"
-    with files.new_folder(target) as aside:
+    with own_folders.new_folder(target) as aside:
         (aside / "a").write_text("old")
     replace = os.replace
 
@@ -266,7 +266,7 @@ def test_a_rename_that_fails_puts_the_old_one_back(tmp_path, monkeypatch):
         replace(source, place)
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(OSError, match="Read-only"), files.new_folder(target) as aside:
+    with pytest.raises(OSError, match="Read-only"), own_folders.new_folder(target) as aside:
         (aside / "a").write_text("new")
     assert (target / "a").read_text() == "old" and list(tmp_path.iterdir()) == [target]
 

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.host import claim, files, stopping
+from comfyui_otca.host import claim, own_folders, stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.trainer import grpo, rollout
@@ -68,7 +68,7 @@ def otca(capsys):
 
     def run(*arguments):
         record._open.clear()
-        terminal.stop_signal = terminal.output = None
+        stopping.request.signal = terminal.output = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()
         return code, printed.out, printed.err
@@ -94,7 +94,7 @@ def test_a_runs_folder(finished_run, small_graph):
     assert json.loads(metadata["prompt"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
     assert [place.name for place in checkpoint.complete(finished_run / "checkpoints")] == ["000004", "000006"]
     assert list((finished_run / "tensorboard").glob("events.*"))
-    left = {path.name for path in finished_run.rglob(".*")} - {files.MARKER}
+    left = {path.name for path in finished_run.rglob(".*")} - {own_folders.MARKER}
     assert not left, "nothing half-written stays behind"
     assert not (finished_run / "claim.json").exists() and claim.holder(finished_run) is None
     assert not (finished_run / "stop").exists()
@@ -286,7 +286,7 @@ def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
     def score(images):
         calls.append(len(images))
         if len(calls) == 2:  # the evaluation before training: two prompts, two seeds
-            terminal.stop_signal = signal.SIGINT
+            stopping.request.signal = signal.SIGINT
         stopping.check_stop()
         return images.mean((1, 2, 3))
 
@@ -298,7 +298,7 @@ def test_a_stop_lets_a_reward_finish_its_evaluation(small_graph, tmp_path):
 
 def test_a_stop_amid_the_scoring(small_graph, tmp_path):
     def score(images):
-        terminal.stop_signal = signal.SIGINT
+        stopping.request.signal = signal.SIGINT
         stopping.check_stop()
 
     terminal.output = tmp_path / "run"

@@ -659,6 +659,13 @@ def test_validate_inputs_message_and_fix(kit):
     assert str(problem) == 'node 1 "First", input value = 1: value is odd. Fix: use 2'
 
 
+def test_validate_inputs_that_names_an_input_is_about_that_one_alone(kit):
+    """ComfyUI marks every input that the function takes: one missing file was three to five errors."""
+    function = staticmethod(lambda color, mode, name: "name: there is no file x. Fix: choose another one")
+    problem = only(validated(kit[0], "OTCA_Options", function, {"1": options()}))
+    assert (problem.input, problem.message, problem.fix) == ("name", "there is no file x.", "choose another one")
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

@@ -1,0 +1,85 @@
+"""Folders that we made, and so may remove: each holds a marker, and nothing without one is ever removed or written over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import files
+from .files import Damaged, NotOurs, open_plain, present, put_in_place, read_bytes
+
+MARKER = ".otca"
+_MADE = b"made by otca, which removes this folder when it is not needed any more\n"
+
+
+def mark_own(folder: Path) -> None:
+    """Marks a folder as ours, before anything else is written there."""
+    with os.fdopen(open_plain(folder / MARKER, os.O_WRONLY | os.O_CREAT), "wb") as file:
+        file.truncate()  # only now, when the file is known to be no link
+        file.write(_MADE)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether we made that folder. A link to one is not ours, nor is a folder whose marker somebody else wrote."""
+    try:
+        return stat.S_ISDIR(os.lstat(folder).st_mode) and read_bytes(folder / MARKER, len(_MADE)) == _MADE
+    except (OSError, Damaged):
+        return False
+
+
+def remove_own(folder: Path) -> bool:
+    """Removes a folder that we made, following no link in it, and leaves any other one. Returns whether it is gone."""
+    if not is_own(folder):
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+def put_back(target: Path) -> bool:
+    """Gives a folder its name back, where `new_folder` had set it aside and was killed before the new one had that name.
+
+    Returns whether it did.
+    """
+    left = [] if present(target) else [path for path in target.parent.glob(f".{target.name}.*.old") if is_own(path)]
+    if left:
+        put_in_place(max(left, key=lambda path: path.stat().st_mtime), target)
+    return bool(left)
+
+
+@contextlib.contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill. When that is done, it and all in it are flushed to disk, and it replaces `target`.
+
+    A failure leaves `target` as it was. What a killed process left beside it is put back or removed.
+
+    Raises:
+        NotOurs: `target` is there, and we did not make it.
+    """
+    if present(target) and not is_own(target):
+        raise NotOurs(f"{target} was not made by a training, and is left alone. Fix: move it elsewhere")
+    if target.parent.is_dir():
+        put_back(target)
+        for left in target.parent.glob(f".{target.name}.*"):
+            remove_own(left)
+    aside, old = (target.with_name(f".{target.name}.{os.getpid()}{ending}") for ending in ("", ".old"))
+    aside.mkdir(parents=True)
+    mark_own(aside)
+    try:
+        yield aside
+        for path in [*aside.rglob("*"), aside]:
+            files.flush(path)
+        if target.is_dir():
+            put_in_place(target, old)
+        put_in_place(aside, target)
+        files.flush(target.parent)
+    except BaseException:
+        if old.is_dir() and not target.is_dir():
+            put_in_place(old, target)
+        raise
+    finally:
+        for path in (aside, old):
+            remove_own(path)

@@ -1,0 +1,142 @@
+"""What is wrong with a graph by what its node classes declare: classes, links, choices, ranges, cycles, VALIDATE_INPUTS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from graphlib import CycleError
+from typing import Any
+
+from .declared import DeclaredGraph, Node, type_name, types_match
+from .graph import PREFIX
+from .problem import Problem, errors, general, suggest
+
+
+def graph_problems(graph: DeclaredGraph, targets: tuple[str, ...]) -> Iterator[Problem]:
+    """Every problem of what would run (the targets and their ancestors), warnings included."""
+    yield from _class_problems(graph)
+    if not targets:
+        yield general("no output node, so there is nothing to run", "add one, for example Training Run")
+    needed = graph.ancestors(targets)
+    for node_id, node in graph.nodes.items():
+        if node_id in needed:
+            yield from node_problems(graph, node)
+    while True:  # every cycle that shares no node with one already found
+        try:
+            graph.order(needed)
+            return
+        except CycleError as error:
+            cycle = error.args[1]
+            message = f"the nodes {' -> '.join(cycle)} form a cycle"
+            yield graph.problem(cycle[0], None, None, message, "remove one of these links")
+            needed -= set(cycle)
+
+
+def _class_problems(graph: DeclaredGraph) -> Iterator[Problem]:
+    # a PreviewImage at the end of a canvas must not stop a training; what our own nodes read from must exist
+    read_from = {source for node in graph.nodes.values() for source, _ in node.links.values()}
+    for node_id, entry in graph.entries.items():
+        class_type = entry["class_type"]
+        if node_id in graph.nodes:
+            continue
+        if class_type.startswith(PREFIX) or node_id in read_from:
+            fix = suggest(class_type, graph.node_classes)
+            yield graph.problem(node_id, None, None, f"unknown node class {class_type}", fix)
+        else:
+            message = f"left out, since class {class_type} is not known here and no known node needs it"
+            yield graph.problem(node_id, None, None, message, "", "warning")
+
+
+def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
+    problems = []
+    for name, declaration in node.declared.items():
+        if declaration.required and name not in node.given:
+            problems.append(graph.problem(node.id, name, None, "required input is missing", declaration.wanted))
+    for name, value in node.given.items():
+        if name not in node.declared:
+            fix = suggest(name, node.declared)
+            problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
+        elif name in node.unreadable:
+            fix = node.declared[name].wanted
+            problems.append(graph.problem(node.id, name, value, node.unreadable[name], fix))
+        elif name in node.links:
+            problems += _link_problems(graph, node, name)
+        elif not node.judges(name):
+            problems += value_problems(graph, node, name, node.constants[name])
+    failed = {problem.input for problem in errors(problems)}
+    if not any(node.judges(name) for name in failed):  # else it would stumble over what is already reported
+        problems += _own_problems(graph, node)
+    return problems
+
+
+def _link_problems(graph: DeclaredGraph, node: Node, name: str) -> Iterator[Problem]:
+    (source, index), declaration = node.links[name], node.declared[name]
+    if source not in graph.entries:
+        yield graph.problem(node.id, name, [source, index], f"there is no node {source}", declaration.wanted)
+    if source not in graph.nodes:
+        return  # an unknown class is reported as such
+    returned, origin = graph.nodes[source].cls.RETURN_TYPES, f'node {source} "{graph.title(source)}"'
+    message = ""
+    if not 0 <= index < len(returned):
+        message = f"{origin} has {len(returned)} outputs, counted from 0: there is no output {index}"
+    elif "input_types" not in node.validates and not types_match(returned[index], declaration):
+        message = f"takes {declaration.type_name}, but output {index} of {origin} is {type_name(returned[index])}"
+    if message:
+        yield graph.problem(node.id, name, [source, index], message, f"connect a {declaration.type_name}")
+
+
+def value_problems(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Iterator[Problem]:
+    """What is wrong with the value of an input by its declaration alone: its choices and its range."""
+    declaration = node.declared[name]
+    if not declaration.offers(value):
+        yield not_a_choice(graph, node, name, value)
+    low, high = declaration.options.get("min"), declaration.options.get("max")
+    if isinstance(value, int | float):  # written so that NaN fails too
+        if low is not None and not value >= low:
+            yield graph.problem(node.id, name, value, f"must be at least {low}", declaration.wanted)
+        if high is not None and not value <= high:
+            yield graph.problem(node.id, name, value, f"must be at most {high}", declaration.wanted)
+
+
+def not_a_choice(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Problem:
+    fix = suggest(value, node.declared[name].choices)
+    return graph.problem(node.id, name, value, "not one of the choices", fix)
+
+
+# --- the node's own VALIDATE_INPUTS -----------------------------------------------------------------------------------
+
+
+def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
+    """What VALIDATE_INPUTS says, called the way ComfyUI calls it; one problem, where ComfyUI marks every input it takes."""
+    if not node.validates and not node.validates_all:
+        return
+    arguments = {name: value for name, value in graph.static_arguments(node).items() if node.judges(name)}
+    if "input_types" in node.validates:
+        arguments["input_types"] = _linked_types(graph, node)
+    try:
+        answer = node.cls.VALIDATE_INPUTS(**arguments)
+    except Exception as error:
+        answer = f"VALIDATE_INPUTS raised {type(error).__name__}: {error}"
+    if answer is True:
+        return
+    answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
+    message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
+    name = _input_of(message, [name for name in arguments if name in node.constants])
+    wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
+    yield graph.problem(node.id, name, node.constants.get(name), message.removeprefix(f"{name}: "), fix or wanted)
+
+
+def _linked_types(graph: DeclaredGraph, node: Node) -> dict[str, Any]:
+    types = {}
+    for name, (source, index) in node.links.items():
+        returned = graph.nodes[source].cls.RETURN_TYPES if source in graph.nodes else ()
+        if 0 <= index < len(returned):
+            types[name] = returned[index]
+    return types
+
+
+def _input_of(message: str, names: list[str]) -> str | None:
+    """The input that a message is about: the one that it begins with, else the only one that it mentions, else the only one."""
+    about = [name for name in names if re.match(rf"{re.escape(name)}\b", message)]
+    about = about or [name for name in names if re.search(rf"\b{re.escape(name)}\b", message)] or names
+    return about[0] if len(about) == 1 else None

@@ -1,0 +1,317 @@
+"""A graph whose nodes were read by their classes: what each input takes (INPUT_TYPES), and what the graph gives for it.
+
+A constant is converted more strictly than ComfyUI does it, where its conversion would hide a mistake (2.7 to 2, "false" to True).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+from typing import Any
+
+from . import graph
+from .graph import PREFIX, is_link, wrapped
+from .problem import Problem, WorkflowError, did_you_mean, refusal, suggest
+
+BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """One input of INPUT_TYPES. `type`: a name, a union "A,B", "*", or the list of a combo's values."""
+
+    type: Any
+    options: Mapping[str, Any]
+    required: bool
+
+    @property
+    def choices(self) -> list | None:
+        if isinstance(self.type, list | tuple):
+            return list(self.type)
+        return list(self.options.get("options", [])) if self.type == "COMBO" else None
+
+    def offers(self, value: Any) -> bool:
+        return self.choices is None or value in self.choices
+
+    @property
+    def type_name(self) -> str:
+        return type_name(self.type)
+
+    @property
+    def wanted(self) -> str:
+        """What this input takes, in words."""
+        if self.choices is not None:
+            return suggest("", self.choices)
+        if self.type not in CONVERSIONS:
+            return f"connect a {self.type_name}"
+        words = {"min": "from", "max": "to", "default": "default"}
+        limits = [f" {word} {self.options[key]}" for key, word in words.items() if key in self.options]
+        return f"give {self.type_name}{''.join(limits)}"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a known class. Each input that the graph gives is a constant, a link, unreadable (with why) or not declared."""
+
+    id: str
+    entry: dict
+    cls: type
+    declared: dict[str, Declaration]
+    hidden: Mapping[str, str]
+    validates: list[str]  # parameters of VALIDATE_INPUTS …
+    validates_all: bool  # … and whether it takes **kwargs
+    constants: dict[str, Any]
+    links: dict[str, tuple[str, int]]
+    unreadable: dict[str, str]
+
+    @property
+    def class_type(self) -> str:
+        return self.entry["class_type"]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        return self.entry["inputs"]
+
+    def judges(self, input_name: str) -> bool:
+        """Whether VALIDATE_INPUTS takes this input. ComfyUI then leaves its range and choices to it."""
+        return self.validates_all or input_name in self.validates
+
+
+def read_node(node_id: str, entry: dict, cls: type) -> Node:
+    """A node's entry in API form, read by what its class says in INPUT_TYPES and VALIDATE_INPUTS."""
+    types, given = cls.INPUT_TYPES(), entry["inputs"]
+    declared: dict[str, Declaration] = {}
+    for section in ("required", "optional"):
+        table = types.get(section, {})
+        for name in dict.fromkeys([*table, *given]):  # a table may answer for names that it does not list
+            if name in table and name not in declared:
+                type_, options = (*table[name], {})[:2]
+                declared[name] = Declaration(type_, options, section == "required")
+    constants, links, unreadable = {}, {}, {}
+    for name in [name for name in given if name in declared]:
+        if is_link(given[name]):
+            links[name] = tuple(given[name])
+            continue
+        try:
+            constants[name] = convert(_unwrapped(given[name]), declared[name])
+        except ValueError as error:
+            unreadable[name] = str(error)
+    validates, validates_all = _judged(getattr(cls, "VALIDATE_INPUTS", None))
+    hidden = types.get("hidden", {})
+    return Node(node_id, entry, cls, declared, hidden, validates, validates_all, constants, links, unreadable)
+
+
+@functools.lru_cache(maxsize=256)
+def _judged(function: Callable | None) -> tuple[list[str], bool]:
+    """Parameters of a VALIDATE_INPUTS, and whether it takes any others too."""
+    specification = inspect.getfullargspec(function or (lambda: True))
+    return specification.args, specification.varkw is not None
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list):
+        raise ValueError('neither a link nor a value, since lists are exported as {"__value__": [...]}')
+    value = value["__value__"] if isinstance(value, dict) and "__value__" in value else value
+    if value is None:  # by which ComfyUI tells VALIDATE_INPUTS of a link
+        raise ValueError("null is no value")
+    return value
+
+
+# --- all nodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DeclaredGraph:
+    """A graph in API form with its node classes.
+
+    Attributes:
+        entries: {id: node in API form}, those of unknown classes too.
+        node_classes, display_names: by class name.
+        nodes: {id: node} of known classes.
+    """
+
+    entries: Mapping[str, dict]
+    node_classes: Mapping[str, type]
+    display_names: Mapping[str, str]
+    nodes: Mapping[str, Node]
+
+    @classmethod
+    def read(cls, entries, node_classes, display_names) -> DeclaredGraph:
+        """Asks every class for its inputs, whose choices may be files and so may change."""
+        nodes = {
+            node_id: read_node(node_id, entry, node_classes[entry["class_type"]])
+            for node_id, entry in entries.items()
+            if entry["class_type"] in node_classes
+        }
+        return cls(entries, node_classes, display_names, nodes)
+
+    def overridden(self, overrides: Mapping[tuple[str, str], Any]) -> DeclaredGraph:
+        """The graph with other constants: {(node id, input): value}. Raises WorkflowError for what there is not."""
+        nodes = dict(self.nodes)
+        for (node_id, name), value in overrides.items():
+            if node_id not in nodes:
+                raise refusal(f"override of unknown node {node_id!r}", suggest(node_id, nodes))
+            node = nodes[node_id]
+            self.declaration(node, name, value)
+            entry = {**node.entry, "inputs": {**node.given, name: wrapped(value)}}
+            nodes[node_id] = read_node(node_id, entry, node.cls)
+        return replace(self, nodes=nodes)
+
+    def title(self, node_id: str) -> str:
+        return graph.title(self.entries[node_id], self.display_names)
+
+    def find(self, class_type: str) -> list[str]:
+        """Ids of the nodes of that class, given with or without the OTCA_ prefix."""
+        wanted = (class_type, PREFIX + class_type)
+        return [node_id for node_id, entry in self.entries.items() if entry["class_type"] in wanted]
+
+    def output_nodes(self) -> tuple[str, ...]:
+        """Ids of the OUTPUT_NODEs: what `run` runs, with all that it needs."""
+        return tuple(node.id for node in self.nodes.values() if getattr(node.cls, "OUTPUT_NODE", False) is True)
+
+    def resolve(self, name: str) -> Node:
+        """The node that `name` means: ids win over titles, titles over classes. Raises WorkflowError."""
+        titled = [node_id for node_id in self.entries if self.title(node_id) == name]
+        matches = [name] if name in self.entries else titled or self.find(name)
+        if len(matches) > 1:
+            raise refusal(f"{name!r} means several nodes", f"use one of the ids {', '.join(matches)}")
+        if not matches:
+            close = did_you_mean(name, [word for id_ in self.entries for word in (id_, self.title(id_))])
+            listed = ", ".join(f'{node_id} "{self.title(node_id)}"' for node_id in self.entries)
+            raise refusal(f"there is no node {name!r}", f"{close}use one of: {listed}")
+        if matches[0] not in self.nodes:
+            message = f"class {self.entries[matches[0]]['class_type']} is not known here, so it has no inputs to set"
+            raise WorkflowError([self.problem(matches[0], None, None, message, "set an input of another node")])
+        return self.nodes[matches[0]]
+
+    def declaration(self, node: Node, input_name: str, value: Any) -> Declaration:
+        """Of an input that is to be given `value`. Raises WorkflowError where the node has no such input."""
+        if input_name not in node.declared:
+            fix = suggest(input_name, node.declared)
+            raise WorkflowError([self.problem(node.id, input_name, value, "there is no such input", fix)])
+        return node.declared[input_name]
+
+    def problem(self, node_id, input_name, value, message, fix, severity="error") -> Problem:
+        return Problem(node_id, self.title(node_id), input_name, value, message, fix, severity)
+
+    def static_arguments(self, node: Node) -> dict[str, Any]:
+        """What ComfyUI hands to IS_CHANGED and VALIDATE_INPUTS: constants, hidden inputs, and None for links."""
+        return {**node.constants, **dict.fromkeys(node.links), **self.hidden_values(node)}
+
+    def hidden_values(self, node: Node) -> dict[str, Any]:
+        makers = {
+            "UNIQUE_ID": lambda: node.id,
+            # what runs, overrides included; a copy, since a node may write into it
+            "PROMPT": lambda: copy.deepcopy({other.id: other.entry for other in self.nodes.values()}),
+        }
+        return {name: makers.get(kind, lambda: None)() for name, kind in node.hidden.items()}
+
+    # Loops, not recursion, since a graph may be deeper than Python's stack.
+
+    def ancestors(self, targets: Iterable[str], results: Collection[str] = ()) -> set[str]:
+        """The targets and everything upstream of them that exists. Of nodes whose `results` are there, nothing upstream."""
+        needed, pending = set(), list(targets)
+        while pending:
+            node_id = pending.pop()
+            if node_id in self.nodes and node_id not in needed:
+                needed.add(node_id)
+                pending += [source for source, _ in self.nodes[node_id].links.values() if node_id not in results]
+        return needed
+
+    def order(self, chosen: set[str]) -> list[str]:
+        """Sources first. Always the same, but nothing may rely on more than the links. Raises CycleError."""
+        sources = {
+            node_id: [source for source, _ in node.links.values() if source in chosen]
+            for node_id, node in self.nodes.items()
+            if node_id in chosen
+        }
+        return list(TopologicalSorter(sources).static_order())
+
+
+# --- constants --------------------------------------------------------------------------------------------------------
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise ValueError
+    return float(value)
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str | int | float):
+        raise ValueError
+    return str(value)
+
+
+def _boolean(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError
+    return bool(value)
+
+
+CONVERSIONS = {"INT": _integer, "FLOAT": _float, "STRING": _string, "BOOLEAN": _boolean}
+
+
+def convert(value: Any, declaration: Declaration) -> Any:
+    """The constant as the node receives it. Raises ValueError where the input cannot take it."""
+    if declaration.choices is not None:
+        if not isinstance(value, str | int | float):
+            raise ValueError("not a value that can be chosen")
+        return value
+    if declaration.type in CONVERSIONS:
+        try:
+            return CONVERSIONS[declaration.type](value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"not a value of type {declaration.type}") from error
+    if _names(declaration.type) & {"*", *CONVERSIONS}:
+        return value
+    raise ValueError(f"takes a link of type {declaration.type_name}, not a constant")
+
+
+def parse(value: Any, declaration: Declaration) -> Any:
+    """Text from a command line as a value that `convert` takes; other objects as they are."""
+    if not isinstance(value, str):
+        return value
+    if declaration.choices is not None:
+        return next((choice for choice in declaration.choices if str(choice) == value), value)
+    if declaration.type == "BOOLEAN":
+        return BOOLEANS.get(value.strip().lower(), value)
+    if declaration.type in CONVERSIONS:
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def _names(type_: Any) -> set[str]:
+    return {part.strip() for part in type_.split(",")}
+
+
+def type_name(type_: Any) -> str:
+    return type_ if isinstance(type_, str) else "COMBO"
+
+
+def types_match(returned: Any, declaration: Declaration) -> bool:
+    if not returned != declaration.type:  # in this form since packs make "any" types by overriding __ne__
+        return True
+    accepted = {"COMBO", "STRING"} if declaration.choices is not None else _names(declaration.type)
+    returned = _names(type_name(returned))
+    return bool(accepted & returned) or "*" in accepted | returned
