@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import NEGATIVE, Condition, FlowModel, noise_levels
+from .base import FlowModel, noise_levels
+from .condition import NEGATIVE, Condition
 
 if TYPE_CHECKING:
     from torch import Tensor
