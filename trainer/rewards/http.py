@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, TypeVar
 from ...host import stopping
 from ...host.access import permissions
 from ...host.access.addresses import host_of
+from ..networks import RewardError
+from ..networks.network import OncePerBatch
 from ..pictures import media
-from .base import OncePerBatch, Reward, RewardError
+from .base import Reward
 
 if TYPE_CHECKING:
     import aiohttp
@@ -274,8 +276,8 @@ async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[by
 
 def _remedy(response: aiohttp.ClientResponse) -> str:
     if 300 <= response.status < 400:
-        place = response.headers.get("Location", "")
-        return f"redirects are not followed; if you trust {place[:SHOWN]!r}, give that as url"
+        target = response.headers.get("Location", "")
+        return f"redirects are not followed; if you trust {target[:SHOWN]!r}, give that as url"
     if response.status in (401, 403):
         return "name the variable with the server's token in token_variable"
     if response.status in (404, 405):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...host import stopping
 from ...host.access import permissions
-from .base import Reward, RewardError
+from ..networks import RewardError
+from .base import Reward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,5 +91,5 @@ def _told(path: Path, call: Callable):
     except Exception as error:
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         # A SyntaxError has no line that ran.
-        place = f", line {lines[-1].lineno}, in {lines[-1].name}" if lines else ""
-        raise RewardError(f"{path}{place}: {type(error).__name__}: {error}. Fix: correct that file") from error
+        line = f", line {lines[-1].lineno}, in {lines[-1].name}" if lines else ""
+        raise RewardError(f"{path}{line}: {type(error).__name__}: {error}. Fix: correct that file") from error

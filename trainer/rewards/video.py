@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..networks.network import NetworkReward
+from .base import NetworkReward
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -69,23 +69,23 @@ class VideoScoreNetwork(Network):
 
     AUTO_DTYPE = torch.bfloat16
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
-        FILES.check_type(place, "idefics2")
-        tensors = {name.removeprefix("model."): tensor for name, tensor in FILES.read_all(place).items()}
-        config = transformers_class("Idefics2Config").from_pretrained(place, local_files_only=True)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
+        FILES.check_type(path, "idefics2")
+        tensors = {name.removeprefix("model."): tensor for name, tensor in FILES.read_all(path).items()}
+        config = transformers_class("Idefics2Config").from_pretrained(path, local_files_only=True)
 
         def build():
             model = transformers_class("Idefics2Model")(config)
             model.score = torch.nn.Linear(config.text_config.hidden_size, len(VideoScore.DIMENSIONS))
             return model
 
-        self.model = FILES.filled(build, tensors, place, dtype)
+        self.model = FILES.filled(build, tensors, path, dtype)
         self.model.score.float()  # else bfloat16 would make close scores equal
         tokenizer = transformers_class("AutoTokenizer")
         self.processor = transformers_class("Idefics2Processor")(
-            pillow_processor("Idefics2ImageProcessor").from_pretrained(place, local_files_only=True),
-            tokenizer.from_pretrained(place, local_files_only=True, padding_side="right", trust_remote_code=False),
+            pillow_processor("Idefics2ImageProcessor").from_pretrained(path, local_files_only=True),
+            tokenizer.from_pretrained(path, local_files_only=True, padding_side="right", trust_remote_code=False),
             image_seq_len=config.perceiver_config.resampler_n_latents,
         )
         self.prompt = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")

@@ -11,9 +11,9 @@ import torch
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.networks import network as networks
 from comfyui_otca.trainer.networks import published
-from comfyui_otca.trainer.networks.network import Network, NetworkReward, shared
+from comfyui_otca.trainer.networks.network import Network, shared
 from comfyui_otca.trainer.networks.published import Published, transformers_class
-from comfyui_otca.trainer.rewards.base import RewardError, score_stack
+from comfyui_otca.trainer.rewards.base import NetworkReward, RewardError, score_stack
 
 CPU = torch.device("cpu")
 FILE = Published("the model", "model.pt", "3 MB", "owner/name")
