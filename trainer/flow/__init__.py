@@ -10,22 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .folder import check_libraries, check_model_folder
-from .options import SINGLE_FILES, TRAININGS, FlowModelError, LoadOptions, conflict
+from .options import SINGLE_FILES as SINGLE_FILES
+from .options import TRAININGS, LoadOptions, conflict
+from .options import FlowModelError as FlowModelError
 
 if TYPE_CHECKING:
     from .base import FlowModel
 
 FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
-__all__ = [
-    "FAMILIES",
-    "SINGLE_FILES",
-    "TRAININGS",
-    "FlowModelError",
-    "LoadOptions",
-    "check_model_folder",
-    "conflict",
-    "load_flow_model",
-]
 
 
 def load_flow_model(

@@ -136,8 +136,8 @@ class FlowModel(Resident, ABC):
 
     def _networks(self) -> list[torch.nn.Module]:
         """Those that live on the device; the others only visit it."""
-        found = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
-        return [network for network in found if network is not None]
+        networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
+        return [network for network in networks if network is not None]
 
     @contextlib.contextmanager
     def _visit(self, device: torch.device, kind: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a flow model's network is told of prompts, and the memory of those that come again."""
+"""What a flow model's network gets of prompts, and the memory of those that come again."""
 
 from __future__ import annotations
 

@@ -54,13 +54,13 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         if files and component in files:
             _check_header(files[component])
             continue
-        found = sorted((path / component).glob("*.safetensors"))
-        if not found and files is not None:
+        weights = sorted((path / component).glob("*.safetensors"))
+        if not weights and files is not None:
             raise FlowModelError(
                 f"{path / component} has no .safetensors weights. Fix: copy the whole folder again, or put its single file "
                 f"into ComfyUI's models/{SINGLE_FILES[component]} and choose it in Model Files"
             )
-        for file in found:
+        for file in weights:
             _check_header(file)
     return family
 
@@ -102,10 +102,10 @@ def read_index(path: Path) -> dict[str, Any]:
 
 def library_class(folder: Path, library: str, name: str) -> type:
     """A network's class, of a component that `read_index` has let pass. Raises FlowModelError where it is none."""
-    found = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
-    if not isinstance(found, type) or not hasattr(found, "from_pretrained"):
+    kind = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
+    if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
         raise _foreign(folder.parent / "model_index.json", folder.name, [library, name])
-    return found
+    return kind
 
 
 def _foreign(index: Path, component: str, source: object) -> FlowModelError:

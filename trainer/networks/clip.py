@@ -39,10 +39,10 @@ class Clip(Network):
     def _speak(self, tokenizer: Path) -> None:
         self.tokenizer = transformers_class("CLIPTokenizerFast").from_pretrained(tokenizer, local_files_only=True)
         self._texts: dict[str, Tensor] = {}
-        known, spoken = self.model.config.text_config.vocab_size, len(self.tokenizer)
-        if tokenizer != self.path and known != spoken:
+        knows, speaks = self.model.config.text_config.vocab_size, len(self.tokenizer)
+        if tokenizer != self.path and knows != speaks:
             raise RewardError(
-                f"the tokenizer in {tokenizer} has {spoken} tokens where {self.path} knows {known}. Fix: use the tokenizer "
+                f"the tokenizer in {tokenizer} has {speaks} tokens where {self.path} knows {knows}. Fix: use the tokenizer "
                 "that belongs to this checkpoint"
             )
 

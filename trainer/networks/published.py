@@ -77,9 +77,9 @@ class Published:
 
     def check_type(self, folder: Path, model_type: str) -> None:
         """Raises RewardError where the folder's config.json is that of another kind of model."""
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-        if found != model_type:
-            raise self.misfit(folder, f"holds a model of type {found}, where {model_type} is needed")
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        if kind != model_type:
+            raise self.misfit(folder, f"holds a model of type {kind}, where {model_type} is needed")
 
     def check(self, path: Path, state: Mapping[str, Tensor], wanted: Collection[str]) -> None:
         """Raises RewardError where the file lacks one of those keys."""

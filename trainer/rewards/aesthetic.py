@@ -9,7 +9,6 @@ import torch
 
 from ..networks import RewardError
 from ..networks.clip import MARKER, VIT_L, Clip
-from ..networks.network import shared
 from ..networks.published import Published
 from ..networks.scoring_head import scoring_head
 from .clip import ClipReward
@@ -33,23 +32,11 @@ class Aesthetic(ClipReward):
         model: the CLIP checkpoint: a folder, the name of one, or a hub id in the local cache.
     """
 
-    def __init__(
-        self,
-        name: str = "aesthetic",
-        coefficient: float = 1.0,
-        held_out: bool = False,
-        *,
-        path: str = "",
-        model: str = VIT_L.source,
-        device: str = "auto",
-        dtype: str = "auto",
-        **use,
-    ):
+    def __init__(self, name: str = "aesthetic", *, path: str = "", model: str = VIT_L.source, **use):
         file = FILE.find(path)
         self.head = scoring_head(FILE, file, FILE.read(file))
-        network = shared(Clip, VIT_L.find_folder(model, MARKER), device, dtype)
-        super().__init__(name, coefficient, held_out, network, **use)
-        width = network.model.config.projection_dim
+        super().__init__(name, Clip, VIT_L.find_folder(model, MARKER), **use)
+        width = self.network.model.config.projection_dim
         if width != self.head[0].in_features:
             raise RewardError(
                 f"model {model!r} gives {width} features where the aesthetic head reads {self.head[0].in_features}. "

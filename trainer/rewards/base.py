@@ -7,8 +7,9 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,12 +18,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...host import stopping
 from ...host.resident import Resident
 from ..networks import RewardError
+from ..networks.network import Network, shared
 from ..types import Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from ..networks.network import Network
 
 logger = logging.getLogger(__name__)
 
@@ -74,26 +74,33 @@ class Reward(Resident, ABC):
 
 
 class NetworkReward(Reward):
-    """A reward that asks a `Network`, which it may share with others.
+    """A reward that asks a `Network`, which it shares with others.
 
     Args:
-        network: from `shared`.
+        kind, path, arguments: what `shared` needs to load it.
+        device: auto, or a torch device.
+        dtype: auto, or one of DTYPES.
         batch_size: pictures to one forward pass; 0: all at once.
         offload: between two uses the network waits in main memory.
+        use: `coefficient` and `held_out`.
     """
 
     def __init__(
         self,
         name: str,
-        coefficient: float,
-        held_out: bool,
-        network: Network,
+        kind: type[Network],
+        path: Path,
+        arguments: Mapping[str, Hashable] | None = None,
         *,
+        device: str = "auto",
+        dtype: str = "auto",
         batch_size: int = 0,
         offload: bool = False,
+        **use,
     ):
-        super().__init__(name, coefficient, held_out)
-        self.network, self.batch_size, self.offload = network, batch_size, offload
+        super().__init__(name, **use)
+        self.network = shared(kind, path, device, dtype, **(arguments or {}))
+        self.batch_size, self.offload = batch_size, offload
 
     def come_back(self) -> None:
         self.network.come_back()

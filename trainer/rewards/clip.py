@@ -9,7 +9,6 @@ import torch
 
 from ...host import search
 from ..networks.clip import MARKER, Clip
-from ..networks.network import shared
 from .base import NetworkReward
 
 if TYPE_CHECKING:
@@ -37,19 +36,8 @@ class ClipT(ClipReward):
             the local cache.
     """
 
-    def __init__(
-        self,
-        name: str = "clip_t",
-        coefficient: float = 1.0,
-        held_out: bool = False,
-        *,
-        model: str = "shapes-clip",
-        device: str = "auto",
-        dtype: str = "auto",
-        **use,
-    ):
-        network = shared(Clip, search.model(model, MARKER), device, dtype)
-        super().__init__(name, coefficient, held_out, network, **use)
+    def __init__(self, name: str = "clip_t", *, model: str = "shapes-clip", **use):
+        super().__init__(name, Clip, search.model(model, MARKER), **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)

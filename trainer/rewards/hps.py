@@ -13,7 +13,7 @@ import torch
 
 from ..networks import RewardError, preprocess
 from ..networks.clip import VIT_L, Clip
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
 from .clip import ClipReward
 
@@ -193,23 +193,18 @@ class HPSv2(ClipReward):
     def __init__(
         self,
         name: str = "hpsv2",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         path: str = "",
         tokenizer: str = TOKENIZER.source,
         provider: str = "transformers",
-        device: str = "auto",
-        dtype: str = "auto",
         **use,
     ):
         file = FILE.find(path)
         if provider == "hpsv2":
-            network = shared(HPSv2Package, file, device, dtype)
+            super().__init__(name, HPSv2Package, file, **use)
         else:
             folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-            network = shared(HPSv2Clip, file, device, dtype, tokenizer=folder)
-        super().__init__(name, coefficient, held_out, network, **use)
+            super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)

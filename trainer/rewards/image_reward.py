@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..networks import RewardError, preprocess
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
 from ..networks.scoring_head import scoring_head
 from .base import NetworkReward
@@ -150,19 +150,14 @@ class ImageReward(NetworkReward):
     def __init__(
         self,
         name: str = "image_reward",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         path: str = "",
         config: str = "",
         tokenizer: str = TOKENIZER.source,
-        device: str = "auto",
-        dtype: str = "auto",
         **use,
     ):
-        spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-        network = shared(Blip, FILE.find(path), device, dtype, config=CONFIG.find(config), tokenizer=spoken)
-        super().__init__(name, coefficient, held_out, network, **use)
+        folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
+        super().__init__(name, Blip, FILE.find(path), {"config": CONFIG.find(config), "tokenizer": folder}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.in_batches(self.network.scores, images, prompts)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..networks.clip import MARKER, Clip
-from ..networks.network import shared
 from ..networks.published import ALL, Published
 from .clip import ClipReward
 
@@ -41,22 +40,10 @@ class PickScore(ClipReward):
         processor: where tokenizer and preprocessor_config.json are, if that folder is without.
     """
 
-    def __init__(
-        self,
-        name: str = "pickscore",
-        coefficient: float = 1.0,
-        held_out: bool = False,
-        *,
-        path: str = FILES.source,
-        processor: str = PROCESSOR.source,
-        device: str = "auto",
-        dtype: str = "auto",
-        **use,
-    ):
+    def __init__(self, name: str = "pickscore", *, path: str = FILES.source, processor: str = PROCESSOR.source, **use):
         folder = FILES.find_folder(path, "config.json")
         source = find_processor(processor, folder)
-        more = {} if source == folder else {"processor": source}
-        super().__init__(name, coefficient, held_out, shared(Clip, folder, device, dtype, **more), **use)
+        super().__init__(name, Clip, folder, {} if source == folder else {"processor": source}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.network.model.logit_scale.float().exp() * self.cosine(images, prompts)

@@ -13,7 +13,7 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
 from .video import VideoReward
 
@@ -50,21 +50,16 @@ class VideoAlign(VideoReward):
     def __init__(
         self,
         name: str = "video_align",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         dimension: str = "vq",
         model: str = CHECKPOINT,
         base: str = BASE,
         fps: float = 16.0,
-        device: str = "auto",
-        dtype: str = "auto",
-        **options,
+        **use,
     ):
         folder = find(model)
-        network = shared(VideoAlignNetwork, folder, device, dtype, base=find_base(folder, base))
-        super().__init__(name, coefficient, held_out, network, dimension, **options)
-        self.fps = fps
+        super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(folder, base)}, **use)
+        self.dimension, self.fps = dimension, fps
 
     def frames(self, total: int) -> list[int]:
         return sampled_frames(total, self.fps, self.network.fps)

@@ -10,7 +10,7 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, pillow_processor, transformers_class
 from .video import VideoReward
 
@@ -35,19 +35,14 @@ class VideoScore(VideoReward):
     def __init__(
         self,
         name: str = "video_score",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         dimension: str = "visual",
         model: str = CHECKPOINT,
         most_frames: int = 48,
-        device: str = "auto",
-        dtype: str = "auto",
-        **options,
+        **use,
     ):
-        network = shared(VideoScoreNetwork, find(model), device, dtype)
-        super().__init__(name, coefficient, held_out, network, dimension, **options)
-        self.most_frames = most_frames
+        super().__init__(name, VideoScoreNetwork, find(model), **use)
+        self.dimension, self.most_frames = dimension, most_frames
 
     def frames(self, total: int) -> list[int]:
         return spread_frames(total, self.most_frames)

@@ -45,7 +45,7 @@ class Mean(NetworkReward):
 
 
 def rewards(place, count=2, **use):
-    return [Mean(f"mean {number}", 1.0, False, shared(Doubling, place, "cpu"), **use) for number in range(count)]
+    return [Mean(f"mean {number}", Doubling, place, device="cpu", **use) for number in range(count)]
 
 
 IMAGES = torch.arange(5.0)[:, None, None, None].expand(5, 2, 2, 3) / 8
