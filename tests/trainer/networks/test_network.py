@@ -134,8 +134,8 @@ class Away(Doubling):
 
 def test_offloaded_networks_leave_after_the_stack_and_come_back_for_the_next(tmp_path):
     network = shared(Away, tmp_path, "cpu")
-    resting = Mean("resting", 1.0, False, network, offload=True)
-    stack([resting, Mean("other", 1.0, False, network)])
+    resting = Mean("resting", Away, tmp_path, device="cpu", offload=True)
+    stack([resting, Mean("other", Away, tmp_path, device="cpu")])
     assert network.moved == ["cuda:1", "cpu"], "it left when both had scored"
     values = stack([resting]).values
     assert network.moved == ["cuda:1", "cpu", "cuda:1", "cpu"]
@@ -144,7 +144,7 @@ def test_offloaded_networks_leave_after_the_stack_and_come_back_for_the_next(tmp
 
 def test_without_offload_it_stays(tmp_path):
     network = shared(Away, tmp_path, "cpu")
-    stack([Mean("staying", 1.0, False, network)])
+    stack([Mean("staying", Away, tmp_path, device="cpu")])
     assert network.moved == ["cuda:1"]
 
 
