@@ -105,7 +105,7 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
             "batch_size": samples,
         },
     )
-    if model.is_adapted:
+    if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
     if model.CLASSIFIER_FREE and guidance > 1:
         half = {**whole, "unconditional_gradient": False}
@@ -140,7 +140,7 @@ def _floor(model, trajectories) -> float:
         model.velocity(x, trajectories.sigmas[step], condition, settings.guidance).sum().backward()
     _wait(model)
     elapsed = time.perf_counter() - started
-    for parameter in model.trainable_parameters():
+    for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     return elapsed
 

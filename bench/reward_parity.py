@@ -30,8 +30,8 @@ from PIL import Image
 
 from comfyui_otca.assets.make import reference_rewards, tiny_rewards
 from comfyui_otca.host.terminal import quiet_libraries
-from comfyui_otca.trainer.networks import preprocess
-from comfyui_otca.trainer.rewards import aesthetic, clip, hps, image_reward, reward_class
+from comfyui_otca.trainer.networks import clip, preprocess
+from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_class
 
 KINDS = ("clip_t", "aesthetic", "pickscore", "hpsv2", "image_reward")
 PROMPTS = ("a red circle", "a blue square on a green background")
@@ -109,15 +109,15 @@ def _made(kind: str, folder: Path, size: dict) -> dict[str, str]:
 def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tuple]:
     """(name, function of PIL pictures and prompts) of every reference implementation there is."""
     if kind == "hpsv2":
-        yield "open_clip, written out", functools.partial(_open_clip, network, hps.read_checkpoint(network.place))
+        yield "open_clip, written out", functools.partial(_open_clip, network, hps.read_checkpoint(network.path))
         if weights == "published" and importlib.util.find_spec("hpsv2"):
             package = hps.HPSv2(provider="hpsv2")
             yield "package hpsv2", lambda pictures, prompts: package.score(_tensor(pictures), prompts)
     elif kind == "image_reward":
-        state = image_reward.FILE.read(network.place)
+        state = image_reward.FILE.read(network.path)
         yield "BLIP, written out", functools.partial(_blip, network, state)
         if weights == "published" and importlib.util.find_spec("ImageReward"):
-            yield "package ImageReward", _image_reward_package(network.place, image_reward.CONFIG.find())
+            yield "package ImageReward", _image_reward_package(network.path, image_reward.CONFIG.find())
     else:
         head = None
         if kind == "aesthetic":
@@ -128,7 +128,7 @@ def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tu
 def _clip_model(kind: str, network: clip.Clip, head, pictures, prompts) -> torch.Tensor:
     from transformers import CLIPModel
 
-    model = CLIPModel.from_pretrained(network.place, dtype=torch.float32, local_files_only=True).eval()
+    model = CLIPModel.from_pretrained(network.path, dtype=torch.float32, local_files_only=True).eval()
     rows = []
     for picture, prompt in zip(pictures, prompts, strict=True):
         pixels = network.processor(picture, return_tensors="pt")

@@ -65,12 +65,12 @@ class RewardAesthetic(NetworkReward):
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
+        from ..trainer.networks import clip as clip_network
         from ..trainer.rewards import aesthetic
-        from ..trainer.rewards import clip as clip_rewards
 
         return (
             complaint("path", aesthetic.FILE.find, path)
-            or complaint("model", clip_rewards.VIT_L.find_folder, model, clip_rewards.MARKER)
+            or complaint("model", clip_network.VIT_L.find_folder, model, clip_network.MARKER)
             or super().VALIDATE_INPUTS(clip)
         )
 

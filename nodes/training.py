@@ -343,7 +343,7 @@ class SaveLoRA:
 
         if not distributed.is_main():
             return ()
-        if not (model.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
+        if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
             logger.warning(
                 "%s: all weights were trained, so there is no adapter. otca export RUN writes the model", self.TITLE
             )

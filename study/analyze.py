@@ -23,9 +23,9 @@ from ..trainer.credit.gains import rewards_along
 from ..trainer.credit.proxies import similarity
 from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
+from ..trainer.flow.files import ADAPTER
 from ..trainer.groups import total_reward
 from ..trainer.pictures import plots
-from ..trainer.run.layout import ADAPTER
 from ..trainer.run.loop import only
 from ..trainer.run.record import json_line
 from ..trainer.workflow.graph import SAMPLER_NODE, STACK_NODE
@@ -158,7 +158,7 @@ def _draw(analysis: Analysis, folder: Path) -> None:
 
 def _wear(model: FlowModel, adapter: Path) -> None:
     run = adapter.is_dir()
-    if model.is_adapted:
+    if model.policy.is_adapted:
         lora.put_on(model, adapter / ADAPTER if run else adapter)
     elif run:
         weights.load(model, adapter)

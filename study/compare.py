@@ -406,7 +406,7 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         model, how = sample.load_run(training.folder, training.workflow.node_classes)
         steps = fairness.run_inputs(training.workflow)["evaluation_steps"]
         how = replace(how, steps=steps or how.steps)
-        with model.reference() if untrained else contextlib.nullcontext():
+        with model.policy.reference() if untrained else contextlib.nullcontext():
             known[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
         write_text(place, json_line(known))
     return math.nan if known[key] is None else known[key]

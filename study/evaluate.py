@@ -27,6 +27,7 @@ from ..host.names import named_path, plain_name
 from ..trainer import rollout
 from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
+from ..trainer.flow.files import ADAPTER
 from ..trainer.inference import guidance
 from ..trainer.inference import loading as sample
 from ..trainer.inference.guidance import Guide
@@ -34,7 +35,7 @@ from ..trainer.pictures import plots
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
-from ..trainer.run.layout import ADAPTER, read_lines
+from ..trainer.run.layout import read_lines
 from ..trainer.run.record import RunError, json_line
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups
@@ -226,7 +227,7 @@ def _trained(source: str, model: FlowModel) -> list[Method]:
     if not sample.is_run(source):
         return []
     folder = Path(source).expanduser().resolve()
-    return [Method(folder.name, folder / ADAPTER if model.is_adapted else None)]
+    return [Method(folder.name, folder / ADAPTER if model.policy.is_adapted else None)]
 
 
 def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> None:
@@ -236,7 +237,7 @@ def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> N
         raise ValueError(f"two methods share a name: {', '.join(names)}. Fix: --lora NAME=FILE")
     for method in methods:
         if method.adapter is not None:
-            if not model.is_adapted:
+            if not model.policy.is_adapted:
                 raise ValueError(
                     f"--lora {method.name} needs an adapter's place, and all weights of this run were trained. "
                     "Fix: give the model instead of the run"
@@ -268,7 +269,7 @@ def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
     adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
     files = [place for adapter in adapters for place in lora.files(model, adapter).values()]
-    hashes = [_hash(place) for place in files or weights.places(model, Path(source).expanduser())]
+    hashes = [_hash(place) for place in files or weights.files(model, Path(source).expanduser())]
     return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
 
@@ -283,7 +284,7 @@ def _hash(place: Path) -> str:
 @contextlib.contextmanager
 def _wearing(model: FlowModel, method: Method, steps: int) -> Iterator[guidance.Composition | None]:
     if method.name == BASE:
-        with model.reference():
+        with model.policy.reference():
             yield
         return
     if method.guides:

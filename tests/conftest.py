@@ -145,7 +145,7 @@ def perturb():
 
     def move(model, seed=0, scale=0.1):
         generator = torch.Generator().manual_seed(seed)
-        for parameter in model.trainable_parameters():
+        for parameter in model.policy.trainable_parameters():
             parameter.data += scale * torch.randn(parameter.shape, generator=generator)
         return model
 

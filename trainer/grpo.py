@@ -92,18 +92,18 @@ def update(
             f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
         )
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
-    if sampling and model.is_sharded:
+    if sampling and model.policy.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
             "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
         )
     started = time.perf_counter()
     model.come_back()
-    if model.is_sharded and not trajectories.latents.isfinite().all():
+    if model.policy.is_sharded and not trajectories.latents.isfinite().all():
         # Masked samples keep pace with the other processes, and 0 times NaN is no 0.
         trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())
-    staleness = model.version - trajectories.policy_version
-    optimizer = model.optimizer_for(settings)
+    staleness = model.policy.version - trajectories.policy_version
+    optimizer = model.policy.optimizer_for(settings)
     tally = _Tally()
     model.unconditional_gradient = settings.unconditional_gradient
     model.uses_graphs = settings.epochs == 1 and not sampling
@@ -111,7 +111,7 @@ def update(
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.
-        stream = sampled_steps.generator(trajectories.seed, model.version)
+        stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
     backward = _Backward(model, trajectories, advantages, weights, settings, tally)
     old, noise = None, None
@@ -128,12 +128,12 @@ def update(
         if epoch == 0 and not staleness:
             tally.drift(seen, trajectories.log_probs, backward.scale)
             old = seen
-        if not model.trains_shards:  # FSDP2 has put them together already
-            distributed.sum_gradients(model.trainable_parameters())
+        if not model.policy.trains_shards:  # FSDP2 has put them together already
+            distributed.sum_gradients(model.policy.trainable_parameters())
         if not _optimizer_step(model, optimizer, settings, tally):
             break
         steps += 1
-    model.version += steps > 0
+    model.policy.version += steps > 0
     metrics = tally.summary()
     metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
     if settings.sampled_steps:
@@ -155,16 +155,16 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_siz
 
     `batch_size` samples at a time, 0: as many as were sampled at a time.
     """
-    step = trajectories.trained[model.version % len(trajectories.trained)]
+    step = trajectories.trained[model.policy.version % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([own for own, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     size = batch_size or trajectories.settings.batch_size or max(1, len(first))
     asked = list(first.split(size)) if len(first) else []
-    if model.is_sharded:  # to keep pace with the others
+    if model.policy.is_sharded:  # to keep pace with the others
         most = int(distributed.each(torch.tensor([len(asked)])).max())
         asked += [torch.zeros(1, dtype=torch.int64)] * (most - len(asked))
     policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    with model.reference() if asked else contextlib.nullcontext():
+    with model.policy.reference() if asked else contextlib.nullcontext():
         untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
     apart = [(own - other).square().flatten(1).mean(1).cpu() for own, other in zip(policy, untrained, strict=True)]
     divergence = torch.cat(apart) if apart else torch.zeros(0)
@@ -239,7 +239,7 @@ class _Backward:
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
         self.pulls, self.anybody_pulls = (weights * pulls)[own] != 0, (weights * pulls).any(0).tolist()
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
-        self.processes = distributed.world() if model.trains_shards else 1
+        self.processes = distributed.world() if model.policy.trains_shards else 1
 
     def __call__(self, old: Tensor | None, noise: Tensor | None, kept, on_step) -> Tensor:
         """One pass.
@@ -279,7 +279,7 @@ class _Backward:
         part, room = [], self.settings.batch_size
         for position, step in enumerate(trained):
             rows = self.pulls[:, position].nonzero()[:, 0]
-            if self.model.is_sharded and self.anybody_pulls[position]:
+            if self.model.policy.is_sharded and self.anybody_pulls[position]:
                 rows = torch.arange(len(self.valid))
             if kept or not self.settings.batch_size:
                 if len(rows):
@@ -334,7 +334,7 @@ class _Backward:
         loss, statistics = objective(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight)
         statistics["weight"] = stands_for.mean()
         if settings.kl_coefficient:
-            with torch.no_grad(), model.reference():
+            with torch.no_grad(), model.policy.reference():
                 frozen = self._velocity([(position, rows)])
             # Of a sharded model masked samples are here too, to keep pace.
             counted = stands_for * self.valid[rows].to(stands_for)
@@ -342,7 +342,7 @@ class _Backward:
             statistics["kl"] = divergence.detach()
             loss = loss + settings.kl_coefficient * divergence
         self.tally.add(loss.detach(), statistics, len(rows), self.total)
-        return log_prob, loss * (model.loss_scale.value * len(rows) * self.processes / self.total)
+        return log_prob, loss * (model.policy.loss_scale.value * len(rows) * self.processes / self.total)
 
     def _regulation(self, gaussian: Gaussian, old_mean: Tensor) -> Tensor:
         """mean‖Δμ‖²/(2·std²), by which log-ratios are too small on average (GRPO-Guard, 2510.22319); shaped as log-probs."""
@@ -354,28 +354,28 @@ class _Backward:
 
 def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -> bool:
     """Clips and applies the gradient; a gradient that is not finite is counted and dropped."""
-    parameters = model.trainable_parameters()
+    parameters = model.policy.trainable_parameters()
     if all(parameter.grad is None for parameter in parameters):
         tally.gradient_norms.append(0.0)
         return False
-    model.loss_scale.undo(parameters)
+    model.policy.loss_scale.undo(parameters)
     norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
     tally.gradient_norms.append(norm)
     if not (math.isfinite(norm) and tally.finite()):
-        model.nonfinite_in_a_row += model.loss_scale.value == 1  # else it is the scale that was too large
-        model.loss_scale.overflowed()
+        model.policy.nonfinite_in_a_row += model.policy.loss_scale.value == 1  # else it is the scale that was too large
+        model.policy.loss_scale.overflowed()
         logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
-        if model.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+        if model.policy.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise NonFiniteUpdate(
                 f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a loss or gradient that is not finite. Fix: lower "
                 f"learning_rate (now {settings.learning_rate:g}) or look at the rewards"
             )
         return False
-    model.nonfinite_in_a_row = 0
-    model.loss_scale.held()
+    model.policy.nonfinite_in_a_row = 0
+    model.policy.loss_scale.held()
     optimizer.step()
-    if model.ema is not None:
-        model.ema.step(parameters)
+    if model.policy.ema is not None:
+        model.policy.ema.step(parameters)
     return True
 
 

@@ -61,13 +61,13 @@ def sample(
         raise ValueError(str(misfit))
     started = time.perf_counter()
     model.come_back()
-    model.forget_gradients()
+    model.policy.forget_gradients()
     sigmas = model.sigmas(settings)
     if misfit := untrainable(settings, sigmas):
         raise ValueError(str(misfit))
     condition = model.condition(prompts.texts, settings)
     share = distributed.share(len(prompts.texts) * group_size)
-    if model.is_sharded and share.total % distributed.world():
+    if model.policy.is_sharded and share.total % distributed.world():
         raise ValueError(
             f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
             "Fix: change prompts_per_iteration or group_size"
@@ -111,7 +111,7 @@ def sample(
         prompts=prompts.texts,
         positions=prompts.positions,
         settings=settings,
-        policy_version=model.version,
+        policy_version=model.policy.version,
         seed=seed,
         kept=kept,
         unconditional_gradient=model.unconditional_gradient,
@@ -220,7 +220,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     if not model.uses_graphs:
         return False
-    if model.is_sharded:
+    if model.policy.is_sharded:
         # Each process would decide by its own free memory, and all have to call it equally often.
         return False
     # Decided once, wherever a window stands: the free memory moves from one iteration to the next, and the two ways differ in
@@ -234,7 +234,7 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
 
 
 def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
-    return model.merged() if wanted else contextlib.nullcontext()
+    return model.policy.merged() if wanted else contextlib.nullcontext()
 
 
 def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:

@@ -544,11 +544,11 @@ def reward_curves():
 
 
 def before_after():
-    policy = load_flow_model(ROOT / "assets" / "shapes-flux", device="cpu")
-    lora.load(policy, finished_run() / "lora.safetensors")
-    with policy.reference():
-        before = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
-    after = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
+    model = load_flow_model(ROOT / "assets" / "shapes-flux", device="cpu")
+    lora.load(model, finished_run() / "lora.safetensors")
+    with model.policy.reference():
+        before = rollout.generate(model, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
+    after = rollout.generate(model, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
     return plots.before_after(before, after, CAPTIONS)
 
 

@@ -203,7 +203,7 @@ def _update(model, settings, changes):
     advantages = best_of_n(advantages, *changes["kept"]) if "kept" in changes else advantages
     chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
     metrics = grpo.update(model, trajectories, advantages, chosen)
-    parameters = model.trainable_named()
+    parameters = model.policy.trainable_named()
     return (
         trajectories.groups.tolist(),
         {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None},
@@ -265,12 +265,15 @@ FULL = {
 def _full_update(path, settings):
     """An update of all weights: its gradients, what is trained, the average and the moments, whole; then another one."""
     model = load_flow_model(path, training="full", device="cpu")
-    with model.reference():
-        reference = copy.deepcopy(model.trained_state())
+    with model.policy.reference():
+        reference = copy.deepcopy(model.policy.trained_state())
     _, _, _, metrics = _update(model, settings, FULL)
-    gradients = {name: distributed.full(p.grad) for name, p in model.trainable_named().items() if p.grad is not None}
-    states = copy.deepcopy((gradients, model.trained_state(), model.average_state(), model.optimizer_state()))
-    local = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in model.trainable_parameters())
+    gradients = {
+        name: distributed.full(p.grad) for name, p in model.policy.trainable_named().items() if p.grad is not None
+    }
+    policy = model.policy
+    states = copy.deepcopy((gradients, policy.trained_state(), policy.average_state(), policy.optimizer_state()))
+    local = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in model.policy.trainable_parameters())
     return *states, reference, metrics, _update(model, settings, FULL)[3], local
 
 
@@ -311,13 +314,13 @@ def _adapter_update(path, settings, options):
     """An update of an adapter, and how many bytes of frozen weights this process holds of how many."""
     model = load_flow_model(path, device="cpu", lora_rank=4, lora_alpha=4.0, **options)
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.trainable_parameters():
+    for parameter in model.policy.trainable_parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
     _, gradients, adapter, metrics = _update(model, settings, KL)
     assert {tensor.dtype for tensor in (*gradients.values(), *adapter.values())} == {torch.float32}
     frozen = [p for network in model.experts.values() for p in network.parameters() if not p.requires_grad]
     held = sum(getattr(p, "to_local", lambda p=p: p)().nbytes for p in frozen)
-    checkpoint.save(model, path / "checkpoints", 1 + model.is_sharded)
+    checkpoint.save(model, path / "checkpoints", 1 + model.policy.is_sharded)
     return gradients, adapter, metrics, held, sum(p.nbytes for p in frozen)
 
 
@@ -351,8 +354,8 @@ def test_an_adapter_learns_the_same_on_a_sharded_model(family, options, small_se
         for name, value in metrics.items():
             assert sharded[2][name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
     alone = load_flow_model(path, device="cpu", lora_rank=4, lora_alpha=4.0, shard=True, **options)
-    assert not alone.is_sharded and checkpoint.restore(alone, path / "checkpoints") == 2
-    for name, value in alone.trained_state().items():
+    assert not alone.policy.is_sharded and checkpoint.restore(alone, path / "checkpoints") == 2
+    for name, value in alone.policy.trained_state().items():
         assert torch.equal(value, first[1][name]), "one process goes on from it"
 
 

@@ -71,10 +71,10 @@ def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, mon
     """Moments and average live beside the weights: what is moved is recorded, since the CPU is the only device here."""
     from comfyui_otca.trainer.grpo import UpdateSettings
 
-    model.optimizer_for(UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
-    parameter = model.trainable_parameters()[0]
+    model.policy.optimizer_for(UpdateSettings(learning_rate=1e-3, ema_decay=0.5))
+    parameter = model.policy.trainable_parameters()[0]
     parameter.grad = torch.ones_like(parameter)
-    model._optimizer.step()
+    model.policy.optimizer.step()
     moved = []
     original = torch.Tensor.to
 
@@ -84,7 +84,7 @@ def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, mon
 
     monkeypatch.setattr(torch.Tensor, "to", to)
     model._move(torch.device("cpu"))
-    state = model._optimizer.state[parameter]
+    state = model.policy.optimizer.state[parameter]
     assert {"exp_avg", "exp_avg_sq", "step"} == set(state)
     assert all(any(value is tensor for tensor in moved) for value in state.values())
-    assert all(any(shadow is tensor for tensor in moved) for shadow in model.ema.shadow_params)
+    assert all(any(shadow is tensor for tensor in moved) for shadow in model.policy.ema.shadow_params)

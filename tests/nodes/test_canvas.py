@@ -61,7 +61,7 @@ def test_status(small_workflow, queue, runs):
 def same_weights(folder, model):
     """Whether the last checkpoint is the model as it stands."""
     saved = load_file(sorted((folder / "checkpoints").iterdir())[-1] / "adapter.safetensors")
-    return all(torch.equal(saved[name], value) for name, value in model.trainable_named().items())
+    return all(torch.equal(saved[name], value) for name, value in model.policy.trainable_named().items())
 
 
 @pytest.mark.parametrize("training", ["lora", "full"])
@@ -72,7 +72,7 @@ def test_an_evaluation_that_is_stopped_loses_nothing(small_workflow, queue, runs
     workflow = small_workflow({"OTCA_TrainingRun": run, "OTCA_LoadFlowModel": {"training": training}})
     with torch.inference_mode():
         model = workflow.run(targets=workflow.find("GRPOStep"))["11"][0]
-    trained = {name: value.detach().clone() for name, value in model.trainable_named().items()}
+    trained = {name: value.detach().clone() for name, value in model.policy.trainable_named().items()}
     calls = 4  # of the model in one evaluation of this size
     comfyui.interrupt_after = comfyui.checks + (2 if evaluated == "before training" else calls + 2)
     with pytest.raises(comfyui.Interrupt):
@@ -82,7 +82,7 @@ def test_an_evaluation_that_is_stopped_loses_nothing(small_workflow, queue, runs
     assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1]
     done = [] if evaluated == "before training" else [0]
     assert [row["iteration"] for row in read_lines(folder / "evaluation.jsonl")] == done
-    assert all(torch.equal(trained[name], value) for name, value in model.trainable_named().items())
+    assert all(torch.equal(trained[name], value) for name, value in model.policy.trainable_named().items())
     assert same_weights(folder, model)
     queue(workflow, targets=["12"])
     assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1], "no new iteration"

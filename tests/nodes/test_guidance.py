@@ -80,7 +80,7 @@ def test_the_model_can_be_trained_afterwards(small_graph, adapter, tmp_path, mon
             if workflow is guided:
                 workflow.run(targets=["90"])
             step = workflow.find("GRPOStep")
-            states.append(workflow.run(targets=step)[step[0]][0].trained_state())
+            states.append(workflow.run(targets=step)[step[0]][0].policy.trained_state())
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 

@@ -227,18 +227,18 @@ def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
     workflow = small_workflow({"OTCA_SDESampler": {"keep_graph": keep_graph}})
     with torch.inference_mode():
         model = workflow.run(targets=workflow.find("LoadFlowModel"))[workflow.find("LoadFlowModel")[0]][0]
-        before = [parameter.detach().clone() for parameter in model.trainable_parameters()]
+        before = [parameter.detach().clone() for parameter in model.policy.trainable_parameters()]
         same, report = trained(workflow)
         assert torch.is_inference_mode_enabled()
-    assert same is model and report.metrics["gradient_norm"] > 0 and model.version == 1
-    moved = [not torch.equal(a, b) for a, b in zip(model.trainable_parameters(), before, strict=True)]
+    assert same is model and report.metrics["gradient_norm"] > 0 and model.policy.version == 1
+    moved = [not torch.equal(a, b) for a, b in zip(model.policy.trainable_parameters(), before, strict=True)]
     assert any(moved)
     assert not any(parameter.is_inference() for parameter in model.transformer.parameters())
     assert not report.trajectories.latents.is_inference()
     # … and autograd works on all of it afterwards.
     condition = model.encode(report.trajectories.prompts)
     model.velocity(report.trajectories.latents[[0, 3], 1], 0.7, condition, 3.5).square().mean().backward()
-    assert all(parameter.grad is not None for parameter in model.trainable_parameters())
+    assert all(parameter.grad is not None for parameter in model.policy.trainable_parameters())
     with torch.inference_mode():
         workflow.set("TCDWeights.w_min", 0.9)
         assert trained(workflow)[1].metrics["policy/staleness"] == 1
@@ -296,7 +296,7 @@ def test_comfyuis_stop_button(small_workflow, comfyui):
     comfyui.interrupt_after = None
     with torch.inference_mode():
         model, report = trained(workflow)
-    assert model.version == 1 and report.metrics["gradient_norm"] > 0
+    assert model.policy.version == 1 and report.metrics["gradient_norm"] > 0
 
 
 @pytest.mark.parametrize("keep_graph", ["off", "on"])
@@ -314,7 +314,7 @@ def test_comfyuis_stop_button_amid_the_update(small_workflow, comfyui, keep_grap
             workflow.run()
         comfyui.interrupt_after = None
         model, _ = trained(workflow)
-    for one, other in zip(model.trainable_parameters(), expected.trainable_parameters(), strict=True):
+    for one, other in zip(model.policy.trainable_parameters(), expected.policy.trainable_parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
 
 

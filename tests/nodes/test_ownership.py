@@ -320,12 +320,12 @@ def test_a_rewired_graph_is_not_recorded_with_held_samples(tabs, runs):
     tab = tabs("one")
     tab.queue()
     model = tab.given["1"][0]
-    before = {name: value.clone() for name, value in model.trainable_named().items()}
+    before = {name: value.clone() for name, value in model.policy.trainable_named().items()}
     del tab.workflow._graph["8"]["inputs"]["reward_3"]
     tab.workflow._read_nodes()
     with pytest.raises(NodeError, match="these samples belong to run one.*Fix: switch off `hold samples`"):
         tab.queue(hold=True)
-    assert all(torch.equal(before[name], value) for name, value in model.trainable_named().items())
+    assert all(torch.equal(before[name], value) for name, value in model.policy.trainable_named().items())
     assert len(figures(runs / "one")) == 1
     tab.queue()
     assert len(figures(runs / "one-2")) == 1
@@ -336,11 +336,11 @@ def test_without_a_training_run_the_adapter_stays_as_it_is(tabs, runs, comfyui):
     one = tabs("one")
     one.queue()
     model = one.given["1"][0]
-    learned = {name: value.clone() for name, value in model.trainable_named().items()}
+    learned = {name: value.clone() for name, value in model.policy.trainable_named().items()}
     graph = tabs("two").workflow.graph
     del graph["11"], graph["12"], graph["13"]
     Tab(type(one.workflow)(graph, one.workflow.node_classes), model).queue(targets=["9"])
-    assert all(torch.equal(learned[name], value) for name, value in model.trainable_named().items())
+    assert all(torch.equal(learned[name], value) for name, value in model.policy.trainable_named().items())
     assert owner(comfyui)[-1] == "one, iteration 1: no Training Run records it"
     assert not (runs / "two").exists()
 
@@ -385,13 +385,13 @@ def test_a_lora_file_to_start_from(tabs, runs, small_workflow, load_model, pertu
     with torch.inference_mode():
         model = workflow.run(targets=["1"])["1"][0]
         workflow.run(targets=["9"])
-    for name, value in trained.trainable_named().items():
-        torch.testing.assert_close(value, model.trainable_named()[name], rtol=0, atol=1e-6)
+    for name, value in trained.policy.trainable_named().items():
+        torch.testing.assert_close(value, model.policy.trainable_named()[name], rtol=0, atol=1e-6)
     assert owner(comfyui) == ["new run one, from mine.safetensors"]
     other = Tab(tabs("two").workflow, model)
     other.queue(targets=["9"])
-    assert torch.equal(model.trainable_named()[name], value) or torch.allclose(
-        model.trainable_named()[name], value, atol=1e-6
+    assert torch.equal(model.policy.trainable_named()[name], value) or torch.allclose(
+        model.policy.trainable_named()[name], value, atol=1e-6
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import flow
-from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model, read_index
+from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, folder, load_flow_model
 
 RAN = "raise RuntimeError('foreign code ran')\n"
 
@@ -72,7 +72,7 @@ def test_what_is_no_network_of_theirs(hostile, name):
 @pytest.mark.parametrize("component", ["../../x", "a/b", "..", ""])
 def test_a_component_is_no_path(hostile, component):
     with pytest.raises(FlowModelError, match="Fix: "):
-        read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
+        folder.read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
 
 
 @pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
@@ -129,11 +129,11 @@ def test_an_encoder_that_brings_code(tmp_path, monkeypatch):
 def test_a_diffusers_that_runs_foreign_code_loads_nothing(monkeypatch, flux_folder, version, old):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
     if not old:
-        return flow.check_libraries()
+        return folder.check_libraries()
     with pytest.raises(FlowModelError, match=f"diffusers {version} runs Python files .*Fix: pip install"):
         load_flow_model(flux_folder, device="cpu")
 
 
 def test_the_requirement_says_the_same():
     needed = (Path(flow.__file__).parents[2] / "requirements.txt").read_text().splitlines()
-    assert f"diffusers>={'.'.join(map(str, flow.DIFFUSERS))}" in needed
+    assert f"diffusers>={'.'.join(map(str, folder.DIFFUSERS))}" in needed

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from comfyui_otca.host import paths, search
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import as_json
-from comfyui_otca.trainer import flow
-from comfyui_otca.trainer.flow import configured
+from comfyui_otca.trainer.flow import configured, folder
 from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
@@ -36,8 +35,8 @@ def folders_do_not_change():
             (configured, "_modules"),
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
-        header = functools.cache(flow._check_header)
-        patch.setattr(flow, "_check_header", header)
+        header = functools.cache(folder._check_header)
+        patch.setattr(folder, "_check_header", header)
         yield
 
 

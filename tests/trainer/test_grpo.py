@@ -12,7 +12,7 @@ import torch
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.flow.base import LossScale
+from comfyui_otca.trainer.flow.policy import LossScale
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, reference_divergence, update
 from comfyui_otca.trainer.types import Scores
 
@@ -47,7 +47,7 @@ def moved(model, perturb):
 
 
 def gradients(model):
-    return {name: p.grad.clone() for name, p in model.trainable_named().items()}
+    return {name: p.grad.clone() for name, p in model.policy.trainable_named().items()}
 
 
 def assert_same_gradients(one, other, rtol=1e-5):
@@ -61,11 +61,11 @@ def assert_same_gradients(one, other, rtol=1e-5):
 
 
 def parameters(model):
-    return [parameter.detach().clone() for parameter in model.trainable_parameters()]
+    return [parameter.detach().clone() for parameter in model.policy.trainable_parameters()]
 
 
 def unchanged(model, before):
-    return all(torch.equal(a, b) for a, b in zip(model.trainable_parameters(), before, strict=True))
+    return all(torch.equal(a, b) for a, b in zip(model.policy.trainable_parameters(), before, strict=True))
 
 
 def plain_log_prob(model, taken, sample, step, velocity):
@@ -93,7 +93,7 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio
         ratio = log_ratio.exp()
         return -torch.minimum(advantage * ratio, advantage * ratio.clamp(1 - clip, 1 + clip))
 
-    for parameter in model.trainable_parameters():
+    for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     total, count = 0.0, taken.log_probs.numel()
     for sample, text in enumerate(taken.texts):
@@ -109,13 +109,13 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio
                 advantage = advantage * advantages.credit.place[sample]
             loss = (objective or clipped)(log_ratio, advantage).mean()
             if kl:
-                with torch.no_grad(), model.reference():
+                with torch.no_grad(), model.policy.reference():
                     frozen = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
                 loss = loss + kl * (velocity - frozen).square().mean()
             (loss / count).backward()
             total += loss.item() / count
     result = gradients(model)
-    for parameter in model.trainable_parameters():
+    for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     return result, total
 
@@ -143,7 +143,7 @@ def test_a_kept_graph_gives_the_recomputed_gradient(moved, sample, judged, batch
     advantages = judged(plain)
     update(moved, kept, advantages, STILL)
     from_kept = gradients(moved)
-    moved.version = plain.policy_version
+    moved.policy.version = plain.policy_version
     update(moved, plain, advantages, STILL)
     assert_same_gradients(from_kept, gradients(moved))
 
@@ -153,7 +153,7 @@ def test_the_batch_size_changes_no_gradient(moved, sample, judged):
     advantages = judged(taken)
     results = []
     for batch_size in (0, 1, 4, 7, 100):  # the last two hold samples of several steps
-        moved.version = taken.policy_version
+        moved.policy.version = taken.policy_version
         update(moved, taken, advantages, replace(STILL, batch_size=batch_size))
         results.append(gradients(moved))
     for other in results[1:]:
@@ -169,7 +169,7 @@ def test_a_kept_graph_is_used_once_then_recomputed(moved, sample, judged):
     update(moved, taken, advantages, STILL)
     assert not any(calls), "the kept graph was not used"
     first = gradients(moved)
-    moved.version = taken.policy_version
+    moved.policy.version = taken.policy_version
     update(moved, taken, advantages, STILL)
     assert sum(calls) == 3, "three trained steps are recomputed"
     assert_same_gradients(gradients(moved), first)
@@ -180,7 +180,7 @@ def test_a_graph_that_is_of_no_use_leaves_room_for_its_recomputation(model, samp
     taken = sample(model, keep_graph=True)
     graphs, alive = list(map(weakref.ref, taken.kept)), []
     assert all(graph() is not None for graph in graphs)
-    model.version += staleness
+    model.policy.version += staleness
     advantages, settings = judged(taken), UpdateSettings(learning_rate=0.0, epochs=epochs)
     update(model, taken, advantages, settings, lambda: alive.append(sum(graph() is not None for graph in graphs)))
     assert len(alive) == 3 and not any(alive)
@@ -195,7 +195,7 @@ def test_stop_in_a_kept_update_leaves_trajectories_usable(moved, sample, judged)
             update(moved, taken, advantages, STILL, stop_after(stop_at))
         update(moved, taken, advantages, STILL)
         assert_same_gradients(gradients(moved), plain_gradients(moved, taken, advantages)[0])
-        moved.version = 0
+        moved.policy.version = 0
 
 
 def test_kl_adds_its_gradient(moved, sample, judged):
@@ -207,11 +207,11 @@ def test_kl_adds_its_gradient(moved, sample, judged):
     with_kl = gradients(moved)
     assert_same_gradients(with_kl, expected)
     assert metrics["loss"] == pytest.approx(loss, rel=1e-4) and metrics["kl/penalty"] > 0
-    moved.version = 0
+    moved.policy.version = 0
     kept = sample(moved, keep_graph=True)
     update(moved, kept, advantages, settings)
     assert_same_gradients(gradients(moved), expected)
-    moved.version = 0
+    moved.policy.version = 0
     without = update(moved, taken, advantages, STILL)
     assert "kl/penalty" not in without
     largest = max((with_kl[name] - gradient).abs().max().item() for name, gradient in gradients(moved).items())
@@ -250,7 +250,7 @@ def test_an_update_raises_the_probability_of_what_was_good(model, sample, judged
     log_ratio = log_probs(model, taken) - taken.log_probs
     assert log_ratio.abs().max() > 1e-4, "the ratio does not move"
     assert (log_ratio * advantages.step_advantage).mean() > 0
-    assert model.version == 1
+    assert model.policy.version == 1
 
 
 def test_stale_trajectories_use_their_stored_log_probs(model, sample, judged):
@@ -283,11 +283,11 @@ def test_divergence_from_the_reference(model, sample, judged):
     metrics = update(model, sample(model), advantages, UpdateSettings(learning_rate=1e-3))
     assert metrics["kl/reference"] > 0
     # By hand, at the trained step and the samples (the first of each group) that it says it looks at.
-    rows, step = torch.tensor([0, 3]), taken.trained[model.version % 3]
+    rows, step = torch.tensor([0, 3]), taken.trained[model.policy.version % 3]
     x, condition = taken.latents[rows, step], model.encode(taken.prompts)
     with torch.no_grad():
         velocity = model.velocity(x, taken.sigmas[step], condition, 3.5)
-        with model.reference():
+        with model.policy.reference():
             frozen = model.velocity(x, taken.sigmas[step], condition, 3.5)
     assert metrics["kl/reference"] == pytest.approx((velocity - frozen).square().mean().item(), rel=1e-3)
     sizes = []
@@ -301,7 +301,9 @@ def test_two_epochs_are_two_steps_of_one_policy(model, load_model, sample, judge
     advantages = judged(taken)
     settings = UpdateSettings(learning_rate=1e-3, epochs=2, max_grad_norm=1e9)
     metrics = update(model, taken, advantages, settings)
-    assert model.version == 1 and {int(v) for k, v in model.optimizer_state().items() if k.endswith(".step")} == {2}
+    assert model.policy.version == 1 and {
+        int(v) for k, v in model.policy.optimizer_state().items() if k.endswith(".step")
+    } == {2}
     assert metrics["policy/skipped_updates"] == 0
     # The second epoch is the plain off-policy gradient at the stepped policy.
     other = load_model()
@@ -328,14 +330,14 @@ def test_figures_of_several_epochs_are_means_over_them(model, load_model, sample
 
 @pytest.mark.parametrize(("keep_graph", "sharded"), [(False, False), (True, False), (False, True)])
 def test_nothing_to_learn_takes_no_step(moved, sample, judged, keep_graph, sharded):
-    moved.is_sharded = sharded  # where others may need this process's calls for samples of theirs
+    moved.policy.is_sharded = sharded  # where others may need this process's calls for samples of theirs
     taken = sample(moved, keep_graph=keep_graph)
     silent = replace(judged(taken), step_advantage=torch.zeros_like(taken.log_probs))
     before = parameters(moved)
     metrics = update(moved, taken, silent, UpdateSettings(learning_rate=0.1, weight_decay=0.5, ema_decay=0.9))
-    assert unchanged(moved, before) and moved.version == 0 and not moved.optimizer_state()
+    assert unchanged(moved, before) and moved.policy.version == 0 and not moved.policy.optimizer_state()
     assert metrics["policy/skipped_updates"] == 1 and metrics["gradient_norm"] == 0 and metrics["loss"] == 0
-    assert metrics["ratio/mean"] == 1 and moved.nonfinite_in_a_row == 0
+    assert metrics["ratio/mean"] == 1 and moved.policy.nonfinite_in_a_row == 0
 
 
 def poisoned(advantages):
@@ -348,28 +350,28 @@ def test_a_gradient_that_is_not_finite_is_dropped(moved, sample, judged, caplog)
     taken = sample(moved)
     advantages = judged(taken)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-4, ema_decay=0.5))
-    before, state = parameters(moved), {k: v.clone() for k, v in moved.optimizer_state().items()}
-    average = [parameter.clone() for parameter in moved.ema.shadow_params]
+    before, state = parameters(moved), {k: v.clone() for k, v in moved.policy.optimizer_state().items()}
+    average = [parameter.clone() for parameter in moved.policy.ema.shadow_params]
     metrics = update(moved, sample(moved), poisoned(advantages), UpdateSettings(learning_rate=1e-4, ema_decay=0.5))
-    assert metrics["policy/skipped_updates"] == 1 and moved.nonfinite_in_a_row == 1 and moved.version == 1
+    assert metrics["policy/skipped_updates"] == 1 and moved.policy.nonfinite_in_a_row == 1 and moved.policy.version == 1
     assert unchanged(moved, before) and "not finite" in caplog.text
-    assert all(torch.equal(value, state[name]) for name, value in moved.optimizer_state().items())
-    assert all(torch.equal(a, b) for a, b in zip(moved.ema.shadow_params, average, strict=True))
+    assert all(torch.equal(value, state[name]) for name, value in moved.policy.optimizer_state().items())
+    assert all(torch.equal(a, b) for a, b in zip(moved.policy.ema.shadow_params, average, strict=True))
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=1e-4))
-    assert moved.nonfinite_in_a_row == 0 and not unchanged(moved, before)
-    assert all(parameter.isfinite().all() for parameter in moved.trainable_parameters())
+    assert moved.policy.nonfinite_in_a_row == 0 and not unchanged(moved, before)
+    assert all(parameter.isfinite().all() for parameter in moved.policy.trainable_parameters())
 
 
 def test_a_loss_scale_that_is_too_large_is_not_counted(moved, sample, judged):
-    moved.loss_scale = LossScale(2.0)
+    moved.policy.loss_scale = LossScale(2.0)
     advantages = judged(sample(moved))
     for counted in (0, 1):
         update(moved, sample(moved), poisoned(advantages), UpdateSettings(learning_rate=1e-4))
-        assert (moved.nonfinite_in_a_row, moved.loss_scale.value) == (counted, 1.0)
+        assert (moved.policy.nonfinite_in_a_row, moved.policy.loss_scale.value) == (counted, 1.0)
 
 
 def test_an_infinite_gradient_under_a_finite_loss_is_dropped(moved, sample, judged):
-    first = moved.trainable_parameters()[0]
+    first = moved.policy.trainable_parameters()[0]
     hook = first.register_hook(lambda gradient: gradient * math.inf)
     taken, before = sample(moved), parameters(moved)
     metrics = update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
@@ -404,8 +406,8 @@ def test_the_average_follows(model, sample, judged):
     for n, current in ((1, visited[2]), (2, visited[3])):
         decay = min(0.5, (1 + n) / (10 + n))
         average = [decay * a + (1 - decay) * c for a, c in zip(average, current, strict=True)]
-    with model.averaged():
-        for parameter, expected in zip(model.trainable_parameters(), average, strict=True):
+    with model.policy.averaged():
+        for parameter, expected in zip(model.policy.trainable_parameters(), average, strict=True):
             torch.testing.assert_close(parameter.data, expected, rtol=1e-5, atol=1e-8)
         assert not unchanged(model, visited[3])
     assert unchanged(model, visited[3])
@@ -415,8 +417,8 @@ def test_no_average_unless_asked_for(moved, sample, judged):
     taken = sample(moved)
     update(moved, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
     before = parameters(moved)
-    with moved.averaged():
-        assert moved.ema is None and unchanged(moved, before)
+    with moved.policy.averaged():
+        assert moved.policy.ema is None and unchanged(moved, before)
 
 
 def test_long_gradients_are_shortened(moved, sample, judged):
@@ -424,7 +426,7 @@ def test_long_gradients_are_shortened(moved, sample, judged):
     advantages = judged(taken)
     long = update(moved, taken, advantages, STILL)["gradient_norm"]
     full = gradients(moved)
-    moved.version = 0
+    moved.policy.version = 0
     limit = long / 8
     metrics = update(moved, taken, advantages, replace(STILL, max_grad_norm=limit))
     assert metrics["gradient_norm"] == pytest.approx(long, rel=1e-4), "the log shows the norm before clipping"
@@ -435,11 +437,11 @@ def test_rates_may_change_between_updates(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
-    moments = {k: v.clone() for k, v in moved.optimizer_state().items() if k.endswith("exp_avg")}
+    moments = {k: v.clone() for k, v in moved.policy.optimizer_state().items() if k.endswith("exp_avg")}
     before = parameters(moved)
     update(moved, sample(moved), advantages, UpdateSettings(learning_rate=0.0))
     assert unchanged(moved, before)
-    assert any(not torch.equal(v, moments[k]) for k, v in moved.optimizer_state().items() if k in moments)
+    assert any(not torch.equal(v, moments[k]) for k, v in moved.policy.optimizer_state().items() if k in moments)
 
 
 def stop_after(number):
@@ -459,11 +461,11 @@ def test_a_stopped_update_leaves_no_trace(moved, sample, judged, number):
     advantages = judged(taken)
     update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3))
     taken = sample(moved)
-    before, state = parameters(moved), {k: v.clone() for k, v in moved.optimizer_state().items()}
+    before, state = parameters(moved), {k: v.clone() for k, v in moved.policy.optimizer_state().items()}
     with pytest.raises(KeyboardInterrupt):
         update(moved, taken, advantages, UpdateSettings(learning_rate=1e-3), stop_after(number))
-    assert unchanged(moved, before) and moved.version == 1
-    assert all(torch.equal(value, state[name]) for name, value in moved.optimizer_state().items())
+    assert unchanged(moved, before) and moved.policy.version == 1
+    assert all(torch.equal(value, state[name]) for name, value in moved.policy.optimizer_state().items())
     update(moved, taken, advantages, STILL)
     assert_same_gradients(gradients(moved), plain_gradients(moved, taken, advantages)[0])
 
@@ -477,7 +479,7 @@ def test_every_backward_pass_is_announced(moved, sample, judged):
         taken, seen = sample(moved, **options), []
         update(moved, taken, judged(taken, holes=False), settings, lambda seen=seen: seen.append(1))
         assert len(seen) == calls
-        moved.version = 0
+        moved.policy.version = 0
 
 
 # --- other ratios and objectives -------------------------------------------------------------------------------------
@@ -497,7 +499,7 @@ def test_the_ratio_may_be_scaled_step_by_step(moved, sample, judged):
     assert_same_gradients(gradients(moved), expected)
     # On-policy it is nothing but a weight on the step.
     weighted = replace(advantages, step_advantage=advantages.step_advantage * torch.tensor(scale))
-    moved.version = taken.policy_version
+    moved.policy.version = taken.policy_version
     update(moved, taken, weighted, STILL)
     assert_same_gradients(gradients(moved), expected)
 
@@ -575,7 +577,7 @@ def test_credit_by_place(moved, sample, placed, keep_graph):
     metrics = update(moved, taken, advantages, STILL)
     assert_same_gradients(gradients(moved), expected)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and metrics["ratio/drift"] < 1e-6
-    moved.version = taken.policy_version
+    moved.policy.version = taken.policy_version
     update(moved, taken, credited(advantages, place=None), STILL)
     everywhere = gradients(moved)
     assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
@@ -586,7 +588,7 @@ def test_everywhere_alike_is_no_place(moved, sample, judged):
     advantages = judged(taken)
     update(moved, taken, advantages, STILL)
     expected = gradients(moved)
-    moved.version = taken.policy_version
+    moved.policy.version = taken.policy_version
     update(moved, taken, credited(advantages, place=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
     assert_same_gradients(gradients(moved), expected)
 
@@ -638,7 +640,7 @@ def test_regulated_ratio(model, sample, judged):
                 velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
                 means[index, position] = plain_log_prob(model, taken, index, step, velocity)[1]
     update(model, taken, credited(advantages, regulated=False), UpdateSettings(learning_rate=1e-3))
-    for parameter in model.trainable_parameters():
+    for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     total, count = 0.0, taken.log_probs.numel()
     for index, text in enumerate(taken.texts):

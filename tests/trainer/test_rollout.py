@@ -27,7 +27,7 @@ def test_shapes_and_numbers(taken, still_model):
     assert taken.images.min() >= 0 and taken.images.max() <= 1
     assert len(taken.sigmas) == 5 and taken.sigmas[0] == 1 and taken.sigmas[-1] == 0
     assert taken.groups.tolist() == [0, 0, 0, 1, 1, 1] and taken.texts == ["a red circle"] * 3 + ["a blue square"] * 3
-    assert taken.trained == (0, 1, 2) and taken.policy_version == still_model.version and taken.kept is None
+    assert taken.trained == (0, 1, 2) and taken.policy_version == still_model.policy.version and taken.kept is None
     # dance_sde: std = η·√Δ
     expected = [0.5 * (a - b) ** 0.5 for a, b in zip(taken.sigmas, taken.sigmas[1:], strict=False)]
     assert taken.stds == pytest.approx([*expected[:3], 0.0])
@@ -208,7 +208,7 @@ def test_flash_is_nearer_to_many_steps_than_as_few_euler_steps(still_model, samp
 
 
 def test_gradients_are_gone_while_it_samples(model, sample, small_settings):
-    parameters = model.trainable_parameters()
+    parameters = model.policy.trainable_parameters()
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     seen = []

@@ -99,7 +99,7 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
         found = update(model, taken, advantages, still)
     finally:
         hook.remove()
-    gradient = [parameter.grad.clone() for parameter in model.trainable_parameters()]
+    gradient = [parameter.grad.clone() for parameter in model.policy.trainable_parameters()]
     # The same four samples as two groups of two, by themselves.
     rows = advantages.valid.nonzero()[:, 0]
     parts = {name: getattr(taken, name)[rows] for name in ("latents", "final", "images", "log_probs", "groups")}
@@ -107,7 +107,7 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
     alone = replace(advantages, step_advantage=advantages.step_advantage[rows], valid=advantages.valid[rows])
     expected = update(model, few, alone, still)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6) and found["gradient_norm"] > 0
-    for own, parameter in zip(gradient, model.trainable_parameters(), strict=True):
+    for own, parameter in zip(gradient, model.policy.trainable_parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad, rtol=1e-5, atol=1e-7)
     # Each step computes the four (with KL once more for the reference), but the first, which a group shares.
     assert max(calls) == 4

@@ -46,8 +46,8 @@ def noise(load, guided):
 
 
 def gradients(model):
-    found = {name: p.grad.clone() for name, p in model.trainable_named().items() if p.grad is not None}
-    for parameter in model.trainable_parameters():
+    found = {name: p.grad.clone() for name, p in model.policy.trainable_named().items() if p.grad is not None}
+    for parameter in model.policy.trainable_parameters():
         parameter.grad = None
     return found
 
@@ -136,7 +136,7 @@ def test_kept_and_recomputed_updates_agree_and_a_graph_of_the_other_kind_is_not_
         taken = sample(model, guided, keep_graph=keep_graph)
         with_gradient.clear()
         update(model, taken, judged(taken), settings)
-        model.version = 0
+        model.policy.version = 0
         return gradients(model), sum(with_gradient)
 
     full, recomputed = run(FULL, keep_graph=False)

@@ -102,7 +102,7 @@ def stepwise_gains(model: FlowModel, trajectories: Trajectories, scores: Scores,
 def _distinct(model: FlowModel, trajectories: Trajectories, point: int) -> tuple[Tensor, Tensor]:
     """Rows that are at different places at this point, and for each trajectory which of them is at its own."""
     # Processes that share a model have to call it with equally many parts.
-    if at_one_point(trajectories, point) and not model.is_sharded:
+    if at_one_point(trajectories, point) and not model.policy.is_sharded:
         return first_of_each(trajectories.groups)
     every = torch.arange(len(trajectories.groups))
     return every, every

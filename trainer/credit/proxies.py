@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..flow.base import FlowModel
+    from ..networks.clip import Clip
     from ..networks.features import Encoder
-    from ..rewards.clip import Clip
     from ..types import Scores, Trajectories
 
 # And which inputs of the node each needs.

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..workflow.problem import Misfit
-from . import FlowModelError, check_model_folder
+from .files import NETWORKS, opened
+from .folder import check_model_folder
+from .options import FlowModelError
 from .sizes import RULES, Config, LatentGrid
-
-EXPERTS = ("transformer", "transformer_2")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Configuration:
         """As peft takes them: ends of module names, of which one at least is there, and which all name layers with a matrix."""
         wanted = [name.strip() for name in text.split(",") if name.strip()]
         ends = tuple(f".{name}" for name in wanted)
-        for expert in EXPERTS if wanted and self.whole else ():
+        for expert in NETWORKS if wanted and self.whole else ():
             if not (self.folder / expert).is_dir():
                 continue
             layers, others = _modules(self.folder / expert)
@@ -48,18 +48,18 @@ class Configuration:
 def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
     """Raises FlowModelError where the folder, or one of the single files in place of its own, cannot be used."""
     family = check_model_folder(folder, files)
-    places = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
-    vae, transformer, scheduler = (_object(folder / place) for place in places)
+    names = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
+    vae, transformer, scheduler = (_object(folder / name) for name in names)
     try:
         grid = RULES[family].grid(vae, transformer)
         grid.shape(*_some_size(grid))
         RULES[family].shift(scheduler, grid, *_some_size(grid))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        told = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
+        reason = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
         raise FlowModelError(
-            f"{folder}: its configuration files say nothing that a {family} could be ({told}). Fix: copy it again"
+            f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
-    return Configuration(folder, family, grid, scheduler, not any(name in files for name in EXPERTS))
+    return Configuration(folder, family, grid, scheduler, not any(name in files for name in NETWORKS))
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:
@@ -78,11 +78,9 @@ def _object(file: Path) -> Config:
 
 def _modules(folder: Path) -> tuple[set[str], set[str]]:
     """Names of a network's modules by the headers of its weight files: those with a matrix, and all others."""
-    from safetensors import safe_open
-
     layers, others = set(), set()
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="np") as content:
+        with opened(file, "np") as content:
             for key in content.keys():
                 module, _, kind = key.rpartition(".")
                 if kind == "weight" and len(content.get_slice(key).get_shape()) > 1:

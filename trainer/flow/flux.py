@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import Condition, noise_levels
+from .base import noise_levels
+from .condition import Condition
 from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:

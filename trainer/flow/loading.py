@@ -13,17 +13,19 @@ import torch
 from safetensors import safe_open
 
 from ...host import devices, distributed
-from . import FlowModelError, library_class, read_index, single_file
+from . import single_file
+from .folder import library_class, read_index
+from .options import FlowModelError
+from .single_file import LOADING_ERRORS
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
-    from . import LoadOptions
     from .base import FlowModel
+    from .options import LoadOptions
 
 logger = logging.getLogger(__name__)
 
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -41,6 +43,24 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return DTYPES[name]
     return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def load(family: type[FlowModel], path: Path, options: LoadOptions, training: str) -> FlowModel:
+    """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
+    check_shard(options)
+    device = resolve_device(options.device)
+    dtype = resolve_dtype(options.dtype, device)
+    check_memory(family, path, options, training, device, dtype)
+    pipeline = load_pipeline(family, path, options, device, dtype)
+    tokenizer = getattr(pipeline, family.TOKENIZER)
+    limit = min(family.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else family.MOST_TOKENS
+    model = family(pipeline, path, options.max_sequence_length or limit)
+    model.visitors = {name for name in family.COMPONENTS if options.offloads(name)}
+    if options.vae_tiling:
+        pipeline.vae.enable_tiling()
+    for network in model.experts.values():
+        speed_up(network, options)
+    return model
 
 
 def load_pipeline(
@@ -70,13 +90,15 @@ def load_pipeline(
             more = _quantization(options.quantize, device, dtype) if name in family.EXPERTS else {}
             networks[name] = _load_network(path / name, *parts[name], dtype, **more)
         # What a checkpoint does without, as SD3 may without T5, has to be said: from_pretrained asks for all.
-        left_out = {name: None for name in _index(path) if name not in parts and isinstance(_index(path)[name], list)}
+        left_out = {
+            name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
+        }
         try:
             pipeline = getattr(diffusers, family.PIPELINE)
             # It never runs what the folder brings: unasked it would ask in a terminal, for a tokenizer too.
             safe = {"local_files_only": True, "trust_remote_code": False}
             return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **left_out)
-        except _LOADING_ERRORS as error:
+        except LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 
 
@@ -91,14 +113,16 @@ def check_memory(
         FlowModelError: more than the device's free memory.
     """
     need, free = memory_needed(family, path, options, training, dtype), devices.free_memory(device)
-    told = f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
+    message = (
+        f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
+    )
     if need > free:
         raise FlowModelError(
-            f"{told}. Fix: train an adapter (training = lora), offload_encoders, quantize, a larger device, or several "
+            f"{message}. Fix: train an adapter (training = lora), offload_encoders, quantize, a larger device, or several "
             "(--gpus) with training = full or Model Memory's shard"
         )
     if need > 0.8 * free:
-        logger.warning("%s: tight", told)
+        logger.warning("%s: tight", message)
 
 
 def memory_needed(family: type[FlowModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype) -> int:
@@ -174,13 +198,9 @@ def _quantization(kind: str, device: torch.device, dtype: torch.dtype) -> dict:
     return {"quantization_config": chosen}
 
 
-def _index(path: Path) -> dict:
-    return read_index(path)
-
-
 def _parts(path: Path) -> dict[str, tuple[str, str]]:
     """(library, class) of the components that the checkpoint has."""
-    return {name: source for name, source in _index(path).items() if isinstance(source, list) and source[0]}
+    return {name: source for name, source in read_index(path).items() if isinstance(source, list) and source[0]}
 
 
 def _elements(file: Path) -> int:
@@ -197,7 +217,7 @@ def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype, **m
     try:
         name_of_dtype = "dtype" if library == "transformers" else "torch_dtype"
         module, information = network.from_pretrained(folder, **{name_of_dtype: dtype}, **options)
-    except _LOADING_ERRORS as error:
+    except LOADING_ERRORS as error:
         raise _unfit(folder, error) from error
     for kind in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         # Old CLIP files carry their position numbers, which are no weights.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-
-from ...host.files import beside, flush, put_in_place
 from ...host.names import plain_name
-from .base import OWN
+from .files import header, opened, read_metadata, read_tensors, write_tensors
+from .policy import TRAINED, Adapter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +25,7 @@ def files(model: FlowModel, path: Path) -> dict[str, Path]:
     return {expert: path.with_name(f"{path.stem}_{model.EXPERTS[expert]}{path.suffix}") for expert in experts}
 
 
-def adapter_state(model: FlowModel, expert: str = "transformer", name: str = OWN) -> dict[str, Tensor]:
+def adapter_state(model: FlowModel, expert: str = "transformer", name: str = TRAINED) -> dict[str, Tensor]:
     """lora_A and lora_B by the names of `model.lora_key`; the file carries no alpha, so B holds the scale alpha/rank."""
     scale = _scale(model, expert, name)
     return {
@@ -44,20 +40,15 @@ def save(model: FlowModel, path: Path, metadata: Mapping[str, object]) -> list[P
     Returns the files, one for each network that is trained.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    places = files(model, path)
-    for expert, place in places.items():
-        write_tensors(place, adapter_state(model, expert), {"format": "pt", **header(metadata)})
-    return list(places.values())
-
-
-def header(metadata: Mapping[str, object]) -> dict[str, str]:
-    """Metadata as a safetensors file takes it: what is no text becomes JSON."""
-    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()}
+    paths = files(model, path)
+    for expert, file in paths.items():
+        write_tensors(file, adapter_state(model, expert), {"format": "pt", **header(metadata)})
+    return list(paths.values())
 
 
 def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[str, object]) -> list[Path]:
     """`save` under a plain file name. Raises ValueError for a name that would leave the folder."""
-    if not model.is_adapted:
+    if not model.policy.is_adapted:
         raise ValueError(
             "this model is trained as a whole, so there is no adapter to save. Fix: training = lora on Load Flow Model, or "
             "otca export RUN for the whole model"
@@ -66,7 +57,7 @@ def save_named(model: FlowModel, folder: Path, filename: str, metadata: Mapping[
         plain_name(filename)
     except ValueError as error:
         raise ValueError(f"filename {filename!r} {error}") from error
-    with model.averaged():
+    with model.policy.averaged():
         return save(model, folder / f"{filename}.safetensors", metadata)
 
 
@@ -76,8 +67,8 @@ def load(model: FlowModel, path: Path) -> None:
     Raises:
         ValueError: a file is no adapter of this model: names the first module that does not fit.
     """
-    for expert, place in files(model, path).items():
-        _load_one(model, expert, place)
+    for expert, file in files(model, path).items():
+        _load_one(model, expert, file)
 
 
 def put_on(model: FlowModel, path: Path) -> None:
@@ -87,47 +78,45 @@ def put_on(model: FlowModel, path: Path) -> None:
         FileNotFoundError: no such file.
         ValueError: a file is no adapter of this model.
     """
-    rank, targets = _rank_and_targets(model, path)
-    for network in model.experts.values():
-        network.unload_lora()
-    model.add_adapter(rank, alpha=rank, targets=targets, seed=0)
+    model.policy.replace_adapter(_read_adapter(model, path))
     load(model, path)
 
 
 def add(model: FlowModel, path: Path, name: str) -> None:
     """As `put_on`, beside the adapter that the model has: under that name, and active from now on."""
-    rank, targets = _rank_and_targets(model, path)
+    adapter = _read_adapter(model, path)
     with warnings.catch_warnings():  # peft warns of several adapters, which is what is wanted here
         warnings.filterwarnings("ignore", "Already found a `peft_config`")
-        model.add_adapter(rank, alpha=rank, targets=targets, seed=0, name=name)
-    for expert, place in files(model, path).items():
-        _load_one(model, expert, place, name)
+        model.policy.add_adapter(adapter, name)
+    for expert, file in files(model, path).items():
+        _load_one(model, expert, file, name)
 
 
-def _rank_and_targets(model: FlowModel, path: Path) -> tuple[int, str]:
+def _read_adapter(model: FlowModel, path: Path) -> Adapter:
+    """The rank and targets of an adapter in a file, whose tensors hold its scale."""
     targets, ranks = set(), set()
-    for expert, place in files(model, path).items():
-        if not place.is_file():
+    for expert, file in files(model, path).items():
+        if not file.is_file():
             raise FileNotFoundError(
-                f"{place}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
+                f"{file}: no such adapter. Fix: give a run's folder or a LoRA's .safetensors file, where there are two without "
                 "_high_noise and _low_noise"
             )
-        tensors = read_tensors(place)
+        tensors = read_tensors(file)
         for name, _ in model.experts[expert].named_modules():
             if (key := model.lora_key(f"{name}.lora_A.weight")) in tensors:
                 targets.add(name)
                 ranks.add(len(tensors[key]))
     if len(ranks) != 1:
-        told = f"has ranks {', '.join(map(str, sorted(ranks)))}" if ranks else "fits no module of it"
+        fault = f"has ranks {', '.join(map(str, sorted(ranks)))}" if ranks else "fits no module of it"
         raise ValueError(
-            f"{path} is no adapter of this model, as far as can be read here: it {told}. Fix: give one of one rank "
+            f"{path} is no adapter of this model, as far as can be read here: it {fault}. Fix: give one of one rank "
             f"for {type(model).__name__}, in diffusers' or ComfyUI's layout"
         )
     [rank] = ranks
-    return rank, ",".join(sorted(targets))
+    return Adapter(rank, alpha=rank, targets=",".join(sorted(targets)))
 
 
-def _load_one(model: FlowModel, expert: str, path: Path, name: str = OWN) -> None:
+def _load_one(model: FlowModel, expert: str, path: Path, name: str = TRAINED) -> None:
     from peft.utils import set_peft_model_state_dict
 
     scale = _scale(model, expert, name)
@@ -162,49 +151,14 @@ def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, obje
 
 def ranks(path: Path) -> set[int]:
     """Of the adapter's modules, by the file's header. Raises ValueError, naming it, where it is truncated or none."""
-    try:
-        with safe_open(path, framework="np") as content:
-            return {content.get_slice(key).get_shape()[0] for key in content.keys() if key.endswith("lora_A.weight")}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error}). Fix: copy it again") from error
+    with opened(path, "np") as content:
+        return {content.get_slice(key).get_shape()[0] for key in content.keys() if key.endswith("lora_A.weight")}
 
 
 def belongs_to(path: Path, identity: Mapping[str, str]) -> bool:
     """Whether a file's header has all of these entries. A file that is no adapter belongs to nobody who asks."""
     try:
-        found = read_metadata(path)
-    except (SafetensorError, OSError):
+        metadata = read_metadata(path)
+    except ValueError:
         return False
-    return all(found.get(name) == value for name, value in identity.items())
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a safetensors file. Raises ValueError, naming it, where it is truncated or none."""
-    try:
-        with safe_open(path, framework="pt") as content:
-            return {key: content.get_tensor(key).clone() for key in content.keys()}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is truncated or no safetensors file ({error})") from error
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="pt") as content:
-        return content.metadata() or {}
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Writes aside, flushes to disk, then renames: a reader finds the old file or the new one, never part of one.
-
-    Raises:
-        OSError: names the file.
-    """
-    aside = beside(path)
-    try:
-        save_file({key: value.contiguous() for key, value in tensors.items()}, aside, metadata=dict(metadata or {}))
-        flush(aside)
-        put_in_place(aside, path)
-    except SafetensorError as error:
-        raise OSError(f"{path}: {error}") from error
-    finally:
-        aside.unlink(missing_ok=True)
-    flush(path.parent)
+    return all(metadata.get(name) == value for name, value in identity.items())

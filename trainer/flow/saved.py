@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host import distributed
-from ..run.layout import ADAPTER, WEIGHTS
 from . import lora
+from .files import ADAPTER, WEIGHTS, header, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from .base import FlowModel
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None:
     """Writes the adapter as `lora.safetensors`, or each trained network as a diffusers folder of its name."""
-    if model.is_adapted:
+    if model.policy.is_adapted:
         if distributed.is_main():
             lora.save(model, folder / ADAPTER, metadata)
         return
     for name, network in model.experts.items():
-        place = folder / name
-        dtypes = dict(zip(model.trainable_named().values(), model.original_dtypes(), strict=True))
+        target = folder / name
+        dtypes = dict(zip(model.policy.trainable_named().values(), model.policy.original_dtypes(), strict=True))
         parameters = dict(network.named_parameters())
         tensors = {
             key: tensor.to(dtypes.get(parameters.get(key), tensor.dtype))
-            for key, tensor in model.whole(network.state_dict()).items()
+            for key, tensor in model.policy.whole(network.state_dict()).items()
         }
         if not distributed.is_main():
             continue
-        place.mkdir(parents=True, exist_ok=True)
-        network.save_config(place)
-        lora.write_tensors(place / WEIGHTS, tensors, {"format": "pt", **lora.header(metadata)})
+        target.mkdir(parents=True, exist_ok=True)
+        network.save_config(target)
+        write_tensors(target / WEIGHTS, tensors, {"format": "pt", **header(metadata)})
 
 
 def load(model: FlowModel, folder: Path) -> None:
@@ -42,32 +42,32 @@ def load(model: FlowModel, folder: Path) -> None:
         FileNotFoundError: the run has not saved anything yet.
         ValueError: files of another model.
     """
-    if missing := [place.name for place in places(model, folder) if not place.is_file()]:
+    if missing := [file.name for file in files(model, folder) if not file.is_file()]:
         raise FileNotFoundError(f"{folder} has no {missing[0]} yet. Fix: train until the first checkpoint")
-    if model.is_adapted:
+    if model.policy.is_adapted:
         lora.load(model, folder / ADAPTER)
         return
     for name, network in model.experts.items():
         try:
-            network.load_state_dict(lora.read_tensors(folder / name / WEIGHTS))
+            network.load_state_dict(read_tensors(folder / name / WEIGHTS))
         except RuntimeError as error:
             raise ValueError(f"{folder / name} holds another model's weights ({error})") from error
 
 
 def export(model: FlowModel, folder: Path) -> None:
     """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards."""
-    if model.is_adapted:
+    if model.policy.is_adapted:
         for network in model.experts.values():
             network.fuse_lora()
             network.unload_lora()
     else:
-        for parameter, dtype in zip(model.trainable_parameters(), model.original_dtypes(), strict=True):
+        for parameter, dtype in zip(model.policy.trainable_parameters(), model.policy.original_dtypes(), strict=True):
             parameter.data = parameter.data.to(dtype)
     model.pipeline.save_pretrained(folder)
 
 
-def places(model: FlowModel, folder: Path) -> list[Path]:
+def files(model: FlowModel, folder: Path) -> list[Path]:
     """The files in a run's folder that hold what was trained."""
-    if model.is_adapted:
+    if model.policy.is_adapted:
         return list(lora.files(model, folder / ADAPTER).values())
     return [folder / name / WEIGHTS for name in model.experts]

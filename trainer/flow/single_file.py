@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from . import SINGLE_FILES, FlowModelError, library_class
+from .folder import library_class
+from .options import SINGLE_FILES, FlowModelError
 
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 # ComfyUI's 8-bit files hold such a factor beside each weight, by one of these names.
 _SCALES = (".scale_weight", ".weight_scale")
 
@@ -24,7 +25,7 @@ def load(folder: Path, component: str, library: str, name: str, file: Path, dtyp
     read = _encoder if library == "transformers" else _network
     try:
         module = read(network, folder, component, file, dtype)
-    except _LOADING_ERRORS as error:
+    except LOADING_ERRORS as error:
         raise _unfit(folder, component, file, error) from error
     if lacking := [name for name, parameter in module.named_parameters() if parameter.is_meta]:
         raise _unfit(folder, component, file, f"it lacks {len(lacking)} weights, the first is {lacking[0]}")

@@ -61,8 +61,8 @@ class LatentGrid:
         """[C, h, w], or [C, F, h, w] of a video. Raises ValueError for a size that cannot be made."""
         if misfit := next(self.misfits(height, width, frames), None):
             raise ValueError(str(misfit))
-        place = height // self.scale, width // self.scale
-        return (self.channels, *place) if self.time is None else (self.channels, self._latent_frames(frames), *place)
+        side = height // self.scale, width // self.scale
+        return (self.channels, *side) if self.time is None else (self.channels, self._latent_frames(frames), *side)
 
     def _latent_frames(self, frames: int) -> int:
         return (frames - 1) // self.time + 1

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import NEGATIVE, Condition, FlowModel, noise_levels
+from .base import FlowModel, noise_levels
+from .condition import NEGATIVE, Condition
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from ..types import SamplerSettings
 
 # diffusers' names on the left, Wan's own, which ComfyUI's LoraLoader knows, on the right.
-_OWN_NAMES = {
+_WAN_NAMES = {
     r"\.attn1\.": ".self_attn.",
     r"\.attn2\.": ".cross_attn.",
     r"\.to_([qkv])\.": r".\1.",
@@ -102,6 +103,6 @@ class Wan(FlowModel):
 
     @classmethod
     def lora_key(cls, name: str) -> str:
-        for pattern, own in _OWN_NAMES.items():
-            name = re.sub(pattern, own, name)
+        for pattern, replacement in _WAN_NAMES.items():
+            name = re.sub(pattern, replacement, name)
         return cls.LORA_PREFIX + name

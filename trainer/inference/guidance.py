@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING
 from ...host import paths, search
 from ...host.access import permissions
 from ..flow import lora
-from ..flow.base import OWN
-from ..run.layout import ADAPTER, WEIGHTS, WORKFLOW, read_own
+from ..flow.files import ADAPTER, WEIGHTS
+from ..flow.policy import TRAINED
+from ..run.layout import WORKFLOW, read_own
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +128,7 @@ class Composition:
 
     def _of(self, adapter: str, predict: Callable[[], Tensor]) -> Tensor:
         if adapter == BASE:
-            with self.model.reference():
+            with self.model.policy.reference():
                 return predict()
         for network in self.model.experts.values():
             network.set_adapter(adapter)
@@ -142,7 +143,7 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
         FileNotFoundError: as `find`.
         ValueError: an adapter of another model, a step that is never reached, or a model without an adapter's place.
     """
-    if not model.is_adapted:
+    if not model.policy.is_adapted:
         raise ValueError(
             "all weights of this run were trained, and guides need the model that it began with. Fix: give the model instead "
             "of the run"
@@ -225,10 +226,10 @@ def _take_off(model: FlowModel, names: Sequence[str]) -> None:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     for network in model.experts.values():
-        network.set_adapter(OWN)
+        network.set_adapter(TRAINED)
         network.delete_adapters([name for name in names if name in network.peft_config])
         # A guide may have had targets that the model's own adapter has not.
         for name, module in list(network.named_modules()):
-            if isinstance(module, BaseTunerLayer) and OWN not in module.lora_A:
+            if isinstance(module, BaseTunerLayer) and TRAINED not in module.lora_A:
                 parent, _, child = name.rpartition(".")
                 setattr(network.get_submodule(parent), child, module.base_layer)

@@ -62,7 +62,7 @@ def sample_to_file(
         if guides:  # entered first, so that a guide that cannot be used is told before anything is sampled
             compose = stack.enter_context(guidance.composed(model, guides, settings.steps))
             titles = "without guides", f"guided: {', '.join(map(str, guides))}"
-        with model.reference():
+        with model.policy.reference():
             images = base = rollout.generate(model, texts, settings, numbers)
         if run or guides:
             images = rollout.generate(model, texts, settings, numbers, compose=compose)

@@ -1,1 +1,5 @@
 """What looks at pictures, for rewards, credit and studies alike."""
+
+
+class RewardError(RuntimeError):
+    """A reward, or a network that looks at pictures, that failed. Nothing is made up in place of its answer."""

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host import search
-from ..rewards.base import RewardError
-from ..rewards.clip import MARKER, Clip
-from . import preprocess
+from . import RewardError, preprocess
+from .clip import MARKER, Clip
 from .network import Network, shared
 from .published import from_folder, pillow_processor, transformers_class
 
@@ -33,19 +32,19 @@ def load(name: str) -> Encoder | Clip:
         FileNotFoundError: it was not found.
         RewardError: its weights cannot be read.
     """
-    place = find(name)
-    kind = json.loads((place / "config.json").read_text(encoding="utf-8"))["model_type"]
-    return shared(Clip if kind == "clip" else Encoder, place)
+    folder = find(name)
+    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    return shared(Clip if kind == "clip" else Encoder, folder)
 
 
 class _Vision(Network):
     """What transformers' AutoModel loads from a folder with config.json, weights and preprocessor_config.json."""
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
-        network = from_folder(transformers_class("AutoModel"), place, dtype)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
+        network = from_folder(transformers_class("AutoModel"), path, dtype)
         self.model = getattr(network, "vision_model", network)  # of a model of pictures and texts
-        self.given = json.loads((place / MARKER).read_text(encoding="utf-8"))
+        self.preprocessor = json.loads((path / MARKER).read_text(encoding="utf-8"))
 
     def _networks(self) -> list[torch.nn.Module]:
         return [self.model]
@@ -54,10 +53,10 @@ class _Vision(Network):
 class Encoder(_Vision):
     """An image encoder; the picture's point is its pooled output."""
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
-        name = self.given["image_processor_type"].removesuffix("Fast").removesuffix("Pil")
-        self.processor = pillow_processor(name).from_pretrained(place, local_files_only=True)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
+        name = self.preprocessor["image_processor_type"].removesuffix("Fast").removesuffix("Pil")
+        self.processor = pillow_processor(name).from_pretrained(path, local_files_only=True)
         self.settle(device)
 
     def pictures(self, images: Tensor) -> Tensor:
@@ -73,16 +72,18 @@ class PatchFeatures(_Vision):
         RewardError: the folder holds another kind of model, or weights that cannot be read.
     """
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
         config = self.model.config
         if not hasattr(config, "patch_size"):
             name = type(self.model).__name__
             raise RewardError(
-                f"{place} holds a {name}, which has no patches. Fix: choose a vision transformer such as DINOv2"
+                f"{path} holds a {name}, which has no patches. Fix: choose a vision transformer such as DINOv2"
             )
-        self.patch, self.size = config.patch_size, _side(self.given, config.image_size) // config.patch_size
-        self.mean, self.std = (torch.tensor(self.given[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
+        self.patch, self.size = config.patch_size, _side(self.preprocessor, config.image_size) // config.patch_size
+        self.mean, self.std = (
+            torch.tensor(self.preprocessor[name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std")
+        )
         self.settle(device)
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class PatchFeatures(_Vision):
         """[B, n, n, D] float32 on the CPU, n patches a side, of pictures [B, H, W, 3], which are squeezed into its square."""
         self.come_back()
         side = self.size * self.patch
-        found = []
+        patches = []
         for part in images.split(AT_ONCE):
             small = torch.nn.functional.interpolate(
                 part.permute(0, 3, 1, 2).float(), (side, side), mode="bicubic", antialias=True
@@ -98,14 +99,14 @@ class PatchFeatures(_Vision):
             pixels = (small.clamp(0, 1) - self.mean) / self.std
             tokens = self.model(pixel_values=pixels.to(self.device, self.dtype)).last_hidden_state
             # Before the patches come a class token and, of some, registers.
-            found.append(tokens[:, -(self.size**2) :].float().cpu().unflatten(1, (self.size, self.size)))
-        return torch.cat(found)
+            patches.append(tokens[:, -(self.size**2) :].float().cpu().unflatten(1, (self.size, self.size)))
+        return torch.cat(patches)
 
 
-def _side(given: dict, image_size: int) -> int:
+def _side(preprocessor: dict, image_size: int) -> int:
     """The side that pictures are prepared to, which older and newer preprocessor files say differently."""
     for name in ("crop_size", "size"):
-        size = given.get(name)
+        size = preprocessor.get(name)
         if isinstance(size, int):
             return size
         if isinstance(size, dict) and (side := size.get("height") or size.get("shortest_edge")):

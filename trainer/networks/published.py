@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ...host import search
-from ..rewards.base import RewardError
+from . import RewardError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,20 +47,20 @@ class Published:
     def find_folder(self, name: str, marker: str) -> Path:
         return search.model(name, marker, f"{self.source} ({self.size})")
 
-    def read(self, place: Path) -> dict[str, Any]:
+    def read(self, path: Path) -> dict[str, Any]:
         """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
 
         Raises:
             RewardError: it cannot be read, as where a download was cut off.
         """
         try:
-            if place.suffix == ".safetensors":
-                return load_file(place)
-            content = torch.load(place, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(place))
+            if path.suffix == ".safetensors":
+                return load_file(path)
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         except _READING_ERRORS as error:
-            raise self.misfit(place, f"cannot be read ({_reason(error)})") from error
+            raise self.misfit(path, f"cannot be read ({_reason(error)})") from error
         if not isinstance(content, Mapping):
-            raise self.misfit(place, f"holds a {type(content).__name__} and no named tensors")
+            raise self.misfit(path, f"holds a {type(content).__name__} and no named tensors")
         return content
 
     def read_all(self, folder: Path) -> dict[str, Tensor]:
@@ -77,25 +77,25 @@ class Published:
 
     def check_type(self, folder: Path, model_type: str) -> None:
         """Raises RewardError where the folder's config.json is that of another kind of model."""
-        found = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-        if found != model_type:
-            raise self.misfit(folder, f"holds a model of type {found}, where {model_type} is needed")
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        if kind != model_type:
+            raise self.misfit(folder, f"holds a model of type {kind}, where {model_type} is needed")
 
-    def check(self, place: Path, state: Mapping[str, Tensor], wanted: Collection[str]) -> None:
+    def check(self, path: Path, state: Mapping[str, Tensor], wanted: Collection[str]) -> None:
         """Raises RewardError where the file lacks one of those keys."""
         missing = sorted(set(wanted) - set(state))
         if missing:
-            raise self.misfit(place, f"has no {missing[0]!r} ({len(missing)} of {len(wanted)} tensors are missing)")
+            raise self.misfit(path, f"has no {missing[0]!r} ({len(missing)} of {len(wanted)} tensors are missing)")
 
-    def misfit(self, place: Path, what: str) -> RewardError:
-        size = f" ({place.stat().st_size:,} bytes)" if place.is_file() else ""
-        return RewardError(f"{place}{size} is not {self.title}: it {what}. Fix: {self._advice()}")
+    def misfit(self, path: Path, what: str) -> RewardError:
+        size = f" ({path.stat().st_size:,} bytes)" if path.is_file() else ""
+        return RewardError(f"{path}{size} is not {self.title}: it {what}. Fix: {self._advice()}")
 
     def _advice(self) -> str:
         return f"get {self.name} ({self.size}) from {self.source}"
 
     def filled(
-        self, make: Callable[[], torch.nn.Module], state: Mapping[str, Tensor], place: Path, dtype: torch.dtype
+        self, make: Callable[[], torch.nn.Module], state: Mapping[str, Tensor], path: Path, dtype: torch.dtype
     ) -> torch.nn.Module:
         """The network that `make` builds, around the tensors of `state`: nothing is initialised in vain, and nothing copied but
         to change precision.
@@ -108,7 +108,7 @@ class Published:
         with init_empty_weights(include_buffers=False):
             network = make()
         wanted = network.state_dict()
-        self.check(place, state, wanted.keys())
+        self.check(path, state, wanted.keys())
         wrong = [f"{name!r} is no part of it" for name in state.keys() - wanted.keys()]
         wrong += [
             f"{name!r} has shape {tuple(state[name].shape)} where {tuple(tensor.shape)} is needed"
@@ -116,12 +116,12 @@ class Published:
             if state[name].shape != tensor.shape
         ]
         if wrong:
-            raise self.misfit(place, f"does not fit its layout ({len(wrong)} tensors; {min(wrong)})")
+            raise self.misfit(path, f"does not fit its layout ({len(wrong)} tensors; {min(wrong)})")
         network.load_state_dict(state, assign=True)
         return network.eval().requires_grad_(False).to(dtype)
 
 
-def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) -> torch.nn.Module:
+def from_folder(kind: type[torch.nn.Module], path: Path, dtype: torch.dtype) -> torch.nn.Module:
     """A transformers model from its folder. What its weights lack is an error, where transformers would fill in random numbers.
 
     Raises:
@@ -129,7 +129,7 @@ def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) ->
     """
     try:
         model, report = kind.from_pretrained(
-            place,
+            path,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
@@ -143,7 +143,7 @@ def from_folder(kind: type[torch.nn.Module], place: Path, dtype: torch.dtype) ->
             return model.eval().requires_grad_(False)
         reason = f"{sorted(report['missing_keys'])[0]} is missing"
     raise RewardError(
-        f"{place} cannot be loaded as a {kind.__name__} ({reason}). Fix: get the whole checkpoint anew, with its config.json "
+        f"{path} cannot be loaded as a {kind.__name__} ({reason}). Fix: get the whole checkpoint again, with its config.json "
         "and .safetensors"
     )
 

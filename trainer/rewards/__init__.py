@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 
-from .base import Reward, RewardError, parse_bounds
+from ..networks import RewardError
+from .base import Reward, parse_bounds
 
 REWARDS = {
     "clip_t": "clip.ClipT",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..networks.network import shared
+from ..networks import RewardError
+from ..networks.clip import MARKER, VIT_L, Clip
 from ..networks.published import Published
-from .base import RewardError
-from .clip import MARKER, VIT_L, Clip, ClipReward
+from ..networks.scoring_head import scoring_head
+from .clip import ClipReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,26 +22,6 @@ FILE = Published(
     "3,714,759 bytes",
     "https://github.com/christophschuhmann/improved-aesthetic-predictor",
 )
-WIDTHS = (1024, 128, 64, 16, 1)
-LAYERS = (0, 2, 4, 6, 7)  # between some of them the published head has dropout, which rests when scoring
-
-
-def scoring_head(
-    file: Published, place: Path, state: dict[str, Tensor], prefix: str = "layers."
-) -> torch.nn.Sequential:
-    """The head that this predictor and ImageReward share: 768-1024-128-64-16-1, with nothing between the layers.
-
-    It is so small that it stays in main memory, in float32.
-    """
-    keys = {f"{prefix}{layer}.{part}": (layer, part) for layer in LAYERS for part in ("weight", "bias")}
-    file.check(place, state, keys)
-    inputs = (768, *WIDTHS)
-    own = {f"{LAYERS.index(layer)}.{part}": state[key].float() for key, (layer, part) in keys.items()}
-
-    def layers():
-        return torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in zip(inputs, WIDTHS, strict=False)))
-
-    return file.filled(layers, own, place, torch.float32)
 
 
 class Aesthetic(ClipReward):
@@ -52,23 +32,11 @@ class Aesthetic(ClipReward):
         model: the CLIP checkpoint: a folder, the name of one, or a hub id in the local cache.
     """
 
-    def __init__(
-        self,
-        name: str = "aesthetic",
-        coefficient: float = 1.0,
-        held_out: bool = False,
-        *,
-        path: str = "",
-        model: str = VIT_L.source,
-        device: str = "auto",
-        dtype: str = "auto",
-        **use,
-    ):
-        place = FILE.find(path)
-        self.head = scoring_head(FILE, place, FILE.read(place))
-        network = shared(Clip, VIT_L.find_folder(model, MARKER), device, dtype)
-        super().__init__(name, coefficient, held_out, network, **use)
-        width = network.model.config.projection_dim
+    def __init__(self, name: str = "aesthetic", *, path: str = "", model: str = VIT_L.source, **use):
+        file = FILE.find(path)
+        self.head = scoring_head(FILE, file, FILE.read(file))
+        super().__init__(name, Clip, VIT_L.find_folder(model, MARKER), **use)
+        width = self.network.model.config.projection_dim
         if width != self.head[0].in_features:
             raise RewardError(
                 f"model {model!r} gives {width} features where the aesthetic head reads {self.head[0].in_features}. "

@@ -9,13 +9,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import stopping
 from ...host.resident import Resident
+from ..networks import RewardError
+from ..networks.network import Network, shared
 from ..types import Scores
 
 if TYPE_CHECKING:
@@ -28,10 +31,6 @@ VIDEO_FRAMES = 8  # that a reward for pictures looks at
 # divides by zero on purpose.
 FAILED = math.nan  # it should have been scored
 LEFT_OUT = math.inf  # the reward does not apply to it
-
-
-class RewardError(RuntimeError):
-    """A reward that failed, by name. Nothing is made up in place of its scores."""
 
 
 class Reward(Resident, ABC):
@@ -74,24 +73,47 @@ class Reward(Resident, ABC):
         """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
 
 
-T = TypeVar("T")
+class NetworkReward(Reward):
+    """A reward that asks a `Network`, which it shares with others.
 
+    Args:
+        kind, path, arguments: what `shared` needs to load it.
+        device: auto, or a torch device.
+        dtype: auto, or one of DTYPES.
+        batch_size: pictures to one forward pass; 0: all at once.
+        offload: between two uses the network waits in main memory.
+        use: `coefficient` and `held_out`.
+    """
 
-class OncePerBatch:
-    """Something that several rewards ask, and that answers the same question about the same batch once."""
+    def __init__(
+        self,
+        name: str,
+        kind: type[Network],
+        path: Path,
+        arguments: Mapping[str, Hashable] | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        batch_size: int = 0,
+        offload: bool = False,
+        **use,
+    ):
+        super().__init__(name, **use)
+        self.network = shared(kind, path, device, dtype, **(arguments or {}))
+        self.batch_size, self.offload = batch_size, offload
 
-    def __init__(self):
-        self._results = WeakTensorKeyDictionary()
+    def come_back(self) -> None:
+        self.network.come_back()
 
-    def once(self, batch: Tensor, what: Hashable, compute: Callable[[], T]) -> T:
-        """`compute()`, or what it gave the last time for this very tensor: rewards that share a forward pay for one.
+    def rest(self) -> None:
+        if self.offload:
+            self.network.leave()
 
-        The result is forgotten with the batch.
-        """
-        results = self._results.setdefault(batch, {})
-        if what not in results:
-            results[what] = compute()
-        return results[what]
+    def in_batches(self, function: Callable[..., Tensor], *columns) -> Tensor:
+        """`function` of `batch_size` rows of every column at a time (tensors or lists of one length), put together."""
+        size = self.batch_size or len(columns[0])
+        parts = range(0, len(columns[0]), size)
+        return torch.cat([function(*(column[start : start + size] for column in columns)) for start in parts])
 
 
 _stills_of = WeakTensorKeyDictionary()
@@ -147,8 +169,8 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int =
     except stopping.interrupts():
         raise
     except Exception as error:
-        told = error if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
-        raise RewardError(f"reward {reward.name!r} failed: {told}") from error
+        message = error if isinstance(error, RewardError) else f"{type(error).__name__}: {error}"
+        raise RewardError(f"reward {reward.name!r} failed: {message}") from error
     if column.shape != (len(images),):
         raise RewardError(
             f"reward {reward.name!r} gave scores of shape {tuple(column.shape)} for {len(images)} pictures"
@@ -167,7 +189,7 @@ def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
     """What a reward gave as float32 on the CPU, with FAILED and LEFT_OUT for what is no score."""
     left_out = []
     if isinstance(scores, list | tuple):
-        left_out = [place for place, value in enumerate(scores) if value is None]
+        left_out = [sample for sample, value in enumerate(scores) if value is None]
         scores = [FAILED if value is None else value for value in scores]
     column = torch.as_tensor(scores).float().cpu()
     column = torch.where(column.isfinite(), column, FAILED)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..networks import preprocess
-from ..networks.network import Network, shared
+from ..networks import RewardError, preprocess
+from ..networks.clip import VIT_L, Clip
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
-from .base import RewardError
-from .clip import VIT_L, Clip, ClipReward
+from .clip import ClipReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,11 +114,11 @@ class HPSv2Clip(Clip):
     What stands behind the end of a text (open_clip: zeros, here: end tokens) is never looked at, attention being causal.
     """
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, tokenizer: Path):
-        Network.__init__(self, place, device, dtype)
-        state = read_checkpoint(place)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype, tokenizer: Path):
+        Network.__init__(self, path, device, dtype)
+        state = read_checkpoint(path)
         config, kind = clip_config(state), transformers_class("CLIPModel")
-        self.model = FILE.filled(lambda: kind(config), as_clip_model(state), place, dtype)
+        self.model = FILE.filled(lambda: kind(config), as_clip_model(state), path, dtype)
         self._speak(tokenizer)
         self.settle(device)
 
@@ -129,12 +129,12 @@ class HPSv2Clip(Clip):
         return clean(text)
 
 
-def read_checkpoint(place: Path) -> dict[str, Tensor]:
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Its tensors, in open_clip's layout."""
-    content = FILE.read(place)
+    content = FILE.read(path)
     state = content.get("state_dict", content)
     ours = {key: tensor for key, tensor in state.items() if key.startswith(tuple(_NAMES))}
-    FILE.check(place, ours, _MEASURED)
+    FILE.check(path, ours, _MEASURED)
     return ours
 
 
@@ -151,8 +151,8 @@ class HPSv2Package(Network):
     Its base weights are not needed and not downloaded: the published file holds all of the network.
     """
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
         try:
             from hpsv2.src.open_clip import create_model_and_transforms, get_tokenizer
         except Exception as error:  # whatever it needs, or lacks: its release on PyPI is without its own vocabulary
@@ -162,7 +162,7 @@ class HPSv2Package(Network):
                 "bpe_simple_vocab_16e6.txt.gz of its repository into hpsv2/src/open_clip"
             ) from error
         self.model, _, self.transform = create_model_and_transforms("ViT-H-14", None, device="cpu", output_dict=True)
-        self.model.load_state_dict(read_checkpoint(place))
+        self.model.load_state_dict(read_checkpoint(path))
         self.model.eval().requires_grad_(False).to(dtype)
         self.tokenizer = get_tokenizer("ViT-H-14")
         self.settle(device)
@@ -193,23 +193,18 @@ class HPSv2(ClipReward):
     def __init__(
         self,
         name: str = "hpsv2",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         path: str = "",
         tokenizer: str = TOKENIZER.source,
         provider: str = "transformers",
-        device: str = "auto",
-        dtype: str = "auto",
         **use,
     ):
-        place = FILE.find(path)
+        file = FILE.find(path)
         if provider == "hpsv2":
-            network = shared(HPSv2Package, place, device, dtype)
+            super().__init__(name, HPSv2Package, file, **use)
         else:
-            spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-            network = shared(HPSv2Clip, place, device, dtype, tokenizer=spoken)
-        super().__init__(name, coefficient, held_out, network, **use)
+            folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
+            super().__init__(name, HPSv2Clip, file, {"tokenizer": folder}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.cosine(images, prompts)

@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, TypeVar
 from ...host import stopping
 from ...host.access import permissions
 from ...host.access.addresses import host_of
+from ..networks import RewardError
+from ..networks.network import OncePerBatch
 from ..pictures import media
-from .base import OncePerBatch, Reward, RewardError
+from .base import Reward
 
 if TYPE_CHECKING:
     import aiohttp
@@ -64,8 +66,6 @@ class HTTPReward(Reward):
     def __init__(
         self,
         name: str = "http",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         url: str,
         score_key: str = "",
@@ -74,8 +74,9 @@ class HTTPReward(Reward):
         batch_size: int = 16,
         token_variable: str = "",
         fps: float = 16.0,
+        **use,
     ):
-        super().__init__(name, coefficient, held_out)
+        super().__init__(name, **use)
         self.server = _shared(check_url(url), timeout, retries, batch_size, check_token_variable(token_variable), fps)
         self.score_key = score_key
 
@@ -88,9 +89,9 @@ class HTTPReward(Reward):
     def _column(self, batch: Tensor, prompts: Sequence[str]) -> list[float | None]:
         columns = self.server.once(batch, tuple(prompts), lambda: self.server.scores(batch, prompts))
         if self.score_key not in columns:
-            told = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
-            fix = f"set score_key to one of {told}" if any(columns) else "leave score_key empty"
-            raise RewardError(f"{self.server.url} gave {told}, and score_key is {self.score_key!r}. Fix: {fix}")
+            names = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
+            fix = f"set score_key to one of {names}" if any(columns) else "leave score_key empty"
+            raise RewardError(f"{self.server.url} gave {names}, and score_key is {self.score_key!r}. Fix: {fix}")
         return columns[self.score_key]
 
 
@@ -189,9 +190,9 @@ class Server(OncePerBatch):
         for name, column in columns.items():
             which = f"scores {name!r}" if name else "scores"
             if not isinstance(column, list) or len(column) != count:
-                given = f"{len(column)} {which}" if isinstance(column, list) else f"no list of {which}"
+                answer = f"{len(column)} {which}" if isinstance(column, list) else f"no list of {which}"
                 raise RewardError(
-                    f"{self.url} gave {given} for {count} samples: {shown}. Fix: one a sample, in their order"
+                    f"{self.url} gave {answer} for {count} samples: {shown}. Fix: one a sample, in their order"
                 )
             for sample, value in enumerate(column):
                 if value not in (None, LEFT_OUT) and (isinstance(value, bool) or not isinstance(value, int | float)):
@@ -274,8 +275,8 @@ async def _read_at_most(response: aiohttp.ClientResponse, most: int) -> tuple[by
 
 def _remedy(response: aiohttp.ClientResponse) -> str:
     if 300 <= response.status < 400:
-        place = response.headers.get("Location", "")
-        return f"redirects are not followed; if you trust {place[:SHOWN]!r}, give that as url"
+        target = response.headers.get("Location", "")
+        return f"redirects are not followed; if you trust {target[:SHOWN]!r}, give that as url"
     if response.status in (401, 403):
         return "name the variable with the server's token in token_variable"
     if response.status in (404, 405):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..networks import preprocess
-from ..networks.network import Network, NetworkReward, shared
+from ..networks import RewardError, preprocess
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
-from .aesthetic import scoring_head
-from .base import RewardError
+from ..networks.scoring_head import scoring_head
+from .base import NetworkReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,27 +62,27 @@ class Blip(Network):
     """Both encoders and the head of the published file.
 
     Args:
-        place: ImageReward.pt.
+        path: ImageReward.pt.
         config: med_config.json.
         tokenizer: the folder of bert-base-uncased's.
     """
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, config: Path, tokenizer: Path):
-        super().__init__(place, device, dtype)
-        state = FILE.read(place)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype, config: Path, tokenizer: Path):
+        super().__init__(path, device, dtype)
+        state = FILE.read(path)
         FILE.check(
-            place, state, [_VISION + name for name in ("pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.bias")]
+            path, state, [_VISION + name for name in ("pos_embed", "patch_embed.proj.weight", "blocks.0.mlp.fc1.bias")]
         )
         vision = _vision_config(state)
         text = _text_config(config, vision.hidden_size)
         looking, reading = transformers_class("BlipVisionModel"), transformers_class("BlipTextModel")
-        self.vision = FILE.filled(lambda: looking(vision), vision_state(state), place, dtype)
-        self.text = FILE.filled(lambda: reading(text, add_pooling_layer=False), text_state(state), place, dtype)
-        self.head = scoring_head(FILE, place, state, "mlp.layers.")
+        self.vision = FILE.filled(lambda: looking(vision), vision_state(state), path, dtype)
+        self.text = FILE.filled(lambda: reading(text, add_pooling_layer=False), text_state(state), path, dtype)
+        self.head = scoring_head(FILE, path, state, "mlp.layers.")
         self.tokenizer = transformers_class("BertTokenizerFast").from_pretrained(tokenizer, local_files_only=True)
         if len(self.tokenizer) > text.vocab_size:
             raise RewardError(
-                f"the tokenizer in {tokenizer} has {len(self.tokenizer)} tokens where {place} knows {text.vocab_size}. "
+                f"the tokenizer in {tokenizer} has {len(self.tokenizer)} tokens where {path} knows {text.vocab_size}. "
                 f"Fix: use the tokenizer of {TOKENIZER.source}"
             )
         self.settle(device)
@@ -121,18 +121,18 @@ def _vision_config(state: Mapping[str, Tensor]):
     )
 
 
-def _text_config(place: Path, picture_width: int):
-    told = json.loads(place.read_text(encoding="utf-8"))
+def _text_config(path: Path, picture_width: int):
+    content = json.loads(path.read_text(encoding="utf-8"))
     names = (
         "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
         "max_position_embeddings", "hidden_act", "layer_norm_eps", "pad_token_id",
     )  # fmt: skip
-    missing = [name for name in names if name not in told]
+    missing = [name for name in names if name not in content]
     if missing:
-        raise CONFIG.misfit(place, f"has no {missing[0]!r}")
+        raise CONFIG.misfit(path, f"has no {missing[0]!r}")
     # A decoder in name only: so it gets cross-attention, and is then run as the encoder that it is.
     return transformers_class("BlipTextConfig")(
-        **{name: told[name] for name in names}, encoder_hidden_size=picture_width, is_decoder=True
+        **{name: content[name] for name in names}, encoder_hidden_size=picture_width, is_decoder=True
     )
 
 
@@ -150,19 +150,14 @@ class ImageReward(NetworkReward):
     def __init__(
         self,
         name: str = "image_reward",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         path: str = "",
         config: str = "",
         tokenizer: str = TOKENIZER.source,
-        device: str = "auto",
-        dtype: str = "auto",
         **use,
     ):
-        spoken = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
-        network = shared(Blip, FILE.find(path), device, dtype, config=CONFIG.find(config), tokenizer=spoken)
-        super().__init__(name, coefficient, held_out, network, **use)
+        folder = TOKENIZER.find_folder(tokenizer, "tokenizer_config.json")
+        super().__init__(name, Blip, FILE.find(path), {"config": CONFIG.find(config), "tokenizer": folder}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.in_batches(self.network.scores, images, prompts)

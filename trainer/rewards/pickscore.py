@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..networks.network import shared
+from ..networks.clip import MARKER, Clip
 from ..networks.published import ALL, Published
-from .clip import MARKER, Clip, ClipReward
+from .clip import ClipReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,14 +22,14 @@ PROCESSOR = Published(
 )
 
 
-def find_processor(processor: str, place: Path) -> Path:
+def find_processor(processor: str, folder: Path) -> Path:
     """Where tokenizer and preprocessor_config.json are: with the checkpoint, or in the other folder.
 
     Raises:
         FileNotFoundError: in neither.
     """
-    complete = all((place / name).is_file() for name in (MARKER, "tokenizer_config.json"))
-    return place if complete else PROCESSOR.find_folder(processor, MARKER)
+    complete = all((folder / name).is_file() for name in (MARKER, "tokenizer_config.json"))
+    return folder if complete else PROCESSOR.find_folder(processor, MARKER)
 
 
 class PickScore(ClipReward):
@@ -40,22 +40,10 @@ class PickScore(ClipReward):
         processor: where tokenizer and preprocessor_config.json are, if that folder is without.
     """
 
-    def __init__(
-        self,
-        name: str = "pickscore",
-        coefficient: float = 1.0,
-        held_out: bool = False,
-        *,
-        path: str = FILES.source,
-        processor: str = PROCESSOR.source,
-        device: str = "auto",
-        dtype: str = "auto",
-        **use,
-    ):
-        place = FILES.find_folder(path, "config.json")
-        found = find_processor(processor, place)
-        spoken = {} if found == place else {"processor": found}
-        super().__init__(name, coefficient, held_out, shared(Clip, place, device, dtype, **spoken), **use)
+    def __init__(self, name: str = "pickscore", *, path: str = FILES.source, processor: str = PROCESSOR.source, **use):
+        folder = FILES.find_folder(path, "config.json")
+        source = find_processor(processor, folder)
+        super().__init__(name, Clip, folder, {} if source == folder else {"processor": source}, **use)
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
         return self.network.model.logit_scale.float().exp() * self.cosine(images, prompts)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ...host import stopping
 from ...host.access import permissions
-from .base import Reward, RewardError
+from ..networks import RewardError
+from .base import Reward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,18 +32,16 @@ class PythonReward(Reward):
         file: the name of a .py file in an allowed folder, or its path.
     """
 
-    def __init__(
-        self, name: str = "", coefficient: float = 1.0, held_out: bool = False, *, file: str, function: str = "score"
-    ):
+    def __init__(self, name: str = "", *, file: str, function: str = "score", **use):
         self.path = permissions.python_file(file)
-        super().__init__(name or self.path.stem, coefficient, held_out)
+        super().__init__(name or self.path.stem, **use)
         module = _load(self.path)
         self.function = getattr(module, function, None)
         if not callable(self.function):
-            known = ", ".join(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
+            names = ", ".join(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
             raise RewardError(
                 f"{self.path} has no function {function!r}. Fix: define {function}(images, prompts), or choose of: "
-                f"{known or 'nothing, there is none'}"
+                f"{names or 'nothing, there is none'}"
             )
 
     @classmethod
@@ -50,7 +49,7 @@ class PythonReward(Reward):
         return permissions.python_file(settings["file"]).stem
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
-        return _told(self.path, lambda: self.function(images.clone(), list(prompts)))
+        return _naming_the_line(self.path, lambda: self.function(images.clone(), list(prompts)))
 
 
 class _Source(importlib.machinery.SourceFileLoader):
@@ -68,20 +67,20 @@ def _load(path: Path) -> ModuleType:
     """The file as a module under a name of its own; the same one for all nodes, until the text changes."""
     name = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = _Source(name, path)
-    known = sys.modules.get(name)
-    if known is not None and known.__loader__.source == loader.source:
-        return known
+    module = sys.modules.get(name)
+    if module is not None and module.__loader__.source == loader.source:
+        return module
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader, origin=str(path)))
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
-        _told(path, lambda: loader.exec_module(module))
+        _naming_the_line(path, lambda: loader.exec_module(module))
     except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
-def _told(path: Path, call: Callable):
+def _naming_the_line(path: Path, call: Callable):
     """`call()`, whose errors name the line of the user's file that they come from."""
     try:
         return call()
@@ -90,5 +89,5 @@ def _told(path: Path, call: Callable):
     except Exception as error:
         lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         # A SyntaxError has no line that ran.
-        place = f", line {lines[-1].lineno}, in {lines[-1].name}" if lines else ""
-        raise RewardError(f"{path}{place}: {type(error).__name__}: {error}. Fix: correct that file") from error
+        line = f", line {lines[-1].lineno}, in {lines[-1].name}" if lines else ""
+        raise RewardError(f"{path}{line}: {type(error).__name__}: {error}. Fix: correct that file") from error

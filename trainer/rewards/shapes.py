@@ -101,7 +101,7 @@ def accuracy(image: np.ndarray, caption: str) -> float | None:
 
 
 class ShapesAccuracy(Reward):
-    """The judge as a reward: 1 where colour, shape and background are as asked. Held out unless told otherwise."""
+    """The judge as a reward: 1 where colour, shape and background are as asked. Held out unless switched off."""
 
     def __init__(self, name: str = "accuracy", coefficient: float = 1.0, held_out: bool = True):
         super().__init__(name, coefficient, held_out)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..networks.network import NetworkReward
+from .base import NetworkReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,17 +17,10 @@ class VideoReward(NetworkReward):
 
     A subclass names its DIMENSIONS in the order of the network's scores; the network has
     `score(videos [B, n, H, W, 3], prompts) -> [B, D]`.
-
-    Args:
-        dimension: one of DIMENSIONS.
-        options: those of `NetworkReward`.
     """
 
     DIMENSIONS: tuple[str, ...]
-
-    def __init__(self, name: str, coefficient: float, held_out: bool, network, dimension: str, **options):
-        super().__init__(name, coefficient, held_out, network, **options)
-        self.dimension = dimension
+    dimension: str  # one of them
 
     @abstractmethod
     def frames(self, total: int) -> list[int]:

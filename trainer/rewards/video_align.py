@@ -13,7 +13,7 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
 from .video import VideoReward
 
@@ -50,21 +50,16 @@ class VideoAlign(VideoReward):
     def __init__(
         self,
         name: str = "video_align",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         dimension: str = "vq",
         model: str = CHECKPOINT,
         base: str = BASE,
         fps: float = 16.0,
-        device: str = "auto",
-        dtype: str = "auto",
-        **options,
+        **use,
     ):
-        place = find(model)
-        network = shared(VideoAlignNetwork, place, device, dtype, base=find_base(place, base))
-        super().__init__(name, coefficient, held_out, network, dimension, **options)
-        self.fps = fps
+        folder = find(model)
+        super().__init__(name, VideoAlignNetwork, folder, {"base": find_base(folder, base)}, **use)
+        self.dimension, self.fps = dimension, fps
 
     def frames(self, total: int) -> list[int]:
         return sampled_frames(total, self.fps, self.network.fps)
@@ -75,11 +70,11 @@ def find(model: str) -> Path:
     return FILES.find_folder(model, "model_config.json")
 
 
-def find_base(place: Path, base: str) -> Path:
+def find_base(folder: Path, base: str) -> Path:
     """The folder of the tokenizer, and of all weights that the checkpoint does not hold: its own, if it holds them all."""
     marker = "tokenizer_config.json"
-    if (place / marker).is_file():
-        return place
+    if (folder / marker).is_file():
+        return folder
     return BASE_FILES.find_folder(base, marker)
 
 
@@ -88,14 +83,14 @@ class VideoAlignNetwork(Network):
 
     AUTO_DTYPE = torch.bfloat16
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype, *, base: Path):
-        super().__init__(place, device, dtype)
+    def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype, *, base: Path):
+        super().__init__(folder, device, dtype)
         BASE_FILES.check_type(base, "qwen2_vl")
-        settings = json.loads((place / "model_config.json").read_text(encoding="utf-8"))
+        settings = json.loads((folder / "model_config.json").read_text(encoding="utf-8"))
         data = settings["data_config"]
         for name, value in ONLY.items():
             if (found := data.get(name, value)) != value:
-                raise FILES.misfit(place, f"has {name} {found!r}; only {value!r} can be scored")
+                raise FILES.misfit(folder, f"has {name} {found!r}; only {value!r} can be scored")
         self.fps, self.most_pixels = data["fps"], data["max_frame_pixels"]
         figures = settings.get("inference_config") or {}
         of_each = [dimension.upper() for dimension in VideoAlign.DIMENSIONS]
@@ -110,10 +105,10 @@ class VideoAlignNetwork(Network):
         self.reward_ids = torch.tensor(self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)))
         self.prompt = (paths.ASSETS / "reward_prompts" / "video_align.txt").read_text(encoding="utf-8")
 
-        tensors = _merged(_weights(place, base), settings["peft_lora_config"])
+        tensors = _merged(_weights(folder, base), settings["peft_lora_config"])
         if (head := tensors.get("rm_head.weight", torch.empty(0))).shape[:1] not in ((1,), (3,)):
             raise FILES.misfit(
-                place, f"has an rm_head.weight of shape {tuple(head.shape)}, where 1 or 3 rows are needed"
+                folder, f"has an rm_head.weight of shape {tuple(head.shape)}, where 1 or 3 rows are needed"
             )
         config = transformers_class("Qwen2VLConfig").from_pretrained(base, local_files_only=True)
         if (embedding := tensors.get("language_model.embed_tokens.weight")) is not None:
@@ -125,7 +120,7 @@ class VideoAlignNetwork(Network):
             return model
 
         # Rotary frequencies change precision too: in bfloat16 the network was trained with rounded ones.
-        self.model = FILES.filled(build, tensors, place, dtype)
+        self.model = FILES.filled(build, tensors, folder, dtype)
         self.model.rm_head.float()  # else bfloat16 would make close scores equal
         self.settle(device)
 
@@ -205,11 +200,11 @@ def patches(frames: Tensor, patch: int, merge: int, stack: int) -> tuple[Tensor,
     return cut.permute(0, 1, 4, 7, 5, 8, 3, 2, 6, 9).flatten(6).flatten(0, 5), grid
 
 
-def _weights(place: Path, base: Path) -> dict[str, Tensor]:
+def _weights(folder: Path, base: Path) -> dict[str, Tensor]:
     """The checkpoint's tensors in their published names: whole, or what was trained on top of the base's."""
-    steps = sorted(place.glob("checkpoint-*"), key=lambda folder: int(folder.name.removeprefix("checkpoint-")))
+    steps = sorted(folder.glob("checkpoint-*"), key=lambda step: int(step.name.removeprefix("checkpoint-")))
     if not steps:
-        return FILES.read_all(place)
+        return FILES.read_all(folder)
     if (whole := steps[-1] / "model.pth").is_file():
         return dict(FILES.read(whole))
     trained = [steps[-1] / "adapter_model.safetensors", steps[-1] / "non_lora_state_dict.pth"]

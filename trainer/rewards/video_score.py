@@ -10,7 +10,7 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network, shared
+from ..networks.network import Network
 from ..networks.published import ALL, Published, pillow_processor, transformers_class
 from .video import VideoReward
 
@@ -35,19 +35,14 @@ class VideoScore(VideoReward):
     def __init__(
         self,
         name: str = "video_score",
-        coefficient: float = 1.0,
-        held_out: bool = False,
         *,
         dimension: str = "visual",
         model: str = CHECKPOINT,
         most_frames: int = 48,
-        device: str = "auto",
-        dtype: str = "auto",
-        **options,
+        **use,
     ):
-        network = shared(VideoScoreNetwork, find(model), device, dtype)
-        super().__init__(name, coefficient, held_out, network, dimension, **options)
-        self.most_frames = most_frames
+        super().__init__(name, VideoScoreNetwork, find(model), **use)
+        self.dimension, self.most_frames = dimension, most_frames
 
     def frames(self, total: int) -> list[int]:
         return spread_frames(total, self.most_frames)
@@ -69,23 +64,23 @@ class VideoScoreNetwork(Network):
 
     AUTO_DTYPE = torch.bfloat16
 
-    def __init__(self, place: Path, device: torch.device, dtype: torch.dtype):
-        super().__init__(place, device, dtype)
-        FILES.check_type(place, "idefics2")
-        tensors = {name.removeprefix("model."): tensor for name, tensor in FILES.read_all(place).items()}
-        config = transformers_class("Idefics2Config").from_pretrained(place, local_files_only=True)
+    def __init__(self, path: Path, device: torch.device, dtype: torch.dtype):
+        super().__init__(path, device, dtype)
+        FILES.check_type(path, "idefics2")
+        tensors = {name.removeprefix("model."): tensor for name, tensor in FILES.read_all(path).items()}
+        config = transformers_class("Idefics2Config").from_pretrained(path, local_files_only=True)
 
         def build():
             model = transformers_class("Idefics2Model")(config)
             model.score = torch.nn.Linear(config.text_config.hidden_size, len(VideoScore.DIMENSIONS))
             return model
 
-        self.model = FILES.filled(build, tensors, place, dtype)
+        self.model = FILES.filled(build, tensors, path, dtype)
         self.model.score.float()  # else bfloat16 would make close scores equal
         tokenizer = transformers_class("AutoTokenizer")
         self.processor = transformers_class("Idefics2Processor")(
-            pillow_processor("Idefics2ImageProcessor").from_pretrained(place, local_files_only=True),
-            tokenizer.from_pretrained(place, local_files_only=True, padding_side="right", trust_remote_code=False),
+            pillow_processor("Idefics2ImageProcessor").from_pretrained(path, local_files_only=True),
+            tokenizer.from_pretrained(path, local_files_only=True, padding_side="right", trust_remote_code=False),
             image_seq_len=config.perceiver_config.resampler_n_latents,
         )
         self.prompt = (paths.ASSETS / "reward_prompts" / "video_score.txt").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
-from ..flow.lora import read_tensors, write_tensors
+from ..flow.files import read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -63,8 +63,8 @@ def save(
         OSError: it could not be written. Those that were there still are.
     """
     target = folder / f"{iteration:06d}"
-    trained, optimizer = model.trained_state(), model.optimizer_state()
-    average = model.average_state() if model.ema is not None else {}
+    trained, optimizer = model.policy.trained_state(), model.policy.optimizer_state()
+    average = model.policy.average_state() if model.policy.ema is not None else {}
     if not distributed.is_main():
         return target
     put_back(target)
@@ -76,16 +76,16 @@ def save(
         write_tensors(aside / RNG, {"torch": torch.get_rng_state()})
         if optimizer:
             write_tensors(aside / OPTIMIZER, optimizer)
-        state = {"iteration": iteration, "policy_version": model.version}
-        state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
+        state = {"iteration": iteration, "policy_version": model.policy.version}
+        state |= {"nonfinite_in_a_row": model.policy.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
         state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
         state["uses_graphs"] = model.uses_graphs
         state |= identity or {}
-        state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
-        if model.ema is not None:
+        state["loss_scale"] = [model.policy.loss_scale.value, model.policy.loss_scale.good]
+        if model.policy.ema is not None:
             write_tensors(aside / AVERAGE, average)
-            state["ema"] = {"step": model.ema.optimization_step, "decay": model.ema.decay}
+            state["ema"] = {"step": model.policy.ema.optimization_step, "decay": model.policy.ema.decay}
         state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
@@ -180,17 +180,17 @@ def _verified(place: Path) -> dict:
 
 
 def _restore(model: FlowModel, place: Path, state: dict) -> int:
-    adapter, own = read_tensors(place / ADAPTER), model.trainable_named()
+    adapter, own = read_tensors(place / ADAPTER), model.policy.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
         raise ValueError(f"{place} was made with another model or adapter")
-    model.load_trained_state(adapter)
+    model.policy.load_trained_state(adapter)
     if state["optimizer"]:
-        model.load_optimizer_state(read_tensors(place / OPTIMIZER))
+        model.policy.load_optimizer_state(read_tensors(place / OPTIMIZER))
     if "ema" in state:
-        model.restore_average(read_tensors(place / AVERAGE), **state["ema"])
+        model.policy.load_average_state(read_tensors(place / AVERAGE), **state["ema"])
     torch.set_rng_state(read_tensors(place / RNG)["torch"])
-    model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
-    model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
+    model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
+    model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
     model.unconditional_gradient, model.uses_graphs = state["unconditional_gradient"], state["uses_graphs"]
     if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(

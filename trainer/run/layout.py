@@ -31,6 +31,7 @@ from ...host.checks import (
 from ...host.files import Damaged
 from ...host.stopping import STOP
 from ...host.text import quoted
+from ..flow.files import ADAPTERS, NETWORKS
 
 logger = logging.getLogger(__name__)
 
@@ -46,14 +47,8 @@ WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 PICTURES = ("samples.png", "rewards.png", "credit.png")
 SAMPLES, CHECKPOINTS = "samples", "checkpoints"
-ADAPTER = "lora.safetensors"
-# The last two are those of a model with two experts.
-ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
 BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
 TENSORBOARD = "tensorboard"
-WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
-
-NETWORKS = ("transformer", "transformer_2")
 FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
 # All that a training writes into its folder, or removes there, by itself. A new one begins only where nothing of that name is.
 WRITTEN = (

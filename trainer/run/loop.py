@@ -155,7 +155,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
         except NodeError:
             # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
             # trains a part of cannot be put together by one that failed alone.
-            if run.stands_at(model) and not model.trains_shards:
+            if run.stands_at(model) and not model.policy.trains_shards:
                 with _as_well_as_can_be():
                     run.save(model)
             raise

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from ...host import paths
 from ...host.names import plain_name
 from ..flow import lora
+from ..flow.files import ADAPTER
 from ..workflow import lineage
 from . import checkpoint
-from .layout import ADAPTER, CHECKPOINTS
+from .layout import CHECKPOINTS
 from .record import Run, RunError, close_run, keep_open, run_at, taken
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def start(model: FlowModel, where: Start) -> int:
     """Has a model that was just loaded, or made fresh, begin there. Returns the iteration that it then stands at."""
     model.start = where
     model.start_iteration = where.put_into(model)
-    model.version_at_start = model.version
+    model.version_at_start = model.policy.version
     return model.start_iteration
 
 
@@ -91,7 +92,11 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
     """
     node = _run_node(graph, sampler)
     if node is None:
-        return f"{_standing(model)}: no Training Run records it" if model.version else "not recorded: no Training Run"
+        return (
+            f"{_standing(model)}: no Training Run records it"
+            if model.policy.version
+            else "not recorded: no Training Run"
+        )
     asked = _asked(graph, node), lineage.structure(graph, node)
     if model.run is not None and model.run.asked == asked:
         model.run.check_claim()

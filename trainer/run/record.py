@@ -179,7 +179,7 @@ class Run:
 
     def owns(self, model: FlowModel) -> None:
         """The model stands where the last line on record does."""
-        self._trained = weakref.ref(model), model.version
+        self._trained = weakref.ref(model), model.policy.version
 
     @property
     def iteration(self) -> int:
@@ -307,7 +307,7 @@ class Run:
         self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
-            row = {"iteration": self.iteration + 1, **report.metrics, **model.take_forwards()}
+            row = {"iteration": self.iteration + 1, **report.metrics, **model.forwards.take()}
             if report.advantages.scores.held_out_names:
                 recent = [*self.history[-hacking.WINDOW :], row]
                 row["warning/reward_hacking"] = float(hacking.warning(recent, self.evaluations) is not None)
@@ -316,23 +316,23 @@ class Run:
             if failed is not None:  # else all were left out on purpose, which says nothing
                 self._without_scores = self._without_scores + 1 if failed else 0
             self._metrics = report.metrics  # and not the report, whose trajectories must be free to go
-            self._trained = weakref.ref(model), model.version
+            self._trained = weakref.ref(model), model.policy.version
             scores = replace(report.advantages.scores, rewards=())  # the scorers must be free to go
             self._last = replace(report.advantages, scores=scores)
         # What an earlier call was kept from doing is made up for.
         final = self.iteration == last
         on_canvas = comfyui.in_comfyui()
         save_due = final or self.iteration % self.settings.checkpoint_every == 0
-        if on_canvas and (save_due or model.is_adapted):
+        if on_canvas and (save_due or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
             self.save_once(model)
         if not self._evaluated(0):
-            with model.reference():
+            with model.policy.reference():
                 self.evaluate(model, report, 0, on_step)
         self._show_lines()  # not sooner: steps go up
         if final or self.iteration % self.settings.evaluate_every == 0:
             new = not self._evaluated(self.iteration)
-            with model.averaged():
+            with model.policy.averaged():
                 if new:
                     self.evaluate(model, report, self.iteration, on_step)
                 self._keep_best(model)
@@ -434,7 +434,7 @@ class Run:
 
     def stands_at(self, model: FlowModel) -> bool:
         """Whether the model is as the last line on record left it."""
-        return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.version
+        return self._trained is not None and self._trained[0]() is model and self._trained[1] == model.policy.version
 
     def _evaluated(self, iteration: int) -> bool:
         return any(row["iteration"] == iteration for row in self.evaluations)
@@ -457,7 +457,7 @@ class Run:
         own += pairs[:1] * (most - len(own))  # who has fewer keeps pace with the others
         settings = report.trajectories.settings
         settings = replace(settings, steps=self.settings.evaluation_steps or settings.steps)
-        with model.uncounted():
+        with model.forwards.uncounted():
             images = rollout.generate(model, [text for text, _ in own], settings, [seed for _, seed in own], on_step)
         rewards = report.advantages.scores.rewards
         values = distributed.whole(score(rewards, images, [text for text, _ in own])[: len(rows)])
@@ -525,7 +525,7 @@ class Run:
     @_writing
     def save_weights(self, model: FlowModel) -> None:
         """The adapter to use, or all weights where all were trained."""
-        with model.averaged():
+        with model.policy.averaged():
             weights.save(model, self.folder, self._metadata())
 
     @_writing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from dataclasses import fields, replace
 
 import numpy as np
@@ -18,7 +19,7 @@ from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.advantages import fuse_gains
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
 from comfyui_otca.trainer.credit.proxies import similarity
-from comfyui_otca.trainer.flow.base import Condition
+from comfyui_otca.trainer.flow.condition import Condition
 from comfyui_otca.trainer.groups import gain_advantages, total_reward
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
 from comfyui_otca.trainer.types import SamplerSettings, Scores, Trajectories
@@ -44,7 +45,7 @@ class Mean(Reward):
 class Linear:
     """v = x·c for prompt number c: x̂0 by K steps is x·(1 - σ·c/K)^K. Latents are pictures of one pixel."""
 
-    device, is_sharded = torch.device("cpu"), False
+    device, policy = torch.device("cpu"), types.SimpleNamespace(is_sharded=False)
 
     def __init__(self):
         self.calls = self.rows = 0

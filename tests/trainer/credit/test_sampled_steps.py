@@ -115,10 +115,10 @@ def judged():
 
 def gradient(model, taken, advantages, settings):
     """The update's gradient as one float64 vector, and its figures; the policy is left as it was."""
-    version = model.version
+    version = model.policy.version
     metrics = update(model, taken, advantages, settings)
-    model.version = version
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.trainable_parameters()]
+    model.policy.version = version
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.policy.trainable_parameters()]
     return torch.cat([grad.flatten() for grad in grads]).double(), metrics
 
 
@@ -185,7 +185,7 @@ def test_it_is_the_same_however_many_processes_hold_the_samples(moved, sample, j
         assert figures["update/sampled_share"] == metrics["update/sampled_share"]
         summed += part
     assert (summed - whole).norm() <= 1e-5 * whole.norm()
-    moved.version += 1
+    moved.policy.version += 1
     assert not torch.equal(gradient(moved, replace(taken, policy_version=1), advantages, settings)[0], whole)
 
 
@@ -212,12 +212,12 @@ def test_an_advantage_that_is_not_finite_drops_the_update(moved, sample, judged)
     advantages = judged(taken)
     advantages.step_advantage[0, 1] = NAN
     _, metrics = gradient(moved, taken, advantages, replace(STILL, sampled_steps=1))
-    assert metrics["policy/skipped_updates"] == 1 and moved.nonfinite_in_a_row == 1
+    assert metrics["policy/skipped_updates"] == 1 and moved.policy.nonfinite_in_a_row == 1
 
 
 def test_a_sharded_model_is_refused(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
-    moved.is_sharded = True
+    moved.policy.is_sharded = True
     with pytest.raises(ValueError, match="sampled_steps = 2.*Fix: "):
         update(moved, taken, advantages, replace(STILL, sampled_steps=2))

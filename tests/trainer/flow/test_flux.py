@@ -143,11 +143,13 @@ def test_gradient_reaches_the_whole_adapter_and_nothing_else(model, perturb, sma
     parts = [getattr(model.pipeline, name) for name in model.COMPONENTS]
     with_gradient = {p for part in parts for p in part.parameters() if p.grad is not None}
     named = dict(model.transformer.named_parameters())
-    assert with_gradient == {p for name, p in named.items() if "lora_" in name} == set(model.trainable_parameters())
-    for name, parameter in model.trainable_named().items():
+    assert (
+        with_gradient == {p for name, p in named.items() if "lora_" in name} == set(model.policy.trainable_parameters())
+    )
+    for name, parameter in model.policy.trainable_named().items():
         assert parameter.dtype == torch.float32
         assert parameter.grad.abs().max() > 0, name
-    adapted = {name.split(".lora_")[0] for name in model.trainable_named()}
+    adapted = {name.split(".lora_")[0] for name in model.policy.trainable_named()}
     assert adapted == {
         name
         for name, module in model.transformer.named_modules()
@@ -163,22 +165,22 @@ def test_a_new_adapter_changes_nothing_and_off_is_the_base(model, perturb, pipel
         inputs = dict(seen)
         perturb(model)
         moved = velocity(model, small_settings())
-        with model.reference():
+        with model.policy.reference():
             off = velocity(model, small_settings())
         again = velocity(model, small_settings())
         base = pipeline.transformer(**inputs)[0]
     assert torch.equal(fresh, off) and torch.equal(moved, again)
     torch.testing.assert_close(pack(off), base, rtol=0, atol=1e-5)
     assert (moved - off).abs().max() > 1e-3
-    assert all("lora_" in name for name in model.trainable_named()) and len(model.trainable_named()) > 0
+    assert all("lora_" in name for name in model.policy.trainable_named()) and len(model.policy.trainable_named()) > 0
 
 
 def test_adapter_seed_and_targets(load_model):
     one, same, other = load_model(seed=1), load_model(seed=1), load_model(seed=2)
-    pairs = list(zip(*(m.trainable_named().items() for m in (one, same, other)), strict=True))
+    pairs = list(zip(*(m.policy.trainable_named().items() for m in (one, same, other)), strict=True))
     assert all(torch.equal(a[1], b[1]) for a, b, _ in pairs)
     assert all(torch.equal(a[1], c[1]) == ("lora_B" in a[0]) for a, _, c in pairs)
-    names = load_model(lora_targets="attn.to_q, attn.to_k").trainable_named()
+    names = load_model(lora_targets="attn.to_q, attn.to_k").policy.trainable_named()
     assert {name.split(".lora_")[0].rsplit("attn.", 1)[1] for name in names} == {"to_q", "to_k"}
 
 

@@ -40,7 +40,9 @@ def test_saved_and_loaded_is_the_same_model(trained, file, load_model, alpha):
     assert (velocity(other) - velocity(trained)).abs().max() > 1e-3
     lora.load(other, file)
     torch.testing.assert_close(velocity(other), velocity(trained), rtol=0, atol=1e-5)
-    assert other.trainable_named().keys() == trained.trainable_named().keys(), "the adapter stays trainable"
+    assert other.policy.trainable_named().keys() == trained.policy.trainable_named().keys(), (
+        "the adapter stays trainable"
+    )
 
 
 def test_diffusers_loads_it(trained, file, flux_folder):
@@ -60,7 +62,7 @@ def test_the_layout(trained, file):
     tensors = load_file(file)
     assert all(key.startswith("transformer.") for key in tensors)
     assert {key.rsplit(".lora_")[1] for key in tensors} == {"A.weight", "B.weight"}
-    assert len(tensors) == len(trained.trainable_named())
+    assert len(tensors) == len(trained.policy.trainable_named())
     assert tensors["transformer.transformer_blocks.0.attn.to_q.lora_A.weight"].shape == (4, 128)
     assert list(file.parent.iterdir()) == [file], "nothing half-written stays behind"
 
@@ -105,9 +107,9 @@ def test_names_stay_in_their_folder(trained, tmp_path):
 
 
 def test_the_average_is_what_gets_saved(trained, tmp_path, load_model):
-    trained.optimizer_for(UpdateSettings(learning_rate=0.0, ema_decay=0.9))
+    trained.policy.optimizer_for(UpdateSettings(learning_rate=0.0, ema_decay=0.9))
     average = velocity(trained)
-    for parameter in trained.trainable_parameters():
+    for parameter in trained.policy.trainable_parameters():
         parameter.data.mul_(2)
     (path,) = lora.save_named(trained, tmp_path, "ema", {})
     other = load_model()
@@ -126,8 +128,11 @@ def test_an_adapter_of_any_rank_and_targets_is_put_on(load_model, perturb, tmp_p
     base = load_model()
     lora.put_on(other, tmp_path / "a.safetensors")
     torch.testing.assert_close(velocity(other), velocity(trained), rtol=0, atol=1e-5)
-    assert other.trainable_named().keys() == trained.trainable_named().keys() and other.lora_rank == 3
-    with other.reference():
+    assert (
+        other.policy.trainable_named().keys() == trained.policy.trainable_named().keys()
+        and other.policy.adapter.rank == 3
+    )
+    with other.policy.reference():
         torch.testing.assert_close(velocity(other), velocity(base), rtol=0, atol=1e-5)
 
 

@@ -83,12 +83,12 @@ def judged(taken):
 
 def updated(model, taken):
     """The gradient, and the metrics, of an update that moves nothing."""
-    model.version = 0
+    model.policy.version = 0
     metrics = update(
         model, taken, judged(taken), UpdateSettings(learning_rate=0.0, weight_decay=0.0, max_grad_norm=1e9)
     )
-    model.version = 0
-    return torch.cat([p.grad.flatten().double() for p in model.trainable_parameters()]), metrics
+    model.policy.version = 0
+    return torch.cat([p.grad.flatten().double() for p in model.policy.trainable_parameters()]), metrics
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -97,7 +97,7 @@ def test_every_adapted_weight_is_the_sum_rounded_once(load, family, dtype):
     before, now = base_of(model), weights(model)
     adapted = [name.removesuffix(".lora_A.default.weight") for name in now if "lora_A" in name]
     assert len({name.split(".")[0] for name in adapted}) == (2 if family == "wan22" else 1)
-    with model.merged():
+    with model.policy.merged():
         for name in adapted:
             down, up = (now[f"{name}.lora_{part}.default.weight"] for part in "AB")
             total = before[f"{name}.base_layer.weight"].double() + SCALE * up.double() @ down.double()
@@ -172,15 +172,15 @@ def test_an_exception_amid_the_rollout_leaves_the_weights(load, plain, sample):
         rollout.generate(model, TEXTS, merging(plain), [1, 2], stop)
     assert_untouched(model, before)
     assert torch.equal(sample(model, plain).final, expected)
-    with model.reference():
+    with model.policy.reference():
         pass
 
 
 def test_evaluation_merges_what_is_on_at_that_moment(flux, small_settings):
     model, plain = flux(), small_settings()
-    model.optimizer_for(UpdateSettings(learning_rate=0.0, ema_decay=0.5))
+    model.policy.optimizer_for(UpdateSettings(learning_rate=0.0, ema_decay=0.5))
     with torch.no_grad():
-        for shadow in model.ema.shadow_params:
+        for shadow in model.policy.ema.shadow_params:
             shadow *= 0.5
 
     def pictures(settings):
@@ -188,12 +188,12 @@ def test_evaluation_merges_what_is_on_at_that_moment(flux, small_settings):
 
     calls = count_adapter_calls(model)
     trained = pictures(plain)
-    with model.averaged():
+    with model.policy.averaged():
         averaged = pictures(plain)
         calls.clear()
         torch.testing.assert_close(pictures(merging(plain)), averaged, rtol=0, atol=1e-5)
     assert not calls and (averaged - trained).abs().max() > 1e-3
-    with model.reference():
+    with model.policy.reference():
         assert torch.equal(pictures(merging(plain)), pictures(plain))
     assert torch.equal(pictures(plain), trained)
 
@@ -210,7 +210,7 @@ def test_the_node_hands_it_on(small_workflow, perturb):
 def test_there_is_no_reference_within(flux):
     model = flux()
     before = base_of(model)
-    with pytest.raises(RuntimeError, match="no reference within"), model.merged(), model.reference():
+    with pytest.raises(RuntimeError, match="no reference within"), model.policy.merged(), model.policy.reference():
         pass
     assert_untouched(model, before)
 
@@ -239,6 +239,6 @@ def test_quantized_and_shared_weights_are_refused_and_left(flux, sample, small_s
         sample(model, merging(small_settings()))
     assert_untouched(model, before)
     layer.weight = weight
-    model.is_sharded = True
+    model.policy.is_sharded = True
     with pytest.raises(ValueError, match="merge_adapter: each process holds a part .* Fix: "):
         sample(model, merging(small_settings()))

@@ -44,10 +44,10 @@ def test_a_batch_over_several_steps_changes_no_gradient(model, sample, small_set
             lambda _, __, inputs: calls.append(inputs["timestep"].flatten().unique().numel()), with_kwargs=True
         )
     for batch_size in (0, 100):
-        model.version = taken.policy_version
+        model.policy.version = taken.policy_version
         calls.clear()
         update(model, taken, advantages, replace(UpdateSettings(0.0, max_grad_norm=1e9), batch_size=batch_size))
-        results.append({name: p.grad.clone() for name, p in model.trainable_named().items()})
+        results.append({name: p.grad.clone() for name, p in model.policy.trainable_named().items()})
         assert (max(calls) > 1) == bool(batch_size), "one call holds several levels"
     for name, gradient in results[0].items():
         torch.testing.assert_close(results[1][name], gradient, rtol=1e-4, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

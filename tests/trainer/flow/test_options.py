@@ -12,8 +12,8 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model, loading, lora
 from comfyui_otca.trainer.flow import saved as weights
-from comfyui_otca.trainer.flow.base import LossScale
 from comfyui_otca.trainer.flow.loading import memory_needed
+from comfyui_otca.trainer.flow.policy import LossScale
 from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
@@ -53,7 +53,7 @@ def test_full_fine_tuning_changes_the_base_and_lora_does_not(folder, step):
         moved = {name for name, value in of(model).items() if not torch.equal(value, before[name])}
         base = {name for name in moved if "lora_" not in name}
         assert bool(base) == (training == "full") and moved
-        assert model.is_adapted == (training == "lora")
+        assert model.policy.is_adapted == (training == "lora")
 
 
 def test_the_reference_of_a_fully_trained_model_is_the_untrained_one(folder, step, small_settings):
@@ -71,7 +71,7 @@ def test_the_reference_of_a_fully_trained_model_is_the_untrained_one(folder, ste
     assert metrics["kl/reference"] > 0
     after = velocity()
     assert (after - before).abs().max() > 1e-5
-    with model.reference():
+    with model.policy.reference():
         torch.testing.assert_close(velocity(), before, rtol=0, atol=0)
     torch.testing.assert_close(velocity(), after, rtol=0, atol=0)
 
@@ -108,7 +108,7 @@ def test_nothing_saved_yet(folder, tmp_path):
 
 def test_what_is_trained_as_a_whole_is_float32_and_computed_in_bfloat16(folder, step, small_settings):
     model = load_flow_model(folder, training="full", device="cpu", dtype="bfloat16")
-    assert {p.dtype for p in model.trainable_parameters()} == {torch.float32} and model.dtype == torch.bfloat16
+    assert {p.dtype for p in model.policy.trainable_parameters()} == {torch.float32} and model.dtype == torch.bfloat16
     assert step(model)["gradient_norm"] > 0
     linear = model.transformer.transformer_blocks[0].attn.to_q
     seen = []
@@ -123,7 +123,7 @@ def gradients(model, small_settings):
     settings = small_settings(**SIZE)
     x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
     model.velocity(x, 0.7, model.condition(["a red circle", "b"], settings), 4.5).square().mean().backward()
-    return {name: p.grad for name, p in model.trainable_named().items()}
+    return {name: p.grad for name, p in model.policy.trainable_named().items()}
 
 
 def test_gradient_checkpointing_stores_less_and_computes_the_same(folder, perturb, small_settings):
@@ -187,8 +187,12 @@ def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, st
     for dtype in ("float32", "float16"):
         model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype=dtype))
         metrics = step(model, max_grad_norm=1e9)
-        assert metrics["policy/skipped_updates"] == 0 and model.loss_scale.value == (65536 if dtype == "float16" else 1)
-        gradients[dtype] = torch.cat([p.grad.flatten() for p in model.trainable_parameters() if p.grad is not None])
+        assert metrics["policy/skipped_updates"] == 0 and model.policy.loss_scale.value == (
+            65536 if dtype == "float16" else 1
+        )
+        gradients[dtype] = torch.cat(
+            [p.grad.flatten() for p in model.policy.trainable_parameters() if p.grad is not None]
+        )
     cosine = torch.nn.functional.cosine_similarity(gradients["float16"], gradients["float32"], dim=0)
     assert cosine > 0.99
     assert gradients["float16"].norm() == pytest.approx(gradients["float32"].norm().item(), rel=0.05)
@@ -196,10 +200,10 @@ def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, st
 
 def test_a_scale_that_is_too_large_is_halved_and_the_update_dropped(folder, perturb, step):
     model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype="float16"))
-    model.loss_scale.value = 2.0**60
-    before = [p.detach().clone() for p in model.trainable_parameters()]
-    assert step(model)["policy/skipped_updates"] == 1 and model.loss_scale.value == 2.0**59
-    assert all(torch.equal(p, b) for p, b in zip(model.trainable_parameters(), before, strict=True))
+    model.policy.loss_scale.value = 2.0**60
+    before = [p.detach().clone() for p in model.policy.trainable_parameters()]
+    assert step(model)["policy/skipped_updates"] == 1 and model.policy.loss_scale.value == 2.0**59
+    assert all(torch.equal(p, b) for p, b in zip(model.policy.trainable_parameters(), before, strict=True))
 
 
 def test_a_scale_that_has_held_is_doubled_again():

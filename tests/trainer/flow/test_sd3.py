@@ -80,7 +80,7 @@ def test_the_gradient_reaches_every_target_and_only_those(model, small_settings,
     settings = small_settings(width=32, height=32, guidance=4.5)
     x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
     model.velocity(x, 0.7, model.condition(TEXTS, settings), 4.5).square().mean().backward()
-    adapters = model.trainable_named()
+    adapters = model.policy.trainable_named()
     assert adapters and all("lora_" in name for name in adapters)
     for name, parameter in adapters.items():
         assert parameter.grad is not None, name

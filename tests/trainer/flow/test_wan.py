@@ -90,14 +90,14 @@ def test_the_gradient_reaches_every_target_of_the_expert_that_acted(load, video,
     model = perturb(load())
     settings = video(guidance=5.0)
     model.velocity(noise_for(model, settings), 0.9, model.condition(TEXTS, settings), 5.0).square().mean().backward()
-    touched = {name for name, p in model.trainable_named().items() if p.grad is not None}
-    first = {name for name in model.trainable_named() if not name.startswith("transformer_2.")}
+    touched = {name for name, p in model.policy.trainable_named().items() if p.grad is not None}
+    first = {name for name in model.policy.trainable_named() if not name.startswith("transformer_2.")}
     assert touched == first and all("lora_" in name for name in touched)
     for target in model.LORA_TARGETS:
         assert any(f"{target}.lora_A" in name for name in touched), target
     frozen = [name for name, p in model.transformer.named_parameters() if "lora_" not in name and p.grad is not None]
     assert frozen == []
-    assert len(model.trainable_named()) == len(first) * (2 if folder.name == "wan22" else 1)
+    assert len(model.policy.trainable_named()) == len(first) * (2 if folder.name == "wan22" else 1)
 
 
 def test_recomputed_log_probs_are_the_rollouts(still, sample, video):

@@ -112,7 +112,7 @@ def composition(velocities, guides):
         state.asked.append(state.active)
         return velocities[state.active]
 
-    model = types.SimpleNamespace(reference=reference, experts={"transformer": network})
+    model = types.SimpleNamespace(policy=types.SimpleNamespace(reference=reference), experts={"transformer": network})
     return Composition(model, guides), predict, state.asked
 
 
@@ -175,7 +175,7 @@ def test_against_models_that_wear_one_adapter_each(family, perturb, small_settin
     with torch.no_grad(), composed(base, guides, 4) as compose:
         for sigma in (1.0, 0.4):  # above and below Wan's boundary
             got = compose(0, lambda sigma=sigma: velocity(base, sigma))
-            with base.reference():
+            with base.policy.reference():
                 start = velocity(base, sigma)
             parts = {name: velocity(model, sigma) for name, model in tuned.items()}
             expected = start.double() + sum(gammas[name] * (own.double() - start) for name, own in parts.items())
@@ -192,7 +192,7 @@ def test_one_guide_at_1_is_the_tuned_model_and_at_0_the_base(load_model, perturb
     expected, steps = pictures(tuned)
     guided, calls = pictures(model, "one=1")
     assert torch.equal(guided, expected) and calls == steps == 4, "and the base is not asked"
-    with model.reference():
+    with model.policy.reference():
         base, _ = pictures(model)
     guided, calls = pictures(model, "one=0")
     assert torch.equal(guided, base) and calls == 4 and not torch.equal(base, expected)
@@ -238,14 +238,19 @@ def noise(seed, model):
 
 def state(model):
     own = {name: tensor.clone() for name, tensor in model.transformer.state_dict().items()}
-    return own, list(model.trainable_named()), model.transformer.active_adapters(), model.lora_rank, model.lora_alpha
+    return (
+        own,
+        list(model.policy.trainable_named()),
+        model.transformer.active_adapters(),
+        model.policy.adapter,
+    )
 
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("targets", ["", "attn.to_q"])
 def test_the_model_is_as_it_was(load_model, perturb, pictures, files, targets, fails, small_settings):
     model = perturb(load_model(lora_targets=targets, lora_alpha=6.0))
-    before, parameters = state(model), model.trainable_parameters()
+    before, parameters = state(model), model.policy.trainable_parameters()
     expected, _ = pictures(model)
     if fails:
         guides, calls = [parse(f"{files['one']}=2"), parse(f"{files['two']}=1")], []
@@ -262,7 +267,9 @@ def test_the_model_is_as_it_was(load_model, perturb, pictures, files, targets, f
     after = state(model)
     assert list(after[0]) == list(before[0]) and after[1:] == before[1:]
     assert all(torch.equal(before[0][name], tensor) for name, tensor in after[0].items())
-    assert all(a is b for a, b in zip(model.trainable_parameters(), parameters, strict=True)), "the optimizer's own"
+    assert all(a is b for a, b in zip(model.policy.trainable_parameters(), parameters, strict=True)), (
+        "the optimizer's own"
+    )
     assert torch.equal(pictures(model)[0], expected)
 
 

@@ -11,9 +11,9 @@ import torch
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.networks import network as networks
 from comfyui_otca.trainer.networks import published
-from comfyui_otca.trainer.networks.network import Network, NetworkReward, shared
+from comfyui_otca.trainer.networks.network import Network, shared
 from comfyui_otca.trainer.networks.published import Published, transformers_class
-from comfyui_otca.trainer.rewards.base import RewardError, score_stack
+from comfyui_otca.trainer.rewards.base import NetworkReward, RewardError, score_stack
 
 CPU = torch.device("cpu")
 FILE = Published("the model", "model.pt", "3 MB", "owner/name")
@@ -45,7 +45,7 @@ class Mean(NetworkReward):
 
 
 def rewards(place, count=2, **use):
-    return [Mean(f"mean {number}", 1.0, False, shared(Doubling, place, "cpu"), **use) for number in range(count)]
+    return [Mean(f"mean {number}", Doubling, place, device="cpu", **use) for number in range(count)]
 
 
 IMAGES = torch.arange(5.0)[:, None, None, None].expand(5, 2, 2, 3) / 8
@@ -134,8 +134,8 @@ class Away(Doubling):
 
 def test_offloaded_networks_leave_after_the_stack_and_come_back_for_the_next(tmp_path):
     network = shared(Away, tmp_path, "cpu")
-    resting = Mean("resting", 1.0, False, network, offload=True)
-    stack([resting, Mean("other", 1.0, False, network)])
+    resting = Mean("resting", Away, tmp_path, device="cpu", offload=True)
+    stack([resting, Mean("other", Away, tmp_path, device="cpu")])
     assert network.moved == ["cuda:1", "cpu"], "it left when both had scored"
     values = stack([resting]).values
     assert network.moved == ["cuda:1", "cpu", "cuda:1", "cpu"]
@@ -144,7 +144,7 @@ def test_offloaded_networks_leave_after_the_stack_and_come_back_for_the_next(tmp
 
 def test_without_offload_it_stays(tmp_path):
     network = shared(Away, tmp_path, "cpu")
-    stack([Mean("staying", 1.0, False, network)])
+    stack([Mean("staying", Away, tmp_path, device="cpu")])
     assert network.moved == ["cuda:1"]
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comfyui_otca.nodes.rewards import RewardSharpness
-from comfyui_otca.trainer.rewards.base import OncePerBatch, Reward, RewardError, parse_bounds, score, score_stack
+from comfyui_otca.trainer.networks.network import OncePerBatch
+from comfyui_otca.trainer.rewards.base import Reward, RewardError, parse_bounds, score, score_stack
 
 IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
 GROUPS = torch.tensor([0, 0, 1])

@@ -9,10 +9,11 @@ import torch
 
 from comfyui_otca.assets.make import reference_rewards
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.networks.clip import Clip
 from comfyui_otca.trainer.rewards import REWARDS, Reward, reward_class
 from comfyui_otca.trainer.rewards.aesthetic import Aesthetic
 from comfyui_otca.trainer.rewards.base import RewardError, score_stack
-from comfyui_otca.trainer.rewards.clip import Clip, ClipT
+from comfyui_otca.trainer.rewards.clip import ClipT
 
 from .conftest import truncated
 
@@ -133,7 +134,7 @@ def test_its_node_takes_a_path_and_says_what_is_missing(tiny, images, prompts):
     assert node.VALIDATE_INPUTS(model="shapes-clip", clip="2, 1").startswith("clip: ")
     [scorer] = node().build(model="shapes-clip", path=str(tiny / "clip"), coefficient=0.5, batch_size=2, clip="-1, 0.0")
     assert (scorer.name, scorer.coefficient, scorer.batch_size, scorer.bounds) == ("clip_t", 0.5, 2, (-1.0, 0.0))
-    assert scorer.network.place.name == "clip"
+    assert scorer.network.path.name == "clip"
 
 
 def test_saved_canvases_find_its_inputs_where_they_were():

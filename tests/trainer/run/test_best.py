@@ -210,7 +210,7 @@ def test_the_best_adapter_is_kept(scripted, small_workflow, tmp_path, ema_decay,
         names = list(load_file(place / "adapter.safetensors"))
         model = workflow.run(targets=["1"])["1"][0]
         average = load_file(place / "ema.safetensors")
-        expected = dict(zip(model.trainable_named(), [average[key] for key in sorted(average)], strict=True))
+        expected = dict(zip(model.policy.trainable_named(), [average[key] for key in sorted(average)], strict=True))
         assert set(expected) == set(names)
     else:
         expected = load_file(place / "adapter.safetensors")

@@ -37,10 +37,10 @@ def step(sample):
 
 
 def state(model):
-    tensors = {f"parameter {k}": v.detach().clone() for k, v in model.trainable_named().items()}
-    tensors |= {f"optimizer {k}": v.clone() for k, v in model.optimizer_state().items()}
-    if model.ema is not None:
-        tensors |= {f"average {i}": p.clone() for i, p in enumerate(model.ema.shadow_params)}
+    tensors = {f"parameter {k}": v.detach().clone() for k, v in model.policy.trainable_named().items()}
+    tensors |= {f"optimizer {k}": v.clone() for k, v in model.policy.optimizer_state().items()}
+    if model.policy.ema is not None:
+        tensors |= {f"average {i}": p.clone() for i, p in enumerate(model.policy.ema.shadow_params)}
     return tensors
 
 
@@ -53,7 +53,7 @@ def assert_bit_equal(one, other):
 def test_everything_comes_back_to_the_bit(model, load_model, step, tmp_path):
     for seed in (1, 2):
         step(model, seed)
-    model.nonfinite_in_a_row = 3
+    model.policy.nonfinite_in_a_row = 3
     torch.manual_seed(42)
     torch.rand(5)
     checkpoint.save(model, tmp_path, 2)
@@ -64,8 +64,8 @@ def test_everything_comes_back_to_the_bit(model, load_model, step, tmp_path):
     assert checkpoint.restore(other, tmp_path) == 2
     assert torch.equal(torch.rand(3), next_draw)
     assert_bit_equal(state(other), saved)
-    assert (other.version, other.nonfinite_in_a_row) == (2, 3)
-    assert other.ema.optimization_step == model.ema.optimization_step == 2
+    assert (other.policy.version, other.policy.nonfinite_in_a_row) == (2, 3)
+    assert other.policy.ema.optimization_step == model.policy.ema.optimization_step == 2
     step(model, 3)
     step(other, 3)
     assert_bit_equal(state(other), state(model))
@@ -77,7 +77,7 @@ def test_before_any_update(model, load_model, step, tmp_path):
     step(model, 1)
     other = load_model(seed=9)
     checkpoint.restore(other, tmp_path)
-    assert other.version == 0 and not other.optimizer_state()
+    assert other.policy.version == 0 and not other.policy.optimizer_state()
     step(other, 1)
     assert_bit_equal(state(other), state(model))
 

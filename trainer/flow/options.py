@@ -1,0 +1,64 @@
+"""How a flow model may be loaded: the choices, which of them exclude each other, and the error of a model that cannot be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..workflow.problem import Misfit
+
+TRAININGS = ("lora", "full")
+QUANTIZATIONS = ("none", "8bit", "4bit")
+# The networks that may come from a single file, and in which of ComfyUI's model folders its users keep it.
+SINGLE_FILES = {
+    "transformer": "diffusion_models",
+    "transformer_2": "diffusion_models",
+    "text_encoder": "text_encoders",
+    "text_encoder_2": "text_encoders",
+    "text_encoder_3": "text_encoders",
+    "vae": "vae",
+}
+
+
+class FlowModelError(ValueError):
+    """A model folder that cannot be used, with the reason and what to do about it."""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a checkpoint is held in memory and computed with; only `dtype` and `quantize` change its numbers."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_sequence_length: int = 0
+    files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files in place of the folder's own
+    quantize: str = "none"  # one of QUANTIZATIONS
+    offload_encoders: bool = False
+    vae_tiling: bool = False
+    gradient_checkpointing: bool = False
+    attention: str = "auto"
+    compile: bool = False
+    offload_vae: bool = False
+    shard: bool = False
+
+    def offloads(self, component: str) -> bool:
+        """Whether that component of the pipeline is on the device only while it works."""
+        return self.offload_encoders and component.startswith("text_encoder") or self.offload_vae and component == "vae"
+
+
+def conflict(training: str, options: Mapping, files: Mapping) -> Misfit | None:
+    """Options of `load_flow_model` that do not go together, with the one to change."""
+    quantize = options.get("quantize", "none")
+    if quantize == "none":
+        return None
+    if training == "full":
+        message = f"quantize = {quantize} freezes the weights that training = full changes"
+        return Misfit("training", message, "quantize = none, or training = lora")
+    if any(name.startswith("transformer") for name in files):
+        message = "quantize does not go with a transformer from a single file"
+        return Misfit("transformer_file", message, "quantize = none, or the folder's own transformer")
+    if options.get("shard"):
+        message = f"shard: weights in quantize = {quantize} cannot be spread over processes"
+        return Misfit("memory", message, "quantize = none, or switch shard off")
+    return None

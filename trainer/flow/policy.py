@@ -1,0 +1,332 @@
+"""The policy that a flow model carries: what is trained, its optimizer and average, and the other weights it can act with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...host import distributed
+from . import merging
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..grpo import UpdateSettings
+
+TRAINED = "default"  # peft's name of the adapter that is trained
+
+
+@dataclass
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al., 1710.03740): float16 has no numbers for most gradients of a large model.
+
+    A power of two, so that nothing but underflow changes; 1 for every other dtype.
+    """
+
+    value: float = 1.0
+    good: int = 0  # updates since it last changed
+
+    PATIENCE, MOST = 200, 2.0**24
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> LossScale:
+        return cls(2.0**16 if dtype == torch.float16 else 1.0)
+
+    def undo(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Takes the scale out of the gradients."""
+        if self.value != 1:
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / self.value)
+
+    def overflowed(self) -> None:
+        self.value, self.good = max(1.0, self.value / 2), 0
+
+    def held(self) -> None:
+        self.good += 1
+        if 1 < self.value < self.MOST and self.good >= self.PATIENCE:
+            self.value, self.good = self.value * 2, 0
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a LoRA adapter is made with. `targets`: comma-separated ends of module names; empty takes the family's own list."""
+
+    rank: int
+    alpha: float
+    targets: str = ""
+    seed: int = 0
+
+
+class Policy:
+    """The trainable part of a flow model: an adapter on its networks, or all of their weights.
+
+    Attributes:
+        version: updates that it has had.
+        nonfinite_in_a_row: updates skipped since the last good one, because their gradient was not finite.
+        ema: the exponential moving average of the weights, or None.
+        adapter: what the adapter was made with; None where all weights are trained.
+        is_sharded: the weights lie over several processes, which then have to call the networks equally often.
+    """
+
+    def __init__(self, networks: Mapping[str, torch.nn.Module], dtype: torch.dtype, lora_targets: Sequence[str]):
+        """`dtype`: to compute in; what is trained is held in float32."""
+        self._networks, self._dtype, self._lora_targets = networks, dtype, lora_targets
+        self.adapter: Adapter | None = None
+        self.is_sharded = False
+        self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
+        self._is_merged = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.ema = None
+        self.version = self.nonfinite_in_a_row = 0
+        self.loss_scale = LossScale.of(self._dtype)
+
+    # -- what is trained -------------------------------------------------------------------------------------------------
+
+    def add_adapter(self, adapter: Adapter, name: str = TRAINED) -> None:
+        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference.
+
+        Under another name it stands beside the one that is trained, and acts in its place.
+        """
+        from peft import LoraConfig
+
+        modules = [end.strip() for end in adapter.targets.split(",") if end.strip()] or list(self._lora_targets)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(adapter.seed)
+            try:
+                for network in self._networks.values():
+                    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=modules)
+                    network.add_adapter(config, name)
+            except ValueError as error:
+                raise ValueError(
+                    f"lora_targets {adapter.targets!r} fit no module. Fix: leave it empty, or use "
+                    f"{', '.join(self._lora_targets)}"
+                ) from error
+        for parameter in self.trainable_parameters():
+            parameter.data = parameter.data.float()
+        if name == TRAINED:
+            self.adapter = adapter
+
+    def replace_adapter(self, adapter: Adapter) -> None:
+        for network in self._networks.values():
+            network.unload_lora()
+        self.add_adapter(adapter)
+
+    def train_everything(self) -> None:
+        """Makes all weights of the networks trainable, in float32, and keeps a copy of them as the reference.
+
+        Several processes share them out among themselves.
+        """
+        for network in self._networks.values():
+            network.requires_grad_(True)
+        dtypes = [parameter.dtype for parameter in self.trainable_parameters()]
+        for parameter in self.trainable_parameters():
+            parameter.data = parameter.data.float()
+        self.is_sharded = distributed.world() > 1
+        for network in self._networks.values() if self.is_sharded else ():
+            distributed.shard(network, self._dtype)
+        parameters = zip(self.trainable_parameters(), dtypes, strict=True)
+        self._originals = [parameter.detach().to(dtype, copy=True) for parameter, dtype in parameters]
+
+    def shard_frozen(self) -> None:
+        """Spreads the frozen weights over all processes, onto their devices; a process alone keeps them.
+
+        The adapter stays whole in each of them: its gradients, moments, average and files are those of any adapter.
+        """
+        self.is_sharded = distributed.world() > 1
+        for network in self._networks.values() if self.is_sharded else ():
+            distributed.shard_frozen(network)
+
+    def make_fresh(self) -> None:
+        """As it was loaded: a new adapter from the same seed, or the untrained weights; no optimizer, no average."""
+        if self.is_adapted:
+            self.replace_adapter(self.adapter)
+        else:
+            self._copy(self._originals)
+        self._begin()
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether an adapter is trained, and not the weights themselves."""
+        return self.adapter is not None
+
+    @property
+    def trains_shards(self) -> bool:
+        """Whether each process holds only a part of what is trained, of its gradient and of its moments."""
+        return self.is_sharded and not self.is_adapted
+
+    def trainable_named(self) -> dict[str, torch.nn.Parameter]:
+        """By name; those of a second network have its name in front."""
+        first, *others = self._networks.items()
+        named = dict(first[1].named_parameters())
+        for name, network in others:
+            named |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
+        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.trainable_named().values())
+
+    def original_dtypes(self) -> list[torch.dtype]:
+        """Of the weights as they were loaded, in the order of `trainable_parameters`: some networks keep parts in float32."""
+        return [original.dtype for original in self._originals]
+
+    def forget_gradients(self) -> None:
+        """Those of the last update, which nobody needs while the next samples are made."""
+        for parameter in self.trainable_parameters():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _copy(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(self.trainable_parameters(), values, strict=True):
+            parameter.copy_(value)
+
+    # -- other weights in its place --------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def merged(self) -> Iterator[None]:
+        """Within it the adapter is part of the weights: up to rounding the same velocity, sooner, and without its gradient.
+
+        Takes as much memory again as the adapted weights of all networks. Where the adapter is off, as within `reference`, or
+        all weights are trained, nothing changes. The other way round, `reference` within it, is an error.
+
+        Raises:
+            ValueError: weights that are quantized, or shared out over several processes.
+        """
+        if self.is_adapted and self.is_sharded:
+            raise ValueError(
+                "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on the SDE Sampler"
+            )
+        with merging.merged(self._networks.values()):
+            self._is_merged = True
+            try:
+                yield
+            finally:
+                self._is_merged = False
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within it the model is the one that training started from: adapter off, or the untrained weights."""
+        if self._is_merged:
+            raise RuntimeError("the adapter is part of the weights: there is no reference within `merged`")
+        if self.is_adapted:
+            for network in self._networks.values():
+                network.disable_adapters()
+            try:
+                yield
+            finally:
+                for network in self._networks.values():
+                    network.enable_adapters()
+            return
+        parameters = self.trainable_parameters()
+        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values have to change places
+            trained = [parameter.detach().clone() for parameter in parameters]
+            self._copy(self._originals)
+            try:
+                yield
+            finally:
+                self._copy(trained)
+            return
+        trained = [parameter.data for parameter in parameters]
+        for parameter, original in zip(parameters, self._originals, strict=True):
+            parameter.data = original.float()
+        try:
+            yield
+        finally:
+            for parameter, data in zip(parameters, trained, strict=True):
+                parameter.data = data
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the weights are their exponential moving average, if one is kept."""
+        if self.ema is None:
+            yield
+            return
+        parameters = self.trainable_parameters()
+        self.ema.store(parameters)
+        self.ema.copy_to(parameters)
+        try:
+            yield
+        finally:
+            self.ema.restore(parameters)
+
+    # -- optimizer and average -------------------------------------------------------------------------------------------
+
+    def optimizer_for(self, settings: UpdateSettings) -> torch.optim.Optimizer:
+        """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
+        if self.optimizer is None:
+            self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
+        rates = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        self.optimizer.param_groups[0].update(rates)
+        if not settings.ema_decay:
+            self.ema = None
+        elif self.ema is None:
+            self.ema = self._average(settings.ema_decay)
+        else:
+            self.ema.decay = settings.ema_decay
+        return self.optimizer
+
+    def _average(self, decay: float):
+        from diffusers.training_utils import EMAModel
+
+        return EMAModel(self.trainable_parameters(), decay=decay)
+
+    def move(self, device: torch.device) -> None:
+        """What stands beside the networks follows them to their device."""
+        self._originals = [original.to(device) for original in self._originals]
+        if self.ema is not None:
+            self.ema.to(device)
+        for state in (self.optimizer.state if self.optimizer else {}).values():
+            for name, value in state.items():
+                state[name] = value.to(device)
+
+    # -- its state, for a checkpoint -------------------------------------------------------------------------------------
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """What is trained, by name, whole, on the CPU.
+
+        Where each process trains a part, all have to ask for it, here and below, and only the main one gets it.
+        """
+        return self.whole(self.trainable_named())
+
+    def load_trained_state(self, tensors: Mapping[str, Tensor]) -> None:
+        self._copy([distributed.like(tensors[name], value) for name, value in self.trainable_named().items()])
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's moments and step counts, as `<parameter number>.<name>`; empty before the first update."""
+        state = self.optimizer.state_dict()["state"] if self.optimizer else {}
+        return self.whole(
+            {f"{number}.{name}": value for number, named in state.items() for name, value in named.items()}
+        )
+
+    def load_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
+        parameters = self.trainable_parameters()
+        self.optimizer = torch.optim.AdamW(parameters, fused=True)
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, name = key.split(".")
+            state.setdefault(int(number), {})[name] = distributed.like(tensor, parameters[int(number)])
+        self.optimizer.load_state_dict({"state": state, "param_groups": self.optimizer.state_dict()["param_groups"]})
+
+    def average_state(self) -> dict[str, Tensor]:
+        """The moving average, as `<parameter number>`."""
+        return self.whole({f"{number:05d}": shadow for number, shadow in enumerate(self.ema.shadow_params)})
+
+    def load_average_state(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:
+        self.ema = self._average(decay)
+        pairs = zip(sorted(tensors), self.trainable_parameters(), strict=True)
+        self.ema.shadow_params = [distributed.like(tensors[key], parameter) for key, parameter in pairs]
+        self.ema.optimization_step = step
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the networks on the CPU, as `trained_state`."""
+        state = {}
+        for name, tensor in tensors.items():
+            full = distributed.full(tensor)
+            if distributed.is_main() or not self.trains_shards:  # one at a time, else there would be no room for them
+                state[name] = full
+        return state
