@@ -139,7 +139,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     samples, steps = trajectories.predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
-    image = plots.stills(trajectories.decode(trajectories.predictions[sample, step][None]))[0]
+    image = plots.stills(trajectories.model.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()
