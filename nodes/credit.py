@@ -29,10 +29,10 @@ class _Credit:
     def _shown(self, credit, trajectories, node_id, *pictures):
         from dataclasses import replace
 
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         credit = replace(credit, node=node_id)
-        heatmap = live.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        heatmap = live.picture(lambda: heatmaps.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
             node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
         )
@@ -362,7 +362,7 @@ class SpatialCredit(_Credit):
         from ..trainer.credit.steps import with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
@@ -370,5 +370,5 @@ class SpatialCredit(_Credit):
         own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
         credit = with_spatial(credit, own)
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = live.picture(lambda: plots.lit(trajectories.images, credit.spatial))
+        places = live.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
         return self._shown(credit, trajectories, node_id, places)

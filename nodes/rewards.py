@@ -231,12 +231,12 @@ class RewardStack:
 
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import grids, heatmaps
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
         scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
-        stills = plots.stills(trajectories.images)
-        table = live.picture(lambda: plots.reward_table(scores, stills))
+        stills = grids.stills(trajectories.images)
+        table = live.picture(lambda: heatmaps.reward_table(scores, stills))
 
         def payload():
             sheet = payloads.thumbnail_sheet(stills)
