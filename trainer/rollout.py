@@ -52,8 +52,7 @@ def sample(
         overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
-        ValueError: group_size < 2, an unknown ode_solver, fewer steps after a window where none ends, settings under which no
-            step is stochastic, or weights that no adapter can be merged into.
+        ValueError: see `schedule.misfits` and `schedule.untrainable`; or weights that no adapter can be merged into.
     """
     if misfit := next(misfits(settings, group_size), None):
         raise ValueError(str(misfit))
@@ -68,21 +67,11 @@ def sample(
     groups = torch.tensor([row // group_size for row in share.rows])
     walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    streams = [
+    noise = [
         _noise(shape, settings, seed, prompts.positions[row // group_size], row % group_size) for row in share.rows
     ]
-    overlap = overlap or Overlap()
-    parts, pictures = [], []
-    with overlap.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
-        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-            parts.append(walk(groups[rows], [streams[row] for row in rows]))
-            if scored:
-                pictures.append(model.decode(parts[-1].final))
-                scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
-    paths = _joined(parts)
-    images = torch.cat(pictures) if pictures else model.decode(paths.final, settings.batch_size)
-    if scored:
-        scored.images = weakref.ref(images)
+    overlap, merge = overlap or Overlap(), settings.merge_adapter and not keep_graph
+    paths, images, waited = _with_images(model, walk, groups, noise, prompts.texts, settings, overlap, merge)
     return Trajectories(
         **vars(paths),
         images=images,
@@ -95,7 +84,7 @@ def sample(
         policy_version=model.version,
         seed=seed,
         model=model,
-        seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
+        seconds=time.perf_counter() - started - waited,
         overlap=overlap,
     )
 
@@ -227,6 +216,23 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
 
 def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
     return model.merged() if wanted else contextlib.nullcontext()
+
+
+def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) -> tuple[_Paths, Tensor, float]:
+    """All samples and their pictures, `batch_size` at a time, and the seconds that the last of them waited for their scores."""
+    parts, pictures = [], []
+    with overlap.scoring(model.device) as scored, _merged(model, merge):
+        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
+            parts.append(walk(groups[rows], [noise[row] for row in rows]))
+            if scored:
+                pictures.append(model.decode(parts[-1].final))
+                scored.add(pictures[-1], [texts[group] for group in groups[rows].tolist()])
+    paths = _joined(parts)
+    if not scored:
+        return paths, model.decode(paths.final, settings.batch_size), 0.0
+    images = torch.cat(pictures)
+    scored.images = weakref.ref(images)
+    return paths, images, scored.waited
 
 
 @dataclass(frozen=True)
