@@ -29,10 +29,10 @@ class _Credit:
     def _shown(self, credit, trajectories, node_id, *pictures):
         from dataclasses import replace
 
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         credit = replace(credit, node=node_id)
-        heatmap = live.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        heatmap = live.picture(lambda: heatmaps.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         return live.shown(
             node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
         )
@@ -359,16 +359,16 @@ class SpatialCredit(_Credit):
         from dataclasses import replace
 
         from ..trainer.credit import spatial as place
-        from ..trainer.credit.steps import placed
+        from ..trainer.credit.steps import with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
         own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
-        credit = placed(credit, own)
+        credit = with_spatial(credit, own)
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = live.picture(lambda: plots.lit(trajectories.images, credit.place))
+        places = live.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
         return self._shown(credit, trajectories, node_id, places)

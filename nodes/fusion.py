@@ -20,9 +20,9 @@ class _Advantages:
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
     def _shown(self, node_id, advantages):
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
-        heatmap = live.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = live.picture(lambda: heatmaps.advantage_heatmap(advantages))
         return live.shown(
             node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)
         )
@@ -213,7 +213,7 @@ class StepwiseGain(_Fuse):
         from ..trainer.advantages import fuse_gains
         from ..trainer.credit.gains import stepwise_gains
         from ..trainer.credit.steps import similarity_gain
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         started = time.perf_counter()
         gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
@@ -223,7 +223,7 @@ class StepwiseGain(_Fuse):
         advantages = fuse_gains(*whole, trajectories.trained, fusion, per_step)
         credit = replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
         advantages = replace(advantages, credit=credit)
-        heatmap = live.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = live.picture(lambda: heatmaps.advantage_heatmap(advantages))
         # It is credit and fusion in one, and so has the heatmap of the one with the advantages of the other.
         shown = {
             "credit": lambda: payloads.credit(credit, trajectories),

@@ -18,9 +18,9 @@ class SDESampler:
     FUNCTION = "sample"
 
     def __init__(self):
-        from ..trainer.rewards.overlap import Ahead
+        from ..trainer.rewards.overlap import Overlap
 
-        self.ahead = Ahead()
+        self.overlap = Overlap()
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -273,7 +273,7 @@ class SDESampler:
             keep_graph=keep,
             keep_predictions=comfyui.in_comfyui(),
             on_step=stopping.progress(rollout.model_calls(settings.transitions, own, batch_size)),
-            ahead=self.ahead,
+            overlap=self.overlap,
         )
         images = trajectories.images
         return trajectories, images if images.ndim == 4 else images.flatten(0, 1)

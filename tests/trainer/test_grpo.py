@@ -105,8 +105,8 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio
             log_prob = ratio(density, taken, sample, position)
             log_ratio = log_prob - (log_prob.detach() if old is None else old[sample, position])
             advantage = advantages.step_advantage[sample, position]
-            if advantages.credit.place is not None:
-                advantage = advantage * advantages.credit.place[sample]
+            if advantages.credit.spatial is not None:
+                advantage = advantage * advantages.credit.spatial[sample]
             loss = (objective or clipped)(log_ratio, advantage).mean()
             if kl:
                 with torch.no_grad(), model.policy.reference():
@@ -558,38 +558,38 @@ def test_log_hinge(model, sample, judged):
 
 
 @pytest.fixture
-def placed(judged):
-    """placed(trajectories): credit that also says where in the latent, with mean 1."""
+def spread(judged):
+    """spread(trajectories): credit that also says where in the latent, with mean 1."""
 
     def judge(taken):
         place = torch.rand(taken.latents[:, 0, 0].shape, generator=torch.Generator().manual_seed(8)) + 0.1
-        return credited(judged(taken), place=place / place.mean((1, 2), keepdim=True))
+        return credited(judged(taken), spatial=place / place.mean((1, 2), keepdim=True))
 
     return judge
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_credit_by_place(moved, sample, placed, keep_graph):
+def test_spatial_credit(moved, sample, spread, keep_graph):
     """VIPO: a ratio, an advantage and a loss for every latent position, then their mean."""
     taken = sample(moved, keep_graph=keep_graph)
-    advantages = placed(taken)
+    advantages = spread(taken)
     expected, loss = plain_gradients(moved, taken, advantages, ratio=lambda density, *_: density.mean(1)[0])
     metrics = update(moved, taken, advantages, STILL)
     assert_same_gradients(gradients(moved), expected)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and metrics["ratio/drift"] < 1e-6
     moved.policy.version = taken.policy_version
-    update(moved, taken, credited(advantages, place=None), STILL)
+    update(moved, taken, credited(advantages, spatial=None), STILL)
     everywhere = gradients(moved)
     assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
 
 
-def test_everywhere_alike_is_no_place(moved, sample, judged):
+def test_everywhere_alike_is_no_spatial_credit(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
     update(moved, taken, advantages, STILL)
     expected = gradients(moved)
     moved.policy.version = taken.policy_version
-    update(moved, taken, credited(advantages, place=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
+    update(moved, taken, credited(advantages, spatial=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
     assert_same_gradients(gradients(moved), expected)
 
 
@@ -604,9 +604,9 @@ def test_the_noise_is_drawn_again(model, sample, small_settings, shared_noise):
         torch.testing.assert_close(gaussian.sample(noise[:, position]), taken.latents[:, step + 1], rtol=0, atol=1e-5)
 
 
-def test_stale_credit_by_place(model, sample, placed):
+def test_stale_spatial_credit(model, sample, spread):
     taken = sample(model)
-    advantages = placed(taken)
+    advantages = spread(taken)
     with torch.no_grad():
         rows = torch.arange(len(taken.groups))
         old = torch.stack(

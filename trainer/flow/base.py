@@ -13,6 +13,8 @@ import torch
 
 from ...host import devices
 from ...host.resident import Resident
+from .. import schedule
+from ..types import NextRollout
 from .condition import NEGATIVE, Condition, Embeddings
 from .forwards import Forwards
 from .policy import Policy
@@ -70,8 +72,7 @@ class FlowModel(Resident, ABC):
         self._decoding = threading.RLock()
         self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
-        self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
-        self.uses_graphs = True  # whether the last update could use graphs that a rollout kept
+        self.wish = NextRollout()  # of the last update
         self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
         self.start: Start | None = None  # on the canvas: what Load Flow Model put into it; None: nothing
         self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
@@ -112,7 +113,7 @@ class FlowModel(Resident, ABC):
 
     def negative_half(self):
         """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and self.unconditional_gradient)
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
@@ -182,16 +183,8 @@ class FlowModel(Resident, ABC):
         return Condition(tensors)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
-
-        Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
-        """
-        shift, end = settings.shift or self.shift(settings), settings.window_end
-        u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
-        if settings.transitions < settings.steps:
-            rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
-            u = torch.cat([u[:end], rest])
-        return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+        return schedule.noise_levels(settings, settings.shift or self.shift(settings))
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
@@ -209,7 +202,7 @@ class FlowModel(Resident, ABC):
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
-        kind = shape, self.unconditional_gradient
+        kind = shape, self.wish.unconditional_gradient
         if kind not in self._graph_bytes:
             networks = self.experts.values()
             weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}
@@ -239,6 +232,6 @@ class FlowModel(Resident, ABC):
     def make_fresh(self) -> None:
         """As it was loaded, and no run's."""
         self.policy.make_fresh()
-        self.unconditional_gradient = self.uses_graphs = True
+        self.wish = NextRollout()
         self.start_iteration = None
         self.forwards.forget()

@@ -22,6 +22,7 @@ from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ..flow.files import read_tensors, write_tensors
+from ..types import NextRollout
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -79,8 +80,8 @@ def save(
         state = {"iteration": iteration, "policy_version": model.policy.version}
         state |= {"nonfinite_in_a_row": model.policy.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
-        state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
-        state["uses_graphs"] = model.uses_graphs
+        state |= {"processes": distributed.world(), "unconditional_gradient": model.wish.unconditional_gradient}
+        state["uses_graphs"] = model.wish.uses_graphs
         state |= identity or {}
         state["loss_scale"] = [model.policy.loss_scale.value, model.policy.loss_scale.good]
         if model.policy.ema is not None:
@@ -191,7 +192,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     torch.set_rng_state(read_tensors(place / RNG)["torch"])
     model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
     model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    model.unconditional_gradient, model.uses_graphs = state["unconditional_gradient"], state["uses_graphs"]
+    model.wish = NextRollout(state["unconditional_gradient"], state["uses_graphs"])
     if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
