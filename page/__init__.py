@@ -15,7 +15,6 @@ PACK = Path(__file__).parent.parent
 def settle_in() -> None:
     """Makes the pack at home in ComfyUI: a folder for reward models, the routes, and manners on the accelerator."""
     import folder_paths
-
     from server import PromptServer  # ComfyUI's module of that name
 
     from ..nodes import live

@@ -25,9 +25,8 @@ from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
 from ..trainer.groups import total_reward
 from ..trainer.pictures import plots
-from ..trainer.run.layout import ADAPTER
+from ..trainer.run.layout import ADAPTER, json_line
 from ..trainer.run.loop import only
-from ..trainer.run.record import json_line
 from ..trainer.workflow.graph import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from .agreement import MEASURES, chance, pearson

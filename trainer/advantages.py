@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import keys
 from .fusion import (
     ADVANTAGE_LIMIT,
     contribution_tanh,
@@ -130,7 +131,7 @@ def fuse(
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[valid, k])
     for position, step in enumerate(credit.trained):
-        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
+        metrics[keys.credit_step(step)] = _mean(credit.weights[valid, position])
     return Advantages(
         step_advantage=torch.where(valid[:, None], credit.weights * z[:, None], 0.0),
         per_objective=per_objective,
@@ -199,7 +200,7 @@ def fuse_gains(
         "groups/masked_samples": float((~valid).sum()),
     }
     for position, step in enumerate(trained):
-        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
+        metrics[keys.credit_step(step)] = _mean(credit.weights[valid, position])
         for k, name in enumerate(scores.names):
             metrics[f"gain/{name}/{step}"] = _mean(gains[valid, position, k])
     shown = torch.ones_like(per_objective) if fusion == "weighted_advantages" else coefficients.expand_as(per_objective)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ...host.files import write_bytes
+from .. import keys
 from .media import mp4
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def reward_curves(
 
 @dataclass(frozen=True)
 class Panel:
-    """A reward's place among the curves: its keys begin with `key`."""
+    """A reward's place among the curves; `key` is that of its means."""
 
     key: str
     name: str
@@ -120,10 +121,13 @@ class Panel:
 
 def panels(history: Sequence[Mapping]) -> list[Panel]:
     """One a reward, held-out ones last."""
-    kinds = [(name, kind) for kind in ("reward", "held_out") for name in _names(history, f"{kind}/", "/mean")]
+    kinds = [(name, kind) for kind in keys.KINDS for name in keys.rewards(_names(history), kind)]
     return [
         Panel(
-            f"{kind}/{name}", name, name if kind == "reward" else f"{name} (held out)", _COLORS[number % len(_COLORS)]
+            keys.mean(kind, name),
+            name,
+            name if kind == keys.REWARD else f"{name} (held out)",
+            _COLORS[number % len(_COLORS)],
         )
         for number, (name, kind) in enumerate(kinds)
     ]
@@ -157,7 +161,7 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     from matplotlib.ticker import MaxNLocator
 
     x = np.array([row["iteration"] for row in history])
-    mean = np.array([row.get(f"{panel.key}/mean", np.nan) for row in history], dtype=float)
+    mean = np.array([row.get(panel.key, np.nan) for row in history], dtype=float)
     axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
     axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
     points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
@@ -347,14 +351,14 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.n
 
 def credit_steps(history: Sequence[Mapping]) -> list[int]:
     """Numbers of all steps that were ever trained: a window moves."""
-    return sorted(map(int, _names(history, "credit/step/")))
+    return sorted(int(number) for name in _names(history) if (number := keys.credit_step_number(name)) is not None)
 
 
 def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
     """Mean weight of each trained step as training went on."""
     from matplotlib.ticker import MaxNLocator
 
-    field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
+    field = np.array([[row.get(keys.credit_step(step), np.nan) for row in history] for step in steps], dtype=float)
     figure = new_figure(9, 1.2 + 0.26 * len(steps))
     axis = figure.subplots()
     image = axis.imshow(
@@ -496,9 +500,9 @@ def _correlations(scores: Scores) -> list[str]:
     return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
 
 
-def _names(history: Sequence[Mapping], prefix: str, suffix: str = "") -> list[str]:
-    keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
-    return [key.removeprefix(prefix).removesuffix(suffix) for key in keys]
+def _names(history: Sequence[Mapping]) -> list[str]:
+    """Of all values that any iteration has."""
+    return list({name: None for row in history for name in row})
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

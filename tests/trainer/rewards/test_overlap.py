@@ -22,7 +22,7 @@ from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards import overlap as ahead
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.rewards.overlap import Ahead
-from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import Prompts
 from comfyui_otca.trainer.workflow.running import NodeError
@@ -269,7 +269,7 @@ ON = {
 def _train(workflow, folder, is_ahead=True):
     """Its exit code, its lines, and how many samples were in each part that was scored ahead."""
     terminal.output = folder
-    record._open.clear()
+    opening._open.clear()
     parts, own, expect = [], ahead.Scored._score, Ahead.expect
     ahead.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
     if not is_ahead:
