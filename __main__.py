@@ -51,7 +51,7 @@ def _bad_input() -> tuple[type[Exception], ...]:
     """Errors in what the user gave. ValueError covers workflows, models and prompts."""
     from .host.access.permissions import NotAllowed
     from .host.claim import Claimed
-    from .trainer.run.record import RunError
+    from .trainer.run.folder import RunError
 
     return (ValueError, FileNotFoundError, NotAllowed, RunError, Claimed)
 

@@ -272,13 +272,13 @@ def prepare() -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     from ..host.terminal import terminal
-    from ..trainer.run import record
+    from ..trainer.run import opening
 
     torch.set_num_threads(1)
     FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         train(Path(place))  # here, since much is imported only when it is needed
-    record._open.clear()
+    opening._open.clear()
     terminal.output = None
     gc.collect()
     gc.freeze()

@@ -31,7 +31,7 @@ from safetensors.torch import load_file
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.trainer.processes import start
-from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -53,7 +53,7 @@ GRACE, PATIENCE = 5, 60  # seconds: until the others get SIGTERM, and until they
 
 def work(folder: Path, iterations: int) -> int:
     terminal.output, terminal.device = folder, "cpu"
-    record._open.clear()
+    opening._open.clear()
     graph = json.loads((ROOT / "workflows" / "api" / "quickstart.json").read_text(encoding="utf-8"))
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
     for name, value in {**SETTINGS, "12.iterations": iterations}.items():

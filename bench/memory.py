@@ -24,7 +24,7 @@ import torch
 
 from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -84,7 +84,7 @@ def _megabytes() -> float:
 
 def _history_megabytes(folder: Path) -> float:
     """What a thousand lines, made as the run makes them, weigh."""
-    [run] = record._open.values()
+    [run] = opening._open.values()
     rows = run.history[-1000:]
     tracemalloc.start()
     copies = [{"".join(key): value + 0.0 for key, value in row.items()} for row in rows]

@@ -157,7 +157,7 @@ class GRPOStep:
     ):
         from ..trainer import grpo
         from ..trainer.run import ownership
-        from ..trainer.run.record import report
+        from ..trainer.run.report import report
 
         if comfyui.in_comfyui() and ownership.check(model, prompt, node_id) is None:
             ownership.keep(model)
@@ -279,7 +279,8 @@ class TrainingRun:
     @devices.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..trainer.run import ownership
-        from ..trainer.run.record import RunSettings, open_run
+        from ..trainer.run.opening import open_run
+        from ..trainer.run.settings import RunSettings
 
         if not comfyui.in_comfyui():
             run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt or {})

@@ -14,17 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ..host import claim, files, own_folders, paths
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
-from ..trainer.run import preflight
-from ..trainer.run.layout import CANVAS, LOG, STATUS, WORKFLOW
+from ..trainer.run import preflight, status
+from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
 from ..trainer.workflow.graph import RUN_NODE, resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
@@ -172,14 +170,14 @@ class Jobs:
                 claim.check(run.folder)
             except claim.Claimed as error:
                 raise Refused(409, str(error)) from error
-            done, status = run.iteration(), run.status()
+            done = run.iteration()
             # One that ended otherwise may lack what comes after its last iteration, as the adapter.
             if total < done or total == done and run.summary()["status"] == "finished":
                 message = f"run {run.id} has done {done} iterations of {total}"
                 raise Refused(409, f"{message}. Fix: give a larger number of iterations")
             _remove_file(run.folder / STOP)
             changes, told = [], None
-            if ended := status.get("reason"):
+            if ended := run.status().reason:
                 told = f"goes on without stop_after_decline, which would end it at once: {ended}"
                 changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
             if graph != begun:
@@ -246,7 +244,7 @@ class Jobs:
         summary = run.summary()
         if summary["status"] != "running":
             raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
-        if summary["place"] == "canvas":
+        if summary["place"] == status.CANVAS:
             raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
         try:
             os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
@@ -301,12 +299,10 @@ class Jobs:
             raise
         threading.Thread(target=self._wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
 
-    def _write_status(self, run: Run, status: str, pid: int | None, total: int, error: str | None = None) -> None:
-        before, born = run.status(), None if pid is None else psutil.Process(pid).create_time()
-        content = {"status": status, "place": "headless", "pid": pid, "process_started": born}
-        content |= {"total": total, "started": before.get("started") or time.time(), "error": error}
-        content["reason"] = before.get("reason")  # still true if the trainer cannot begin
-        run.write(STATUS, content)
+    def _write_status(self, run: Run, state: str, pid: int | None, total: int, error: str | None = None) -> None:
+        before = run.status()
+        reason = before.reason  # still true if the trainer cannot begin
+        status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
     def _environment(self) -> dict[str, str]:
         """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
@@ -335,19 +331,19 @@ class Jobs:
             lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
             error = "\n".join(lines) or f"the process ended with exit code {code}"
         with self._starting:  # the run may have been resumed by now, and the status be another process's
-            status = run.status()
-            if status.get("status") == "running" and status.get("pid") == process.pid and not _claimed(run):
-                run.write(STATUS, {**status, "status": ended, "error": error})
+            written = run.status()
+            if written.status == "running" and written.pid == process.pid and not _claimed(run):
+                status.write(run.folder, replace(written, status=ended, error=error))
 
 
 def _is_queued(run: Run) -> bool:
     """Whether the run still waits: somebody may go on with it in a terminal meanwhile, and then the status is that one's."""
-    return run.status().get("status") == "queued"
+    return run.status().status == "queued"
 
 
-def _is_ending(status: Mapping) -> bool:
+def _is_ending(written: status.Status) -> bool:
     """Whether its process has said that it ended, and is about to. ComfyUI's, in which runs of the canvas are made, is not."""
-    return status.get("place") != "canvas" and status.get("status") not in (None, "running", "queued")
+    return written.place == status.HEADLESS and written.status not in (status.UNKNOWN, "running", "queued")
 
 
 def _claimed(run: Run) -> bool:
@@ -368,9 +364,9 @@ def _remove_file(path: Path) -> None:
 
 def _busy(run: Run) -> str:
     """Why a run cannot be gone on with now, and what helps."""
-    if run.status().get("status") == "queued":
+    if _is_queued(run):
         return f"run {run.id} is in the queue. Fix: wait, or stop it to take it out of there"
-    if run.status().get("place") == "canvas":
+    if run.status().place == status.CANVAS:
         return (
             f"run {run.id} is made on the canvas, and ComfyUI still has it. Fix: Resume on canvas goes on there; or begin "
             "another run on the canvas, which lets this one go"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,64 +67,91 @@ def add_routes(
     loras_folder: Callable[[], Path],
     setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
-    """Adds every route. Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
-
-    `setting` is what who asks has set OTCA.Trainings to, if anything.
-    """
-    in_thread = asyncio.to_thread
-
-    def get(path: str) -> Callable:
-        return lambda handler: routes.get(path)(answered(handler))
+    """Adds every route. `setting` is what who asks has set OTCA.Trainings to, if anything."""
 
     def post(path: str) -> Callable:
         return lambda handler: routes.post(path)(answered(handler))
 
-    async def asked_run(request: web.Request) -> Run:
-        return await in_thread(runs.run, request.match_info["id"])
+    nodes, shown, trainings = NodeRoutes(jobs, live), RunRoutes(runs, loras_folder), TrainingRoutes(runs, jobs, setting)
+    for path, handler in {
+        "/otca/preview": nodes.preview,
+        "/otca/runs": shown.all_runs,
+        "/otca/runs/{id}": shown.one_run,
+        "/otca/runs/{id}/metrics": shown.metrics,
+        "/otca/runs/{id}/pictures/{name}": shown.picture,
+        "/otca/runs/{id}/log": shown.log,
+        "/otca/runs/{id}/workflow": shown.workflow,
+    }.items():
+        routes.get(path)(answered(handler))
+    for path, handler in {
+        "/otca/results": nodes.results,
+        "/otca/release": nodes.release,
+        "/otca/runs/{id}/lora": shown.lora,
+        "/otca/train": trainings.train,
+        "/otca/runs/{id}/stop": trainings.stop,
+        "/otca/runs/{id}/resume": trainings.resume,
+        "/otca/export": trainings.export,
+    }.items():
+        post(path)(handler)
+    add_permission_routes(post, jobs.node_classes)
 
-    # --- nodes ------------------------------------------------------------------------------------------------------
 
-    @post("/otca/results")
-    async def results(request: web.Request) -> dict:
+# Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
+
+
+@dataclass(frozen=True)
+class NodeRoutes:
+    """What the nodes in this process still know of their last results."""
+
+    jobs: Jobs
+    live: Live
+
+    async def results(self, request: web.Request) -> dict:
         asked = await body(request, RESULTS)
-        return await in_thread(live.results_of, jobs.read(asked["prompt"]).graph, asked["workflow"])
+        graph = self.jobs.read(asked["prompt"]).graph
+        return await asyncio.to_thread(self.live.results_of, graph, asked["workflow"])
 
-    @get("/otca/preview")
-    async def preview(request: web.Request) -> web.Response:
+    async def preview(self, request: web.Request) -> web.Response:
         node = request.query.get("node")
         if not node:
             raise Refused(400, "node is missing. Fix: ?node=9&sample=0&step=0")
         sample, step = query_number(request, "sample"), query_number(request, "step")
         try:
             shown = request.query.get("workflow"), request.query.get("made_by", "")
-            content = await in_thread(live.preview_png, node, sample, step, *shown)
+            content = await asyncio.to_thread(self.live.preview_png, node, sample, step, *shown)
         except LookupError as error:
             raise Refused(404, str(error)) from error
         except ValueError as error:
             raise Refused(400, str(error)) from error
         return web.Response(body=content, content_type="image/png")
 
-    @post("/otca/release")
-    async def release(request: web.Request) -> dict:
+    async def release(self, request: web.Request) -> dict:
         await body(request, NOTHING)
         try:
-            return {"released": await in_thread(live.release)}
-        except live.Busy as error:
+            return {"released": await asyncio.to_thread(self.live.release)}
+        except self.live.Busy as error:
             raise Refused(409, str(error)) from error
 
-    # --- runs -------------------------------------------------------------------------------------------------------
 
-    @get("/otca/runs")
-    async def all_runs(request: web.Request) -> dict:
-        return {"runs": await in_thread(runs.summaries)}
+async def _named_run(runs: Runs, request: web.Request) -> Run:
+    return await asyncio.to_thread(runs.run, request.match_info["id"])
 
-    @get("/otca/runs/{id}")
-    async def one_run(request: web.Request) -> dict:
-        return await in_thread((await asked_run(request)).details)
 
-    @get("/otca/runs/{id}/metrics")
-    async def metrics(request: web.Request) -> web.Response:
-        run, after = await asked_run(request), query_number(request, "after", default=0)
+@dataclass(frozen=True)
+class RunRoutes:
+    """What the folders of runs hold."""
+
+    runs: Runs
+    loras_folder: Callable[[], Path]
+
+    async def all_runs(self, request: web.Request) -> dict:
+        return {"runs": await asyncio.to_thread(self.runs.summaries)}
+
+    async def one_run(self, request: web.Request) -> dict:
+        return await asyncio.to_thread((await _named_run(self.runs, request)).details)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        run, after = await _named_run(self.runs, request), query_number(request, "after", default=0)
 
         def answer() -> web.Response:
             rows, more = run.metrics(after)
@@ -131,68 +159,67 @@ def add_routes(
                 {"rows": rows, "more": more, "evaluations": run.evaluations(), "changes": run.changes()}
             )
 
-        return await in_thread(answer)
+        return await asyncio.to_thread(answer)
 
-    @get("/otca/runs/{id}/pictures/{name}")
-    async def picture(request: web.Request) -> web.StreamResponse:
-        run = await asked_run(request)
-        return web.FileResponse(await in_thread(run.picture, request.match_info["name"]))
+    async def picture(self, request: web.Request) -> web.StreamResponse:
+        run = await _named_run(self.runs, request)
+        return web.FileResponse(await asyncio.to_thread(run.picture, request.match_info["name"]))
 
-    @get("/otca/runs/{id}/log")
-    async def log(request: web.Request) -> dict:
-        return await in_thread((await asked_run(request)).log, query_number(request, "after", default=0))
+    async def log(self, request: web.Request) -> dict:
+        run = await _named_run(self.runs, request)
+        return await asyncio.to_thread(run.log, query_number(request, "after", default=0))
 
-    @get("/otca/runs/{id}/workflow")
-    async def workflow(request: web.Request) -> dict:
-        return await in_thread((await asked_run(request)).workflow)
+    async def workflow(self, request: web.Request) -> dict:
+        return await asyncio.to_thread((await _named_run(self.runs, request)).workflow)
 
-    @post("/otca/runs/{id}/lora")
-    async def lora(request: web.Request) -> dict:
+    async def lora(self, request: web.Request) -> dict:
         await body(request, NOTHING)
-        run = await asked_run(request)
-        return {"lora_names": await in_thread(run.copy_lora, loras_folder())}
+        run = await _named_run(self.runs, request)
+        return {"lora_names": await asyncio.to_thread(run.copy_lora, self.loras_folder())}
 
-    add_permission_routes(post, jobs.node_classes)
 
-    # --- training ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class TrainingRoutes:
+    """What is trained outside ComfyUI's process, here or elsewhere."""
 
-    @post("/otca/train")
-    async def train(request: web.Request) -> dict:
+    runs: Runs
+    jobs: Jobs
+    setting: Callable[[web.Request], int | None]
+
+    async def train(self, request: web.Request) -> dict:
         asked = await body(request, TRAIN)
-        await in_thread(lambda: jobs.set_limit(setting(request)))
-        run = await in_thread(
-            jobs.start, asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
-        )
-        return {"id": run.id}
+        await self._set_limit(request)
+        given = asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
+        return {"id": (await asyncio.to_thread(self.jobs.start, *given)).id}
 
-    @post("/otca/runs/{id}/stop")
-    async def stop(request: web.Request) -> dict:
+    async def stop(self, request: web.Request) -> dict:
         await body(request, NOTHING)
-        await in_thread(jobs.stop, await asked_run(request))
+        await asyncio.to_thread(self.jobs.stop, await _named_run(self.runs, request))
         return {}
 
-    @post("/otca/runs/{id}/resume")
-    async def resume(request: web.Request) -> dict:
+    async def resume(self, request: web.Request) -> dict:
         asked = await body(request, RESUME)
-        await in_thread(lambda: jobs.set_limit(setting(request)))
-        run = await asked_run(request)
-        return {"id": run.id, "told": await in_thread(jobs.resume, run, asked["iterations"], _gpus(asked))}
+        await self._set_limit(request)
+        run = await _named_run(self.runs, request)
+        told = await asyncio.to_thread(self.jobs.resume, run, asked["iterations"], _gpus(asked))
+        return {"id": run.id, "told": told}
 
-    @post("/otca/export")
-    async def export(request: web.Request) -> dict[str, Any]:
+    async def export(self, request: web.Request) -> dict[str, Any]:
         asked = await body(request, EXPORT)
-        graph, problems = await in_thread(jobs.check, asked["prompt"])
-        name = asked["name"] or _named_by(graph) or "workflow"
+        graph, problems = await asyncio.to_thread(self.jobs.check, asked["prompt"])
+        name = asked["name"] or _run_name(graph) or "workflow"
         filename = f"{name}.json"
-        lines = commands(filename, name)
-        return {"problems": as_json(problems), "commands": lines, "filename": filename}
+        return {"problems": as_json(problems), "commands": commands(filename, name), "filename": filename}
+
+    async def _set_limit(self, request: web.Request) -> None:
+        await asyncio.to_thread(lambda: self.jobs.set_limit(self.setting(request)))
 
 
 def _gpus(asked: Mapping[str, Any]) -> Gpus:
     return Gpus(asked["gpus"], asked["reward_gpus"])
 
 
-def _named_by(graph: Workflow) -> str | None:
+def _run_name(graph: Workflow) -> str | None:
     """The name that the graph gives its run, if it is a good one."""
     names = [graph.graph[node]["inputs"].get("run_name") for node in graph.find(RUN_NODE)]
     try:

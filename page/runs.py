@@ -8,18 +8,16 @@ import os
 import re
 import shutil
 import stat
-import threading
-from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files, json_files, own_folders
+from ..host import claim, files, own_folders
 from ..host.files import beside, present, put_in_place, write_text
-from ..host.machine import alive
 from ..host.names import SEPARATORS
-from ..trainer.run import hacking, layout
+from ..trainer import keys
+from ..trainer.run import layout, status, verdicts
 from ..trainer.run.layout import (
     ADAPTERS,
     CANVAS,
@@ -33,13 +31,15 @@ from ..trainer.run.layout import (
     STATUS,
     WORKFLOW,
 )
+from ..trainer.run.status import Status
 from ..trainer.workflow.graph import RUN_NODE, title
 from ..trainer.workflow.lineage import change_line
+from . import lines
 from .checks import Refused
+from .lines import LineIndex
 
-MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
 MOST_LOG = 64 * 1024
-INTERRUPTED = "the process ended without a word. Fix: resume goes on from the last checkpoint"
+INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
 
 class Runs:
@@ -56,8 +56,8 @@ class Runs:
             names = sorted(os.listdir(self.folder()))
         except FileNotFoundError:  # nothing was trained yet
             return []
-        found = [self._summary(self._run(name)) for name in names if is_id(name)]
-        return sorted(filter(None, found), key=lambda summary: summary["started"], reverse=True)
+        summaries = [self._summary(self._run(name)) for name in names if is_id(name)]
+        return sorted(filter(None, summaries), key=lambda summary: summary["started"], reverse=True)
 
     def all(self) -> list[Run]:
         """Every run that can be looked at."""
@@ -67,7 +67,7 @@ class Runs:
             return []
 
     def _summary(self, run: Run) -> dict[str, Any] | None:
-        """None of what is no run, or is gone by now. Whatever is wrong with one run is told of that one."""
+        """None of what is no run, or is gone by now. Whatever is wrong with one run is said of that one."""
         try:
             if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not leads_inside(self.folder(), run.folder):
                 return None
@@ -124,40 +124,34 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
-        iteration, total = self.iteration(), written.get("total") or self.planned()
-        if not written:  # made by an older version: nobody knows whose process it is, so it does not count as running
-            done = total is not None and iteration >= total
-            written = {"status": "finished" if done else "interrupted"}
-        status, error = written["status"], "\n".join(problems) or written.get("error")
-        if status == "running" and not self._at_work(written):
-            status, error = "interrupted", "\n".join(problems) or INTERRUPTED
-        if status == "queued" and not alive(written.get("pid"), written.get("process_started")):
-            status = "stopped"  # the ComfyUI in whose queue it was has ended
-        if written.get("place") == "canvas" and status in ("running", "idle"):
-            status = "running" if self.canvas_at_work(self.id) else "idle"
-            if self._holder() is None and not alive(written.get("pid"), written.get("process_started")):
-                status = "stopped"  # between two prompts, so that nothing was interrupted
-        if status == "running" and (doubt := claim.doubt(self.folder)):
-            error = "\n".join(filter(None, (error, doubt)))
+        iteration, total = self.iteration(), written.total or self.planned()
+        stands = status.now(self.folder, written, self.canvas_at_work(self.id))
+        if stands == status.UNKNOWN:  # its status.json was lost or damaged, and its iterations tell
+            stands = "finished" if total is not None and iteration >= total else "interrupted"
+        reasons = problems or list(filter(None, [written.error]))
+        if stands == "interrupted" and written.status == "running":
+            reasons = problems or [INTERRUPTED]
+        if stands == "running" and (doubt := claim.doubt(self.folder)):
+            reasons.append(doubt)
         times = [
             path.stat().st_mtime for path in map(self.file, (METRICS, EVALUATIONS, STATUS, *ADAPTERS, WORKFLOW)) if path
         ]
         return {
             "id": self.id,
-            "status": status,
-            "place": written.get("place", "headless"),
+            "status": stands,
+            "place": written.place,
             "iteration": iteration,
             "rewrites": self.metrics_index.rewrites,
             "total": total,
-            "started": written.get("started") or min(times, default=0.0),
+            "started": written.started or min(times, default=0.0),
             "updated": max(times, default=0.0),
-            "error": error,
+            "error": "\n".join(reasons) or None,
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
         }
 
     def _problems(self) -> list[str]:
-        """What keeps the run from being gone on with, a line each."""
+        """What keeps the run from being resumed, a line each."""
         found = []
         for name in (WORKFLOW, STATUS):
             try:
@@ -166,20 +160,10 @@ class Run:
                 found.append(str(error))
         return found
 
-    def _at_work(self, written: Mapping) -> bool:
-        """Whether a process trains there: it holds the claim, or was started for it and has not come so far."""
-        return self._holder() is not None or alive(written.get("pid"), written.get("process_started"))
-
-    def _holder(self) -> claim.Holder | None:
-        try:
-            return claim.holder(self.folder)
-        except files.Damaged:  # which whoever wants to go on with the run is told
-            return None
-
     def unreadable(self, error: Exception) -> dict[str, Any]:
         """In place of `summary`, with why there is none."""
-        place, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
-        told = f"{place} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
+        path, why = getattr(error, "filename", None) or self.folder, getattr(error, "strerror", None) or error
+        message = f"{path} cannot be read ({why}). Fix: allow ComfyUI to read it, or move it elsewhere"
         try:
             when = os.lstat(self.folder).st_mtime
         except OSError:
@@ -187,13 +171,13 @@ class Run:
         return {
             "id": self.id,
             "status": "failed",
-            "place": "headless",
+            "place": status.HEADLESS,
             "iteration": 0,
             "rewrites": self.metrics_index.rewrites,
             "total": None,
             "started": when,
             "updated": when,
-            "error": told,
+            "error": message,
             "has_lora": False,
             "has_checkpoint": False,
         }
@@ -203,34 +187,30 @@ class Run:
         return {
             **self.summary(),
             "settings": self.settings(),
-            "rewards": _names(last, "reward"),
-            "held_out": _names(last, "held_out"),
+            "rewards": keys.rewards(last, keys.REWARD),
+            "held_out": keys.rewards(last, keys.HELD_OUT),
             "samples": self.samples(),
             "pictures": [name for name in PICTURES if self.file(name)],
-            "warning": self.warning() or self.status().get("reason"),
+            "warning": self.warning() or self.status().reason,
         }
 
     def warning(self) -> str | None:
         """What the trainer would say of the run as it stands."""
-        rows, _ = self.metrics(max(0, self.iteration() - hacking.WINDOW))
-        return hacking.warning(rows, self._evaluations())
+        rows, _ = self.metrics(max(0, self.iteration() - verdicts.WINDOW))
+        return verdicts.warning(rows, self._evaluations())
 
-    def status(self) -> dict[str, Any]:
-        """What the run's process last wrote about itself; empty where it wrote nothing that can be read."""
-        return layout.read_own(self.folder, STATUS, _quietly) or {}
+    def status(self) -> Status:
+        """What was last written about the run."""
+        return status.read(self.folder, _quietly)
 
     def trains_headlessly(self) -> bool:
         """Whether a process other than ComfyUI is training it."""
         written = self.status()
-        return written.get("status") == "running" and written.get("place") != "canvas" and self._at_work(written)
+        return written.place == status.HEADLESS and status.now(self.folder, written) == "running"
 
     def busy(self) -> bool:
         """Whether its process is at work, be it on the last checkpoint of a run that counts as stopped."""
-        written = self.status()
-        # What made such a run is ComfyUI's process, which lives on; whether it lets go of the run its claim says.
-        ended_on_canvas = written.get("place") == "canvas" and written.get("status") != "running"
-        started = alive(written.get("pid"), written.get("process_started"))
-        return self._holder() is not None or not ended_on_canvas and started
+        return status.busy(self.folder, self.status())
 
     def iteration(self) -> int:
         return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
@@ -274,18 +254,11 @@ class Run:
 
     def changes(self) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
-        path = self.file(CHANGES)
-        lines = path.read_bytes().splitlines() if path else ()
-        rows = filter(None, (_row(line, layout.check_changes) for line in lines))
+        rows = lines.rows(self.file(CHANGES), layout.check_changes)
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
-        path = self.file(EVALUATIONS)
-        return (
-            list(filter(None, (_row(line, layout.check_evaluation) for line in path.read_bytes().splitlines())))
-            if path
-            else []
-        )
+        return lines.rows(self.file(EVALUATIONS), layout.check_evaluation)
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
@@ -360,52 +333,6 @@ class Run:
             return []
 
 
-@dataclass
-class LineIndex:
-    """Where the lines of a growing JSON-lines file begin, so that a poll reads only what is new.
-
-    Line k holds iteration k + 1, as the trainer writes them. A resumed run rewrites the file; that shows by its last known
-    line, whose timings never come twice.
-    """
-
-    starts: array = field(default_factory=lambda: array("Q"))
-    end: int = 0  # of the last complete line
-    last_line: bytes = b""
-    rewrites: int = 0  # how often the file turned out to be another one than before
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def rows(self, path: Path | None, after: int) -> tuple[list[dict], bool]:
-        with self._lock:
-            if path is None or self._refresh(path) <= after:
-                return [], False
-            more = len(self.starts) - after > MOST_ROWS
-            first, end = self.starts[after], self.starts[after + MOST_ROWS] if more else self.end
-        with open(path, "rb") as file:
-            file.seek(first)
-            rows = map(_row, file.read(end - first).splitlines())
-        return [row for row in rows if row and row["iteration"] > after], more
-
-    def last(self, path: Path | None) -> dict | None:
-        with self._lock:
-            return _row(self.last_line) if path is not None and self._refresh(path) else None
-
-    def _refresh(self, path: Path) -> int:
-        """Reads on from where the last call ended; returns the number of complete lines."""
-        with open(path, "rb") as file:
-            file.seek(self.end - len(self.last_line))
-            if file.read(len(self.last_line)) != self.last_line:
-                self.starts, self.end, self.last_line = array("Q"), 0, b""
-                self.rewrites += 1
-                file.seek(0)
-            for line in file:
-                if not line.endswith(b"\n"):  # still being written
-                    break
-                self.starts.append(self.end)
-                self.end += len(line)
-                self.last_line = line
-        return len(self.starts)
-
-
 def is_id(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & SEPARATORS and name.isprintable()
 
@@ -414,20 +341,6 @@ def leads_inside(folder: Path, path: Path) -> bool:
     """Whether `path`, with all links followed, lies in `folder`; `opening.inside` judges by the names alone."""
     root, real = os.path.realpath(folder), os.path.realpath(path)
     return os.path.splitdrive(root)[0] == os.path.splitdrive(real)[0] and os.path.commonpath([root, real]) == root
-
-
-def _names(row: dict, kind: str) -> list[str]:
-    return [key[len(kind) + 1 : -len("/mean")] for key in row if key.startswith(f"{kind}/") and key.endswith("/mean")]
-
-
-def _row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
-    """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
-    try:
-        row = json_files.parse(line)
-        check(row)
-    except ValueError:
-        return None
-    return row
 
 
 def _quietly(line: str) -> None:

@@ -26,8 +26,8 @@ from ..trainer.flow import saved as weights
 from ..trainer.flow.files import ADAPTER
 from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
+from ..trainer.run.layout import json_line
 from ..trainer.run.loop import only
-from ..trainer.run.record import json_line
 from ..trainer.workflow.graph import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import agreement_plot

@@ -26,10 +26,12 @@ from ..host.json_files import read_json
 from ..trainer.inference import loading as sample
 from ..trainer.networks import features
 from ..trainer.pictures import grids
+from ..trainer.run import status
+from ..trainer.run.evaluation import EVALUATION_SEED
+from ..trainer.run.folder import RunError
 from ..trainer.run.launch import FOLDER
-from ..trainer.run.layout import EVALUATIONS, LOG, STATUS, WORKFLOW, read_lines, read_own
+from ..trainer.run.layout import EVALUATIONS, LOG, WORKFLOW, json_line, read_lines, read_own
 from ..trainer.run.loop import differences, only
-from ..trainer.run.record import EVALUATION_SEED, RunError, json_line
 from ..trainer.workflow.graph import RUN_NODE, STEP_NODE
 from ..trainer.workflow.running import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity, fairness
@@ -92,8 +94,8 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        status = read_own(self.folder, STATUS) or {}
-        return status.get("status") == "finished" and status.get("total") == self.iterations
+        written = status.read(self.folder)
+        return written.status == "finished" and written.total == self.iterations
 
 
 def compare(
@@ -265,10 +267,10 @@ def _longer(before: dict, training: Training, run_node: str) -> str | None:
 
 def _state(training: Training) -> str:
     """Of one that is not finished, as its folder tells it."""
-    status = read_own(training.folder, STATUS) or {}
-    if status.get("status") == "failed":
-        return f"failed: {status.get('error')}"
-    if not status:
+    written = status.read(training.folder)
+    if written.status == "failed":
+        return f"failed: {written.error}"
+    if written.status == status.UNKNOWN:
         return "not trained yet"
     return (
         "still trained by a process"

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..trainer.run.best import fell
+from ..trainer.run.folder import RunError
 from ..trainer.run.hacking import measured
 from ..trainer.run.layout import EVALUATIONS, METRICS, read_lines
-from ..trainer.run.record import RunError
+from ..trainer.run.verdicts import fell
 from .statistics import Interval, holm, mean_interval, paired_p
 
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.

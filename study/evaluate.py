@@ -35,8 +35,8 @@ from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
-from ..trainer.run.layout import read_lines
-from ..trainer.run.record import RunError, json_line
+from ..trainer.run.folder import RunError
+from ..trainer.run.layout import json_line, read_lines
 from . import evaluation_plot
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups

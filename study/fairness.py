@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..trainer.run import preflight
+from ..trainer.run.folder import RunError
 from ..trainer.run.loop import only
-from ..trainer.run.record import RunError
 from ..trainer.workflow.graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
 from ..trainer.workflow.problem import bounded, errors
 from ..trainer.workflow.running import Workflow

@@ -18,23 +18,22 @@ from typing import Any
 
 from ..host import paths
 from ..host.files import open_plain, write_text
-from ..host.machine import alive
+from ..trainer import keys
 from ..trainer.pictures import curves, figures, heatmaps
-from ..trainer.run import hacking
-from ..trainer.run.hacking import comparable, measured
+from ..trainer.run import status, verdicts
+from ..trainer.run.folder import RunError
 from ..trainer.run.layout import (
     BEST,
     BEST_FIGURES,
     EVALUATIONS,
     METRICS,
     SAMPLES,
-    STATUS,
     WORKFLOW,
     read_changes,
     read_lines,
     read_own,
 )
-from ..trainer.run.record import RunError
+from ..trainer.run.verdicts import comparable, measured
 from ..trainer.workflow import graph, lineage
 from ..trainer.workflow.declared import read_node
 from . import diagram
@@ -68,10 +67,10 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     history = read_lines(folder / METRICS)
     evaluations = read_lines(folder / EVALUATIONS)
     changes = read_changes(folder)
-    status, best = (read_own(folder, name) or {} for name in (STATUS, f"{BEST}/{BEST_FIGURES}"))
+    stands, best = status.read(folder), read_own(folder, f"{BEST}/{BEST_FIGURES}") or {}
     body = [
-        _head(folder, history, status),
-        *_warnings(history, evaluations, status),
+        _head(folder, history, stands),
+        *_warnings(history, evaluations, stands),
         _section("Rewards", _curves(history, evaluations, [row["iteration"] for row in changes])),
         _section("Changes", _changes(changes)),
         _section("Evaluations", _evaluations(evaluations, best)),
@@ -92,22 +91,20 @@ def _section(heading: str, content: str) -> str:
 # --- how it stands ----------------------------------------------------------------------------------------------------
 
 
-def _head(folder: Path, history: Sequence[Mapping], status: Mapping) -> str:
-    stands = status.get("status", "unknown")
-    if stands == "running" and not alive(status.get("pid"), status.get("process_started")):
-        stands = "interrupted"
-    done, total = (history[-1]["iteration"] if history else 0), status.get("total")
+def _head(folder: Path, history: Sequence[Mapping], written: status.Status) -> str:
+    stands = status.now(folder, written)
+    done, total = (history[-1]["iteration"] if history else 0), written.total
     facts = [f"iteration {done}{f' of {total}' if total else ''}"]
-    if "started" in status:
-        facts.append(f"begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(status['started']))}")
+    if written.started:
+        facts.append(f"begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(written.started))}")
     facts.append(f"page made {time.strftime('%Y-%m-%d %H:%M')}")
     pill = f'<span class="status {escape(stands)}">{escape(stands)}</span>'
     return f'<h1>{escape(folder.resolve().name)} {pill}</h1>\n<p class="quiet">{" · ".join(facts)}</p>'
 
 
-def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], status: Mapping) -> Iterable[str]:
-    told = [status.get("error"), status.get("reason"), hacking.warning(history, evaluations)]
-    warned = [row["iteration"] for row in history if row.get("warning/reward_hacking")]
+def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> Iterable[str]:
+    told = [written.error, written.reason, verdicts.warning(history, evaluations)]
+    warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
     if warned:
         told.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
@@ -242,7 +239,7 @@ def _time(history: Sequence[Mapping]) -> str:
     if not history:
         return ""
     whole = _seconds(history, "iteration")
-    rewards = [key.removeprefix("seconds/") for key in history[-1] if key.startswith("seconds/reward/")]
+    rewards = [f"reward/{name}" for name in keys.timed_rewards(history[-1])]
     phases, lines = list(PHASES), []
     phases[phases.index("reward") + 1 : 0] = rewards
     for phase in phases:

@@ -21,7 +21,7 @@ from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.run import ownership, record
+from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -95,7 +95,7 @@ def _clean_process():
 
 def forget():
     """What is gone when a process ends: all but the files."""
-    record._open.clear()
+    opening._open.clear()
     ownership.forget()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from . import keys
 from .fusion import (
     ADVANTAGE_LIMIT,
     contribution_tanh,
@@ -244,7 +245,7 @@ def _metrics(
 
 def _step_weights(credit: StepCredit, valid: Tensor) -> dict[str, float]:
     weights = enumerate(credit.trained)
-    return {f"credit/step/{step}": _mean(credit.weights[valid, position]) for position, step in weights}
+    return {keys.credit_step(step): _mean(credit.weights[valid, position]) for position, step in weights}
 
 
 def _mean(values: Tensor) -> float:

@@ -31,7 +31,7 @@ from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit.steps import combined, grpo_guard, placed, tcd, uniform
 from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
-from comfyui_otca.trainer.run import checkpoint, record
+from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import Prompts, Scores
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -432,7 +432,7 @@ def reward_node(reward):
 
 def _train(workflow, folder, resume=False):
     terminal.output = folder
-    record._open.clear()
+    opening._open.clear()
     said = []
     return train(workflow, resume=resume, say=said.append), said
 

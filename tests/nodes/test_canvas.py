@@ -16,7 +16,7 @@ from comfyui_otca.assets.make import tiny
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import live
 from comfyui_otca.trainer.flow import lora
-from comfyui_otca.trainer.run import ownership, record
+from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.layout import read_lines
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -38,7 +38,7 @@ def queue(comfyui, monkeypatch):
 
 def restart():
     """What is gone when ComfyUI ends: all but the files."""
-    record._open.clear()
+    opening._open.clear()
     ownership.forget()
 
 
@@ -154,7 +154,7 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
     before = [read_lines(folder / name) for name in ("metrics.jsonl", "evaluation.jsonl")]
     shutil.rmtree(folder)
     queue(workflow, 1)
-    assert f"{folder} is gone, and is begun anew" in caplog.text
+    assert f"{folder} is gone, and is begun again" in caplog.text
     lines = read_lines(folder / "metrics.jsonl")
     assert [row["iteration"] for row in lines] == [1, 2] and lines[:1] == before[0]
     assert read_lines(folder / "evaluation.jsonl") == before[1]

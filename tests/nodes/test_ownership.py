@@ -13,9 +13,9 @@ from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
 from comfyui_otca.trainer.flow import lora
-from comfyui_otca.trainer.run import ownership, record
+from comfyui_otca.trainer.run import opening, ownership
+from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.run.layout import read_lines
-from comfyui_otca.trainer.run.record import RunError
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -145,7 +145,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     metrics = runs / "quickstart" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("[]\n" + whole)
-    record._open.clear()
+    opening._open.clear()
     ownership.forget()
     claim.take(runs / "quickstart").release()
     fresh = {"OTCA_LoadFlowModel": {"resume_run": "quickstart"}, "OTCA_TrainingRun": RARELY}
@@ -264,7 +264,7 @@ def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workf
     shutil.rmtree(runs / "one" / "checkpoints")
     (runs / "one" / "checkpoints").mkdir()
     lines = (runs / "one" / "metrics.jsonl").read_bytes()
-    record._open.clear()
+    opening._open.clear()
     changes = {"OTCA_LoadFlowModel": {"resume_run": "one"}, "OTCA_TrainingRun": {**RARELY, "run_name": "one"}}
     with pytest.raises(NodeError, match="has no checkpoint. Fix: "), torch.inference_mode():
         small_workflow(changes).run()

@@ -15,7 +15,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from comfyui_otca.host import claim, search
-from comfyui_otca.page.runs import Run
 from comfyui_otca.trainer.inference import guidance
 
 TINY = {
@@ -320,14 +319,12 @@ def test_a_training_that_cannot_be_put_on_record_is_ended(site, tiny, monkeypatc
     stand_in.write_text("#!/bin/sh\nexec sleep 60\n")
     stand_in.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(stand_in))
-    write, Popen, begun = Run.write, subprocess.Popen, []
+    Popen, begun = subprocess.Popen, []
 
-    def full(run, name, content):
-        if name == "status.json":
-            raise OSError(28, "No space left on device")
-        write(run, name, content)
+    def full(folder, content):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Run, "write", full)
+    monkeypatch.setattr("comfyui_otca.trainer.run.status.write", full)
     monkeypatch.setattr("subprocess.Popen", lambda *a, **options: begun.append(Popen(*a, **options)) or begun[-1])
     answer = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()})
     assert answer.status == 500 and "No space left" in answer.error and not (site.folder / "mine").exists()

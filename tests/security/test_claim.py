@@ -18,7 +18,7 @@ import pytest
 
 from comfyui_otca.host import claim, machine
 from comfyui_otca.host.claim import Claimed, holder, take
-from comfyui_otca.trainer.run import layout, record
+from comfyui_otca.trainer.run import layout, opening
 from comfyui_otca.trainer.run import loop as run
 
 PARENT = str(Path(__file__).resolve().parents[3])
@@ -388,6 +388,6 @@ def test_headless_training_never_goes_elsewhere(small_workflow, tmp_path, monkey
     status |= {"status": "running", "pid": 1, "process_started": other.create_time()}
     (tmp_path / "run" / "status.json").write_text(json.dumps(status))
     workflow = small_workflow({**small, "OTCA_TrainingRun": {**few, "iterations": 2}})
-    record._open.clear()
+    opening._open.clear()
     assert run.train(workflow, resume=True, say=lambda line: None) == 0
     assert os.listdir(tmp_path) == ["run"]

@@ -15,7 +15,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.study import run_page as report
-from comfyui_otca.trainer.run import checkpoint, layout, record
+from comfyui_otca.trainer.run import checkpoint, evaluation, layout, opening, record
 from comfyui_otca.trainer.run import loop as run
 
 JSON = ("status.json", "workflow.json", "metrics.jsonl", "evaluation.jsonl", "checkpoints/000006/state.json")
@@ -39,7 +39,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(finished_run, folder)
         damage(folder / name)
-        record._open.clear(), caplog.clear(), capfd.readouterr()
+        opening._open.clear(), caplog.clear(), capfd.readouterr()
         try:
             code = main(["train", str(folder), "--resume"])
         finally:
@@ -123,10 +123,10 @@ def test_a_picture_from_before_training_that_cannot_be_read(tmp_path, caplog):
     like = torch.zeros(2, 4, 4, 3)
     for content in (b"", b"{}", b"\xff" * 100):
         (tmp_path / "before.safetensors").write_bytes(content)
-        assert record._pictures(tmp_path / "before.safetensors", like) is None
+        assert evaluation._pictures_before(tmp_path / "before.safetensors", like) is None
     (tmp_path / "before.safetensors").unlink()
     os.mkfifo(tmp_path / "before.safetensors")
-    assert record._pictures(tmp_path / "before.safetensors", like) is None
+    assert evaluation._pictures_before(tmp_path / "before.safetensors", like) is None
     assert caplog.text.count("samples.png, which shows before and after, stays as it is") == 4
 
 
@@ -183,7 +183,7 @@ def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog,
     path, victim = tmp_path / "metrics.jsonl", tmp_path / "victim"
     victim.write_text("theirs")
     for number in (1, 2):
-        opened._append("metrics.jsonl", opened.history, {"iteration": number})
+        opened._append("metrics.jsonl", {"iteration": number})
     assert not caplog.text
     content = path.read_text()
     if kind in ("cut", "longer"):
@@ -194,9 +194,9 @@ def test_metrics_that_somebody_changes_during_a_run_are_mended(tmp_path, caplog,
             path.write_text(content)
         elif kind == "a link":
             path.symlink_to(victim)
-    opened._append("metrics.jsonl", opened.history, {"iteration": 3})
+    opened._append("metrics.jsonl", {"iteration": 3})
     assert path.read_text() == content + '{"iteration": 3}\n' and not path.is_symlink()
-    assert victim.read_text() == "theirs" and "is written anew from memory" in caplog.text
+    assert victim.read_text() == "theirs" and "is written again from memory" in caplog.text
     opened.close()
 
 
@@ -204,7 +204,7 @@ def test_the_evaluation_before_training_that_was_lost_takes_its_place(tmp_path):
     opened = record.Run(tmp_path, record.RunSettings(1, 1), {})
     opened.begin(0)
     for iteration in (4, 0, 6):
-        opened._append("evaluation.jsonl", opened.evaluations, {"iteration": iteration, "rewards": {}})
+        opened._append("evaluation.jsonl", {"iteration": iteration, "rewards": {}})
     assert [row["iteration"] for row in layout.read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
     opened.close()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .. import keys
 from .figures import COLORS, new_figure, rendered
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def reward_curves(
 
 @dataclass(frozen=True)
 class Panel:
-    """One reward among the curves: its keys in the metrics begin with `key`."""
+    """One reward among the curves; `key` is that of its means in the metrics."""
 
     key: str
     name: str
@@ -34,9 +35,15 @@ class Panel:
 
 def panels(history: Sequence[Mapping]) -> list[Panel]:
     """One a reward, held-out ones last."""
-    kinds = [(name, kind) for kind in ("reward", "held_out") for name in _names(history, f"{kind}/", "/mean")]
+    names = list({name: None for row in history for name in row})
+    kinds = [(name, kind) for kind in keys.KINDS for name in keys.rewards(names, kind)]
     return [
-        Panel(f"{kind}/{name}", name, name if kind == "reward" else f"{name} (held out)", COLORS[number % len(COLORS)])
+        Panel(
+            keys.mean(kind, name),
+            name,
+            name if kind == keys.REWARD else f"{name} (held out)",
+            COLORS[number % len(COLORS)],
+        )
         for number, (name, kind) in enumerate(kinds)
     ]
 
@@ -69,7 +76,7 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     from matplotlib.ticker import MaxNLocator
 
     x = np.array([row["iteration"] for row in history])
-    mean = np.array([row.get(f"{panel.key}/mean", np.nan) for row in history], dtype=float)
+    mean = np.array([row.get(panel.key, np.nan) for row in history], dtype=float)
     axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
     axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
     points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
@@ -91,11 +98,6 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.tick_params(labelsize=8)
     axis.grid(alpha=0.25)
-
-
-def _names(history: Sequence[Mapping], prefix: str, suffix: str = "") -> list[str]:
-    keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
-    return [key.removeprefix(prefix).removesuffix(suffix) for key in keys]
 
 
 def _running_mean(values: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from .. import keys
 from ..advantages import correlation, standing
 from ..types import LEFT_OUT
 from .figures import COLORS, DIVERGING, SEQUENTIAL, new_figure, rendered
@@ -93,15 +94,15 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.n
 
 def credit_steps(history: Sequence[Mapping]) -> list[int]:
     """Numbers of all steps that were ever trained: a window moves."""
-    prefix = "credit/step/"
-    return sorted({int(key.removeprefix(prefix)) for row in history for key in row if key.startswith(prefix)})
+    names = {name for row in history for name in row}
+    return sorted(int(number) for name in names if (number := keys.credit_step_number(name)) is not None)
 
 
 def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
     """Mean weight of each trained step as training went on."""
     from matplotlib.ticker import MaxNLocator
 
-    field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
+    field = np.array([[row.get(keys.credit_step(step), np.nan) for row in history] for step in steps], dtype=float)
     figure = new_figure(9, 1.2 + 0.26 * len(steps))
     axis = figure.subplots()
     image = axis.imshow(

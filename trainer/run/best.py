@@ -1,109 +1,70 @@
-"""Which evaluation of a run was the best, and whether what is held out has declined for too long.
-
-Both follow from evaluation.jsonl alone, so that a resumed run comes to the same. Imports neither torch nor anything heavy.
-"""
+"""best/, in the folder of a run: the adapter as the best evaluation found it, and what that evaluation came to."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .hacking import comparable, gains, measured
+from ...host import files, own_folders
+from ..flow import saved as weights
+from . import layout, verdicts
+from .layout import BEST, BEST_FIGURES, EVALUATIONS
 
-PREFIX = "evaluation/"  # as TensorBoard has them
-SUM = PREFIX + "sum"
+if TYPE_CHECKING:
+    from ..flow.base import FlowModel
 
-
-def check(metric: str, rewards: Iterable[str]) -> None:
-    """Raises ValueError for a metric that evaluations by these rewards do not have."""
-    known = [SUM, *(PREFIX + name for name in rewards)]
-    if metric not in known:
-        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(known)}, or empty")
+logger = logging.getLogger(__name__)
 
 
-def value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
-    """What an evaluation came to; None where it was not measured.
+class BestAdapter:
+    """The folder best/ of a run. `kept` is the content of its best.json; None where no adapter is kept.
 
-    A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
-    standard deviation there. A reward that told no two samples apart then has no unit and is left out.
+    Args:
+        writes: whether this process is the one that writes.
     """
-    if metric != SUM:
-        mean = row["rewards"].get(metric.removeprefix(PREFIX), {}).get("mean")
-        return mean if measured(mean) else None
-    first = next((other for other in evaluations if other["iteration"] == 0), None)
-    if first is None or not comparable(first, row):
-        return None
-    trained = {
-        name: figures for name, figures in first["rewards"].items() if not figures["held_out"] and figures["std"]
-    }
-    means = [(row["rewards"][name]["mean"], figures) for name, figures in trained.items()]
-    if not means or not all(measured(mean) and measured(before["mean"]) for mean, before in means):
-        return None
-    return sum((mean - before["mean"]) / before["std"] for mean, before in means)
 
+    def __init__(self, run_folder: Path, writes: bool, say: Callable[[str], None]):
+        self.folder, self.writes = run_folder / BEST, writes
+        self.kept: Mapping | None = layout.read_own(run_folder, f"{BEST}/{BEST_FIGURES}", say)
 
-def figures(evaluations: Sequence[Mapping], metric: str) -> dict | None:
-    """What the last evaluation came to, as best.json has it; None where that was not measured."""
-    own = value(evaluations, evaluations[-1], metric)
-    if own is None:
-        return None
-    before = next((value(evaluations, row, metric) for row in evaluations if row["iteration"] == 0), None)
-    return {"metric": metric, "value": own, "iteration": evaluations[-1]["iteration"], "before_training": before}
+    def check_folder(self) -> None:
+        """Raises NotOurs where best/ is something else. A folder that lost its marker when it was copied gets it back."""
+        if not self.writes or not files.present(self.folder) or own_folders.is_own(self.folder):
+            return
+        if self.folder.is_symlink() or self.kept is None:
+            raise files.NotOurs(f"{self.folder} was not made by a training. Fix: move it elsewhere, and resume")
+        own_folders.mark_own(self.folder)
 
+    def check_kept(self, metric: str, evaluations: Sequence[Mapping]) -> None:
+        """Deletes an adapter that does not belong to the run as it is now: of later iterations, or by another metric."""
+        if self.kept is None:
+            return
+        wanted = metric or self.kept["metric"]
+        if self.kept["metric"] == wanted and verdicts.is_on_record(evaluations, self.kept):
+            return
+        if self.writes:
+            other = f"best_metric is {wanted} now"
+            reason = other if self.kept["metric"] != wanted else f"{EVALUATIONS} has no such evaluation"
+            values = (self.kept[name] for name in ("metric", "value", "iteration"))
+            logger.warning("%s is deleted, with the best by %s, %.4g at iteration %d: %s", self.folder, *values, reason)
+            own_folders.remove_own(self.folder)
+        self.kept = None
 
-def on_record(evaluations: Sequence[Mapping], kept: Mapping) -> bool:
-    """Whether the adapter in best/ is of an evaluation that is on record, and came to what best.json says."""
-    row = next((row for row in evaluations if row["iteration"] == kept["iteration"]), None)
-    return row is not None and value(evaluations, row, kept["metric"]) == kept["value"]
-
-
-def better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None) -> bool:
-    """Whether the last evaluation's adapter is to take the place of the one that is kept, whose figures are on record.
-
-    It is where they are by another metric, or of other prompts or rewards, which are another scale. No evaluation counts whose
-    adapter was not kept.
-    """
-    if kept is None or kept["metric"] != new["metric"] or new["value"] > kept["value"]:
-        return True
-    row = next(row for row in evaluations if row["iteration"] == kept["iteration"])
-    return not comparable(row, evaluations[-1])
-
-
-def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
-    """A sentence for a human where one held-out reward has declined in each of the last `patience` evaluations; else None.
-
-    Declined: over the same pairs of prompt and seed it is below the best evaluation before by more than one standard error of the
-    paired differences, mean(d) < -std(d)/√n. The one before training counts, and two pairs are needed.
-    """
-    if not patience or len(evaluations) <= patience:
-        return None
-    for name in [name for name, figures in evaluations[-1]["rewards"].items() if figures["held_out"]]:
-        bests = [_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0)]
-        if all(bests):
-            then, now = bests[0]["rewards"][name]["mean"], evaluations[-1]["rewards"][name]["mean"]
-            return (
-                f"{name}, which is held out, has declined for {patience} evaluations in a row: from {then:.3g} at iteration "
-                f"{bests[0]['iteration']} to {now:.3g} at {evaluations[-1]['iteration']}"
-            )
-    return None
-
-
-def _declined(earlier: Sequence[Mapping], row: Mapping, name: str) -> Mapping | None:
-    """The best evaluation before, if the reward is below it by more than a standard error."""
-    alike = [other for other in earlier if comparable(other, row) and measured(other["rewards"][name]["mean"])]
-    if not alike:
-        return None
-    top = max(alike, key=lambda other: other["rewards"][name]["mean"])
-    return top if fell(top, row, name) else None
-
-
-def fell(earlier: Mapping, later: Mapping, name: str) -> bool:
-    """Whether a reward is lower in the later evaluation by more than one standard error, over the same pairs of prompt and seed.
-
-    False of fewer than two pairs.
-    """
-    differences = gains(earlier, later, name)
-    if len(differences) < 2:
-        return False
-    return statistics.fmean(differences) < -statistics.stdev(differences) / math.sqrt(len(differences))
+    def keep(self, model: FlowModel, metric: str, evaluations: Sequence[Mapping], metadata: Mapping) -> None:
+        """Saves the adapter as it was just evaluated, if it is better than the one that is kept."""
+        new = verdicts.last_evaluation(evaluations, metric)
+        if new is None:
+            logger.warning("%s could not be measured, so this adapter is not kept as the best", metric)
+            return
+        if not verdicts.is_better(evaluations, new, self.kept):
+            return
+        # A sharded model is put together by all processes, and written by one.
+        with own_folders.new_folder(self.folder) if self.writes else contextlib.nullcontext(self.folder) as aside:
+            weights.save(model, aside, metadata)
+            if self.writes:
+                (aside / BEST_FIGURES).write_text(json.dumps(new, indent=1), encoding="utf-8")
+        self.kept = new

@@ -1,4 +1,4 @@
-"""All that a run needs to go on bit-exactly, in safetensors and JSON: adapter, optimizer, average, counters, RNG.
+"""All that a run needs to continue bit for bit, in safetensors and JSON: adapter, optimizer, average, counters, RNG.
 
 A checkpoint is a folder that appears as a whole or not at all. Its state.json holds the SHA-256 of every other file, so that a
 damaged one is noticed before any of it is used, and the one before is taken instead.
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-KEEP = 2
 STATE = "state.json"
 ADAPTER, RNG, OPTIMIZER, AVERAGE = (f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema"))
 _FIX = "put the file back, or delete its folder"
@@ -49,11 +48,11 @@ _FIELDS: dict[str, Check] = {
     "sha256": ("an object", lambda value: isinstance(value, dict)),
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
-_told: set[Path] = set()  # folders of which it was said that they are left alone
+_left_alone: set[Path] = set()  # folders of which that was said
 
 
 def save(
-    model: FlowModel, folder: Path, iteration: int, keep: int = KEEP, identity: Mapping[str, str] | None = None
+    model: FlowModel, folder: Path, iteration: int, keep: int = 2, identity: Mapping[str, str] | None = None
 ) -> Path:
     """Writes `folder/<iteration>/`, which appears when it is complete, and keeps the last `keep`.
 
@@ -87,23 +86,25 @@ def save(
         if model.policy.ema is not None:
             write_tensors(aside / AVERAGE, average)
             state["ema"] = {"step": model.policy.ema.optimization_step, "decay": model.policy.ema.decay}
-        state["sha256"] = {place.name: _sha256(place) for place in sorted(aside.glob("*.safetensors"))}
+        state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-    ours = [place for place in _numbered(folder) if _is_ours(place) or _leave(place)]
-    kept = [place for place in ours if (place / STATE).is_file() and int(place.name) <= iteration][-keep:]
+    ours = [checkpoint for checkpoint in _numbered(folder) if _is_ours(checkpoint) or _leave(checkpoint)]
+    kept = [checkpoint for checkpoint in ours if (checkpoint / STATE).is_file() and int(checkpoint.name) <= iteration][
+        -keep:
+    ]
     for other in ours:
         if other not in kept:
             remove_own(other)
     return target
 
 
-def _is_ours(place: Path) -> bool:
+def _is_ours(checkpoint: Path) -> bool:
     """Whether a training made that folder: it has our marker, or lost it when it was copied and has a state that we wrote."""
-    if not is_own(place):
+    if not is_own(checkpoint):
         try:
-            if place.is_symlink() or read_json(place / STATE, fields=_FIELDS) is None:
+            if checkpoint.is_symlink() or read_json(checkpoint / STATE, fields=_FIELDS) is None:
                 return False
-            mark_own(place)
+            mark_own(checkpoint)
         except (Damaged, OSError):  # something else has the marker's name
             return False
     return True
@@ -111,19 +112,19 @@ def _is_ours(place: Path) -> bool:
 
 def _leave(folder: Path) -> None:
     """Says once that a folder stays."""
-    if folder not in _told:
+    if folder not in _left_alone:
         logger.warning("%s was not made by a training, and is left alone", folder)
-        _told.add(folder)
+        _left_alone.add(folder)
 
 
-def run_id(place: Path) -> str | None:
-    """Whose checkpoint it is; None where it does not say."""
+def run_id(checkpoint: Path) -> str | None:
+    """The id of the run whose checkpoint it is; None where it does not say."""
     try:
-        state = read_json(place / STATE)
-    except Damaged:  # which whoever restores it is told
+        state = read_json(checkpoint / STATE)
+    except Damaged:  # whoever restores it gets the message
         return None
-    found = (state or {}).get("otca_run_id")
-    return found if isinstance(found, str) else None
+    value = (state or {}).get("otca_run_id")
+    return value if isinstance(value, str) else None
 
 
 def restore(model: FlowModel, folder: Path) -> int:
@@ -133,36 +134,36 @@ def restore(model: FlowModel, folder: Path) -> int:
         ValueError: all are damaged, or the last belongs to another model or adapter.
     """
     problems = []
-    for place in reversed(_numbered(folder)):
-        if not (_is_ours(place) or (place / STATE).is_file()):
-            _leave(place)
+    for checkpoint in reversed(_numbered(folder)):
+        if not (_is_ours(checkpoint) or (checkpoint / STATE).is_file()):
+            _leave(checkpoint)
             continue
         try:
-            state = _verified(place)
+            state = _verified(checkpoint)
         except Damaged as error:
             problems.append(f"{error.path} {error.wrong}")
             continue
         for problem in problems:
             logger.warning("%s: going on from iteration %d instead", problem, state["iteration"])
         try:
-            return _restore(model, place, state)
+            return _restore(model, checkpoint, state)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{error}. Fix: resume with the model, rank and targets of the run, or delete {place} to use the one before"
+                f"{error}. Fix: resume with the model, rank and targets of the run, or delete {checkpoint} to use the one before"
             ) from error
     if problems:
         raise ValueError(f"{'; '.join(problems)}. Fix: put the files back, or train anew in another folder")
     return 0
 
 
-def _verified(place: Path) -> dict:
+def _verified(checkpoint: Path) -> dict:
     """The checkpoint's state. Raises Damaged, with the first file that is not as it was written."""
-    path = place / STATE
+    path = checkpoint / STATE
     state = read_json(path, fields=_FIELDS, fix=_FIX)
     if state is None:
         raise Damaged(path, "is missing", _FIX)
-    if state["iteration"] != int(place.name):
-        raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(place.name)}", _FIX)
+    if state["iteration"] != int(checkpoint.name):
+        raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(checkpoint.name)}", _FIX)
     if "ema" in state:
         try:
             check(state["ema"], dict, _AVERAGE_FIELDS)
@@ -170,26 +171,26 @@ def _verified(place: Path) -> dict:
             raise Damaged(path, f"has an ema that {error}", _FIX) from error
     for name in [ADAPTER, RNG, *[OPTIMIZER] * state["optimizer"], *[AVERAGE] * ("ema" in state)]:
         try:
-            digest = _sha256(place / name)
+            digest = _sha256(checkpoint / name)
         except FileNotFoundError as error:
-            raise Damaged(place / name, "is missing", _FIX) from error
+            raise Damaged(checkpoint / name, "is missing", _FIX) from error
         except OSError as error:
-            raise Damaged(place / name, f"cannot be read ({error.strerror or error})", _FIX) from error
+            raise Damaged(checkpoint / name, f"cannot be read ({error.strerror or error})", _FIX) from error
         if digest != state["sha256"].get(name):
-            raise Damaged(place / name, f"is damaged: its SHA-256 is not that of {STATE}", _FIX)
+            raise Damaged(checkpoint / name, f"is damaged: its SHA-256 is not that of {STATE}", _FIX)
     return state
 
 
-def _restore(model: FlowModel, place: Path, state: dict) -> int:
-    adapter, own = read_tensors(place / ADAPTER), model.policy.trainable_named()
-    if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in own.items()}:
-        raise ValueError(f"{place} was made with another model or adapter")
+def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
+    adapter, trained = read_tensors(checkpoint / ADAPTER), model.policy.trainable_named()
+    if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in trained.items()}:
+        raise ValueError(f"{checkpoint} was made with another model or adapter")
     model.policy.load_trained_state(adapter)
     if state["optimizer"]:
-        model.policy.load_optimizer_state(read_tensors(place / OPTIMIZER))
+        model.policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
     if "ema" in state:
-        model.policy.load_average_state(read_tensors(place / AVERAGE), **state["ema"])
-    torch.set_rng_state(read_tensors(place / RNG)["torch"])
+        model.policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
+    torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
     model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
     model.wish = NextRollout(state["unconditional_gradient"], state["uses_graphs"])
@@ -197,7 +198,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "
             "their last digits from those that the run would have had",
-            place,
+            checkpoint,
             state["processes"],
             distributed.world(),
         )
@@ -214,9 +215,11 @@ def _sha256(path: Path) -> str:
 
 def complete(folder: Path) -> list[Path]:
     """Finished checkpoints, oldest first."""
-    return [place for place in _numbered(folder) if (place / STATE).is_file()]
+    return [checkpoint for checkpoint in _numbered(folder) if (checkpoint / STATE).is_file()]
 
 
 def _numbered(folder: Path) -> list[Path]:
-    places = [place for place in folder.glob("[0-9]*") if place.name.isdecimal()]  # and no copy of one
-    return sorted(places, key=lambda place: int(place.name))
+    checkpoints = [
+        checkpoint for checkpoint in folder.glob("[0-9]*") if checkpoint.name.isdecimal()
+    ]  # and no copy of one
+    return sorted(checkpoints, key=lambda checkpoint: int(checkpoint.name))

@@ -1,11 +1,10 @@
-"""What a run's folder holds, by name, and whose it is: for the trainer, which writes it, and for those who only look.
-
-Imports neither torch nor anything of ours.
-"""
+"""The folder of a run: names of what it holds, and what each of its files must hold to be read. Imports no torch."""
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from ...host.checks import (
 from ...host.files import Damaged
 from ...host.stopping import STOP
 from ...host.text import quoted
+from .. import keys
 from ..flow.files import ADAPTERS, NETWORKS
 
 logger = logging.getLogger(__name__)
@@ -82,12 +82,19 @@ def _nodes(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A JSON object in a run's folder. `lost`: what a run that goes on without it lacks; empty where it cannot."""
+    """A JSON object in a run's folder.
+
+    Attributes:
+        lost: what a run does not know without it; empty where no run continues without it.
+        fix: said where the file is damaged.
+        fields: of the object, with what each must be.
+        values: what every value must be, whatever its name.
+    """
 
     lost: str = ""
     fix: str = "put the file back"
     fields: Mapping[str, Check] = field(default_factory=dict)
-    values: Check | None = None  # of all values
+    values: Check | None = None
 
 
 FILES: dict[str, OwnFile] = {
@@ -106,7 +113,7 @@ FILES: dict[str, OwnFile] = {
         },
     ),
     f"{BEST}/{BEST_FIGURES}": OwnFile(
-        "which evaluation was the best; the next one begins that anew",
+        "which evaluation was the best; the next one counts as the first",
         fields={"metric": TEXT, "value": NUMBER, "iteration": WHOLE, "before_training": maybe(NUMBER)},
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
@@ -181,6 +188,19 @@ def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say:
     return rows
 
 
+def json_line(row: Mapping) -> str:
+    """One line of strict JSON, which has no NaN: what could not be measured is null."""
+    return json.dumps(_without_nan(row), allow_nan=False) + "\n"
+
+
+def _without_nan(value):
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
     """Which values were changed while a run trained; none, which is said, where that cannot be read: a run goes on without."""
     try:
@@ -193,17 +213,17 @@ def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
 
 
 def check_iteration(row: dict) -> None:
-    """Of metrics.jsonl. Raises ValueError where a row is no iteration, or a figure no number."""
+    """Of metrics.jsonl. Raises ValueError where a row is no iteration, or a value no number."""
     check(row, dict, {"iteration": WHOLE})
     for name, value in row.items():
-        if ("/" in name or name in _FIGURES) and not (value is None or isinstance(value, bool) or is_number(value)):
+        if ("/" in name or name in _PLAIN) and not (value is None or isinstance(value, bool) or is_number(value)):
             raise ValueError(f"has {quoted(name)} = {quoted(value)}, and not a number or null")
-        if name.startswith(_STEP) and not name.removeprefix(_STEP).isdecimal():
+        step = keys.credit_step_number(name)
+        if step is not None and not step.isdecimal():
             raise ValueError(f"has {quoted(name)}, which is no step")
 
 
-_STEP = "credit/step/"
-_FIGURES = ("gradient_norm", "samples_per_second")  # beside those whose names have a part before a slash
+_PLAIN = ("gradient_norm", "samples_per_second")  # beside those whose names have a part before a slash
 _MEASURED = {"mean": maybe(NUMBER), "std": SPREAD, "standard_error": SPREAD, "held_out": FLAG, "values": NUMBERS}
 
 

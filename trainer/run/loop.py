@@ -16,13 +16,16 @@ from ...host.files import Damaged, present
 from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
+from .. import keys
 from ..rewards import RewardError
 from ..workflow.graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint, preflight
+from .folder import RunError, not_writable
 from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, read_own
-from .record import RunError, RunSettings, in_the_way, on_record, open_run
+from .opening import in_the_way, on_record, open_run
+from .settings import RunSettings
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -42,7 +45,7 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
 
     Args:
         workflow: validated here again, with all problems at once.
-        resume: go on from the folder's last checkpoint, bit-exactly.
+        resume: continue from the folder's last checkpoint, bit for bit.
         take_over: claim the folder even where it cannot be seen whether the process that claimed it has ended.
         say: receives lines for a human.
 
@@ -78,18 +81,16 @@ def _silent(line: str) -> None:
 
 @contextlib.contextmanager
 def _claimed(workflow: Workflow, folder: Path, resume: bool, take_over: bool, say: Say) -> Iterator[None]:
-    """The folder is this process's alone, and can be begun in or gone on from. Of several processes the first one claims it."""
+    """The folder is this process's alone, and can be begun in or resumed. Of several processes the first one claims it."""
     if not distributed.is_main():
         yield
         return
     check_folder(workflow, resume, take_over)  # before anything is written there
     try:
-        own = claim.take(folder, take_over=take_over, say=say)
+        taken = claim.take(folder, take_over=take_over, say=say)
     except OSError as error:
-        raise RunError(
-            f"the run folder {folder} cannot be written ({error}). Fix: choose another --output or free the disk"
-        ) from error
-    with own:
+        raise not_writable(folder, error) from error
+    with taken:
         check_folder(workflow, resume, take_over)  # somebody may have been there until now
         yield
 
@@ -124,7 +125,11 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             f"folder {CHECKPOINTS} back, or train anew with another --output"
         )
     if resume:
-        say(f"resuming {folder} after iteration {start}" if start else f"{folder} has no checkpoint yet: starting anew")
+        say(
+            f"resuming {folder} after iteration {start}"
+            if start
+            else f"{folder} has no checkpoint yet: starting from the beginning"
+        )
     run.begin(start)
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
@@ -139,18 +144,18 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
                     break
                 workflow.run(overrides=at(iteration), targets=every)
                 progress(run.history[-1])
-            given = {}
+            outputs = {}
             if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
                 run.save_weights(model)
-                given = {only(workflow, STEP_NODE): (model,)}
+                outputs = {only(workflow, STEP_NODE): (model,)}
             if at_end:
-                workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=given)
+                workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=outputs)
         except stopping.Stopped as stopped:
             lost = distributed.announce(stopped)
             code = _stopped(run, model, stopped, say)
             if lost:  # torchrun asked this process to stop, since another one died
                 raise lost from None
-            run.mark("stopped", total)  # once all is saved: who reads it may go on
+            run.mark("stopped", total)  # once all is saved: whoever reads it may resume
             return code
         except NodeError:
             # Between the update and its line on record the model stands nowhere that could be resumed. And what each process
@@ -193,7 +198,7 @@ def _marked(run: Run, total: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_well_as_can_be() -> Iterator[None]:
-    """For what is done because of an error, which is the one to be told: that the disk is full too is only said."""
+    """For what is done because of an error, which is the one to raise: that the disk is full too goes to the log."""
     try:
         yield
     except RunError as error:
@@ -202,13 +207,13 @@ def _as_well_as_can_be() -> Iterator[None]:
 
 def only(workflow: Workflow, class_type: str) -> str:
     """The id of the one node of that class. Raises RunError where there is none, or more than one."""
-    found = workflow.find(class_type)
-    if len(found) != 1:
+    nodes = workflow.find(class_type)
+    if len(nodes) != 1:
         raise RunError(
-            f"the workflow has {len(found)} {class_type} nodes, and training needs exactly one. Fix: add or remove one "
+            f"the workflow has {len(nodes)} {class_type} nodes, and training needs exactly one. Fix: add or remove one "
             "in ComfyUI and export again"
         )
-    return found[0]
+    return nodes[0]
 
 
 def trained_model(workflow: Workflow) -> FlowModel:
@@ -233,7 +238,7 @@ def _targets(workflow: Workflow) -> tuple[list[str], list[str]]:
 
 
 def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> None:
-    """That the run's folder can be begun in, or gone on from, and is nobody else's.
+    """Checks that a run can be begun or resumed in its folder, and that the folder is nobody else's.
 
     Raises:
         RunError: it cannot.
@@ -281,7 +286,7 @@ def _folder(workflow: Workflow) -> Path:
 
 
 def _begun_before_restart(folder: Path) -> bool:
-    """Whether torchrun started this process anew after one that had begun this run, and not after one that was refused it."""
+    """Whether torchrun started this process again after one that had begun this run, and not after one that was refused it."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
         return False
     import psutil
@@ -311,18 +316,17 @@ def _summary(run: Run, total: int, say: Say) -> None:
     if len(run.evaluations) > 1:
         first, last = run.evaluations[0]["rewards"], run.evaluations[-1]["rewards"]
         for name, before in first.items():
-            figures = [row[name] for row in (first, last)]
             if name in last and None not in (before["mean"], last[name]["mean"]):
-                told = " -> ".join(f"{row['mean']:.3f} ± {row['standard_error']:.3f}" for row in figures)
-                say(f"{name}{' (held out)' if before['held_out'] else ''}: {told}")
-    if told := run.warning():
-        say(told)
-    if (told := run.early_stop()) and run.iteration < total:
-        say(f"stopped early: {told}. To go on nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
-    if figures := run.best:
-        before = "" if figures["before_training"] is None else f", {figures['before_training']:.3f} before training"
-        told = f"{figures['metric']} {figures['value']:.3f} at iteration {figures['iteration']}{before}"
-        say(f"best: {told} ({run.folder / BEST})")
+                means = (f"{row[name]['mean']:.3f} ± {row[name]['standard_error']:.3f}" for row in (first, last))
+                say(f"{name}{' (held out)' if before['held_out'] else ''}: {' -> '.join(means)}")
+    if warning := run.warning():
+        say(warning)
+    if (reason := run.early_stop()) and run.iteration < total:
+        say(f"stopped early: {reason}. To continue nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
+    if best := run.best:
+        before = "" if best["before_training"] is None else f", {best['before_training']:.3f} before training"
+        value = f"{best['metric']} {best['value']:.3f} at iteration {best['iteration']}{before}"
+        say(f"best: {value} ({run.folder / BEST})")
     say(f"done after {run.iteration} iterations: {run.folder} (samples.png, rewards.png, credit.png, lora.safetensors)")
 
 
@@ -357,19 +361,15 @@ class _Progress:
             self.bar.close()
 
     def __call__(self, row: dict) -> None:
-        rewards = {key.split("/", 1)[1][: -len("/mean")]: value for key, value in row.items() if _is_mean(key)}
-        figures = "  ".join(f"{name} {value:.3f}" for name, value in rewards.items())
+        means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
+        shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)
         if self.bar is not None:
-            self.bar.set_postfix_str(figures, refresh=False)
+            self.bar.set_postfix_str(shown, refresh=False)
             self.bar.update(1)
             return
         done = row["iteration"] - self.start
         left = (self.total - row["iteration"]) * (time.monotonic() - self.began) / max(1, done)
         self.say(
-            f"iteration {row['iteration']}/{self.total}  {figures}  |  gradient {row['gradient_norm']:.3g}  "
+            f"iteration {row['iteration']}/{self.total}  {shown}  |  gradient {row['gradient_norm']:.3g}  "
             f"{row['seconds/iteration']:.2f} s  ETA {int(left) // 60}:{int(left) % 60:02d}"
         )
-
-
-def _is_mean(key: str) -> bool:
-    return key.startswith(("reward/", "held_out/")) and key.endswith("/mean")

@@ -20,8 +20,10 @@ from ..flow import lora
 from ..flow.files import ADAPTER
 from ..workflow import lineage
 from . import checkpoint
+from .folder import RunError
 from .layout import CHECKPOINTS
-from .record import Run, RunError, close_run, keep_open, run_at, taken
+from .opening import close_run, keep_open, run_at, taken
+from .record import Run
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -55,7 +57,7 @@ class Start:
         return iteration
 
     def __str__(self) -> str:
-        """Of which a person knows it; empty for a fresh adapter."""
+        """By which a person knows it; empty for a fresh adapter."""
         if self.file is not None:
             return self.file.name if self.file.name != ADAPTER else f"{self.file.parent.name}/{ADAPTER}"
         return self.run.name if self.run is not None else ""
@@ -132,7 +134,7 @@ def check(model: FlowModel, graph: Mapping, node_id: str) -> Run | None:
 def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
     """Changes when what is sampled under a graph's run names would come from another adapter, though no input changed.
 
-    A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key holds on.
+    A graph without Training Run takes the adapter as it is, and so the samples as they are: there the last key stays.
     """
     keys = []
     for node in [id_ for id_, entry in graph.items() if entry["class_type"] == lineage.RUN_NODE]:
@@ -144,7 +146,7 @@ def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
 
 
 def let_go(run: Run) -> None:
-    """The run ends here, and its model is free: it is complete on disk, and whoever wants to may go on with it."""
+    """The run ends here, and its model is free. The run is complete on disk, and can be resumed."""
     model = run.model()
     try:
         if model is not None and run.stands_at(model) and run.folder.is_dir():
@@ -157,7 +159,7 @@ def let_go(run: Run) -> None:
 
 
 def keep(model: FlowModel) -> None:
-    """Before an update that nothing will record: what the run has on record can be gone back to."""
+    """Called before an update that nothing will record: afterwards the run can go back to what it has on record."""
     if model.run is not None and model.run.stands_at(model):
         model.run.save_once(model)
 
@@ -179,9 +181,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
         folder, put = known, _as_left
     else:
         folder, put = _free_folder(asked), _as_new
-    if (
-        other := run_at(folder)
-    ) is not None:  # as of a model before ComfyUI loaded it again: two must not go on with one run
+    other = run_at(folder)
+    if other is not None:  # as of a model before ComfyUI loaded it again: two must not train one run
         let_go(other)
     run = Run.of_canvas(folder, asked, graph, node)
     try:
@@ -195,13 +196,13 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
         raise
     model.run, model.start_iteration = run, None
     keep_open(run)
-    for other in [other for other, place in _folders.items() if place == run.folder]:
-        del _folders[other]  # as of a graph that failed before its first iteration
+    for earlier in [key for key, path in _folders.items() if path == run.folder]:
+        del _folders[earlier]  # as of a graph that failed before its first iteration
     _folders[asked] = run.folder
 
 
 def _as_resumed(model: FlowModel, run: Run) -> int:
-    last = [int(place.name) for place in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
+    last = [int(path.name) for path in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
     return model.start_iteration if model.is_at_start and last == [model.start_iteration] else start_over(model)
 
 
@@ -227,8 +228,8 @@ def _free_folder(asked: Asked) -> Path:
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     if number > 1:
-        told = "%s holds another run, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model"
-        logger.warning(told, wanted, folder.name)
+        message = "%s holds another run, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model"
+        logger.warning(message, wanted, folder.name)
     return folder
 
 
@@ -236,12 +237,12 @@ def _undo_what_is_not_on_record(run: Run, model: FlowModel) -> None:
     """An update whose iteration was never recorded, as by a graph without Training Run, is no part of the run."""
     if run.stands_at(model):
         return
-    places, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
-    if run.iteration and (not places or int(places[-1].name) != run.iteration):
-        told = (
+    saved, name = checkpoint.complete(run.folder / CHECKPOINTS), run.folder.name
+    if run.iteration and (not saved or int(saved[-1].name) != run.iteration):
+        message = (
             "run %s: its model had an update that no iteration records, and no checkpoint of iteration %d to go back to"
         )
-        logger.warning(told, name, run.iteration)
+        logger.warning(message, name, run.iteration)
         return
     logger.warning("run %s: an update that no iteration records is undone", name)
     if run.iteration:

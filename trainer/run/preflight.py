@@ -12,7 +12,7 @@ yet to be downloaded; what a Python reward's file does, and what a reward's serv
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...host import devices, search
@@ -25,7 +25,7 @@ from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.graph import LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import best
+from . import verdicts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -65,16 +65,18 @@ class _Graph:
         self.models = {loader: _configuration(self.values[loader]) for loader in self.of(LOAD_NODE)}
 
     def _evaluate(self) -> None:
-        given: dict[str, tuple] = {}
+        outputs: dict[str, tuple] = {}
         for node_id, node in self.nodes.items():
-            through = {name: given[source][index] for name, (source, index) in node.links.items() if source in given}
+            through = {
+                name: outputs[source][index] for name, (source, index) in node.links.items() if source in outputs
+            }
             self.values[node_id] = defaults(node) | node.constants | through
             for name, value in through.items():
                 if node.declared[name].type in CONVERSIONS:
                     self.failed += self.workflow.check_value(node, name, value)
             if getattr(node.cls, "PURE", False) and node.links.keys() <= through.keys():
                 try:
-                    given[node_id] = getattr(node.cls(), node.cls.FUNCTION)(**node.constants, **through)
+                    outputs[node_id] = getattr(node.cls(), node.cls.FUNCTION)(**node.constants, **through)
                 except ValueError as error:
                     message, fix = _parted(error)
                     name = message.split()[0] if message.split()[0] in node.declared else None
@@ -102,19 +104,19 @@ class _Graph:
         return None
 
     def _samplers(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        samplers: dict[str, set[str]] = {}
         for node_id, node in self.nodes.items():
             looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
-            own = {node_id} if node.class_type == SAMPLER_NODE else set()
-            found[node_id] = own or set().union(*(found[source] for source in looked_at))
-        return found
+            itself = {node_id} if node.class_type == SAMPLER_NODE else set()
+            samplers[node_id] = itself or set().union(*(samplers[source] for source in looked_at))
+        return samplers
 
-    def told(self, node_ids) -> str:
+    def titles(self, node_ids: Iterable[str]) -> str:
         return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))
 
 
 def defaults(node: Node) -> dict[str, Any]:
-    """What its inputs are where nothing is given."""
+    """Values of the inputs that a graph does not give."""
     return {
         name: declared.options["default"] for name, declared in node.declared.items() if "default" in declared.options
     }
@@ -150,8 +152,8 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
     for node_id, node in graph.nodes.items():
         samplers = graph.samplers[node_id]
         apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
-        if len(samplers) > 1 and apart:  # and not told already, of a node before it
-            message = f"what it is given comes from {len(samplers)} SDE Samplers: {graph.told(samplers)}"
+        if len(samplers) > 1 and apart:  # and not said already, of a node before it
+            message = f"what it is given comes from {len(samplers)} SDE Samplers: {graph.titles(samplers)}"
             yield graph.problem(node_id, None, message, "let all of it come from one SDE Sampler")
         models = {name: graph.model(node_id, name) for name in node.links if node.declared[name].type == MODEL_TYPE}
         if node.class_type == SAMPLER_NODE:
@@ -163,7 +165,7 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
         for name, model in models.items():
             if model and sampled and {model} != sampled:
                 message = (
-                    f"is the model of node {graph.told({model})}, and the trajectories are of {graph.told(sampled)}"
+                    f"is the model of node {graph.titles({model})}, and the trajectories are of {graph.titles(sampled)}"
                 )
                 yield graph.problem(node_id, name, message, "connect the same Load Flow Model to both")
 
@@ -221,7 +223,7 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
                 rewards = _announced(graph, node_id).values()
                 try:
                     if None not in rewards:
-                        best.check(metric, [name for name, _ in rewards])
+                        verdicts.check_metric(metric, [name for name, _ in rewards])
                 except ValueError as error:
                     yield graph.problem(run, "best_metric", *_parted(error))
                 break
@@ -242,7 +244,7 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
                     continue
                 if model.grid.time is None or frames < least:
                     made = "pictures" if model.grid.time is None else f"{frames} frame: it needs {least}"
-                    message = f"{graph.told([source])} judges videos, and the model makes {made}"
+                    message = f"{graph.titles([source])} judges videos, and the model makes {made}"
                     fix = f"sample videos (a video model, frames at least {max(least, 2)}), or connect a reward for pictures"
                     yield graph.problem(stack, name, message, fix)
 
@@ -282,8 +284,8 @@ def _named_by(values: Mapping[str, Any]) -> str:
 
 def _files(values: Mapping[str, Any]) -> dict[str, str]:
     """Single files by component, as Load Flow Model puts them together."""
-    own = {"transformer": values["transformer_file"]} if values["transformer_file"] else {}
-    return {**(values.get("files") or {}), **own}
+    transformer = {"transformer": values["transformer_file"]} if values["transformer_file"] else {}
+    return {**(values.get("files") or {}), **transformer}
 
 
 def _parted(error: Exception) -> tuple[str, str]:
@@ -350,7 +352,7 @@ def _credit(graph: _Graph) -> Iterator[Problem]:
             rescaling.add(node_id)
         both = [credits[name] for name in ("credit_1", "credit_2") if name in credits]
         if len(both) == 2 and rescaling.issuperset(both):
-            message = f"credit_1 and credit_2 both rescale the ratio: {graph.told(both)}"
+            message = f"credit_1 and credit_2 both rescale the ratio: {graph.titles(both)}"
             yield graph.problem(node_id, "credit_2", message, "keep one of the two")
 
 

@@ -1,4 +1,4 @@
-"""Where a run's figures go beside its own files: TensorBoard and, where a project is named, Weights & Biases."""
+"""The trackers: TensorBoard and, where a project is named, Weights & Biases. Both get the values of a run's own files."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from ...host.files import write_text
 from .layout import TENSORBOARD, WANDB, read_own
 
 
-class Figures:
-    """Both get the same numbers under the same names, at the step of their iteration. Steps must not go down, but for a run
-    that went back to a checkpoint: TensorBoard then forgets what came after it, wandb keeps what it has, which is the same.
+class Trackers:
+    """Both get the same values under the same names, at the step of their iteration.
+
+    Steps must not go down, but for a run that went back to a checkpoint. TensorBoard then forgets what came after it; wandb
+    keeps what it has, which is the same.
 
     Args:
         folder: of the run.
         project: of wandb; empty: none.
-        start: the iteration that the run goes on from.
+        start: the iteration that the run continues from.
         settings: what wandb shows as the run's configuration.
 
     Raises:
-        NotAllowed: the user has not allowed that figures go there.
+        NotAllowed: the user has not allowed that values go there.
         ValueError: wandb was asked for and is not installed, or nobody is logged in.
     """
 
@@ -39,10 +41,10 @@ class Figures:
         self._wandb = _begin_wandb(folder, project, settings) if project else None
         self._tensorboard = _Events(folder / TENSORBOARD, start + 1 if start else 0)
 
-    def write(self, iteration: int, figures: Mapping[str, float]) -> None:
-        self._tensorboard.write(iteration, figures)
+    def write(self, iteration: int, values: Mapping[str, float]) -> None:
+        self._tensorboard.write(iteration, values)
         if self._wandb is not None:
-            self._wandb.log(dict(figures), step=iteration)
+            self._wandb.log(dict(values), step=iteration)
 
     def close(self) -> None:
         self._tensorboard.close()
@@ -62,17 +64,17 @@ class _Events:
         self._file, self._path = None, folder
         self._begin()
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
+    def write(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         if not self._path.is_file():  # somebody has removed it; the disk would take the rest of it nowhere
             self.close()
             self._purge = step
             self._begin()
-        # A figure that could not be measured is null when it was read back.
-        known = {name: math.nan if value is None else float(value) for name, value in figures.items()}
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in known.items()]
-        self._add(step=step, summary=Summary(value=values))
+        # What could not be measured was NaN, and is null where it was read back.
+        known = {name: math.nan if value is None else float(value) for name, value in values.items()}
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in known.items()])
+        self._add(step=step, summary=summary)
 
     def close(self) -> None:
         if self._file is not None:
@@ -104,7 +106,7 @@ _numbers = itertools.count()
 
 
 def _begin_wandb(folder: Path, project: str, settings: Mapping):
-    """The run there that this folder's figures have gone to so far, or a new one; WANDB_MODE=offline is wandb's own affair."""
+    """The run of wandb that this folder's values have gone to so far, or a new one. WANDB_MODE=offline is wandb's own affair."""
     for want in figures_go_out(project):
         permissions.check(want)
     try:

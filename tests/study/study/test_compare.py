@@ -16,8 +16,8 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.study import compare
 from comfyui_otca.study.compare import Settings, choose, trainings
-from comfyui_otca.trainer.run import record
-from comfyui_otca.trainer.run.record import RunError
+from comfyui_otca.trainer.run import layout, opening
+from comfyui_otca.trainer.run.folder import RunError
 
 ALIKE = Settings(
     iterations=2,
@@ -58,7 +58,7 @@ def finish(training, rise, held_out=(0.5, 0.75)):
         for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
     ]
     lines = {"iteration": 1, "seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
-    (folder / "evaluation.jsonl").write_text("".join(map(record.json_line, evaluations)))
+    (folder / "evaluation.jsonl").write_text("".join(map(layout.json_line, evaluations)))
     (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
 
 
@@ -265,7 +265,7 @@ def in_process(monkeypatch):
     class Process:
         def __init__(self, command, **_):
             begun.append(Path(command[3]))
-            record._open.clear()
+            opening._open.clear()
             self.code = main(command[2:])
             terminal.output = None
 

@@ -13,7 +13,7 @@ from comfyui_otca.study import comparison_plot, comparison_report
 from comfyui_otca.study.comparison import Outcome, first_crossing, summarise
 from comfyui_otca.study.comparison_report import Facts, Sweep
 from comfyui_otca.study.diversity import pairwise_distance
-from comfyui_otca.trainer.run.record import RunError
+from comfyui_otca.trainer.run.folder import RunError
 
 
 def outcome(a, b=(10.0, 10.0, 10.0), held_out=(0.5, 0.5, 0.5), iterations=(0, 5, 10), **changes):

@@ -16,7 +16,7 @@ from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.rewards import pixels, shapes
-from comfyui_otca.trainer.run import best, checkpoint, record
+from comfyui_otca.trainer.run import checkpoint, opening, verdicts
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
@@ -36,12 +36,12 @@ def evaluation(iteration, prompts=("a", "b"), **values):
 
 def test_the_value_of_a_reward_is_its_mean():
     rows = [evaluation(0, r=[1, 3], h=[5, 5]), evaluation(2, r=[2, 4], h=[7, 8])]
-    assert best.value(rows, rows[1], "evaluation/r") == 3
-    assert best.value(rows, rows[1], "evaluation/h") == 7.5
+    assert verdicts.metric_value(rows, rows[1], "evaluation/r") == 3
+    assert verdicts.metric_value(rows, rows[1], "evaluation/h") == 7.5
     rows[1]["rewards"]["r"]["mean"] = math.nan
-    assert best.value(rows, rows[1], "evaluation/r") is None
+    assert verdicts.metric_value(rows, rows[1], "evaluation/r") is None
     rows[1]["rewards"]["r"]["mean"] = None  # as it is read back
-    assert best.value(rows, rows[1], "evaluation/r") is None
+    assert verdicts.metric_value(rows, rows[1], "evaluation/r") is None
 
 
 def test_the_sum_is_in_units_before_training():
@@ -49,20 +49,20 @@ def test_the_sum_is_in_units_before_training():
     before = evaluation(0, r=[1, 3], s=[10 - 2 * math.sqrt(2), 10 + 2 * math.sqrt(2)], flat=[1, 1], h=[0, 1])
     after = evaluation(4, r=[4, 6], s=[7, 9], flat=[9, 9], h=[9, 9])
     rows = [before, after]
-    assert best.value(rows, after, "evaluation/sum") == pytest.approx(3 / math.sqrt(2) - 2 / 4)
-    assert best.value(rows, before, "evaluation/sum") == 0
-    assert best.value(rows[1:], after, "evaluation/sum") is None, "nothing to compare with"
+    assert verdicts.metric_value(rows, after, "evaluation/sum") == pytest.approx(3 / math.sqrt(2) - 2 / 4)
+    assert verdicts.metric_value(rows, before, "evaluation/sum") == 0
+    assert verdicts.metric_value(rows[1:], after, "evaluation/sum") is None, "nothing to compare with"
     after["rewards"]["s"]["mean"] = None
-    assert best.value(rows, after, "evaluation/sum") is None
+    assert verdicts.metric_value(rows, after, "evaluation/sum") is None
     single = [evaluation(0, prompts=("a",), r=[1]), evaluation(4, prompts=("a",), r=[2])]
-    assert best.value(single, single[1], "evaluation/sum") is None, "one picture has no spread"
+    assert verdicts.metric_value(single, single[1], "evaluation/sum") is None, "one picture has no spread"
 
 
 def kept_in_turn(rows, metric="evaluation/r", kept=None):
     """best.json after each evaluation since training began."""
     for end in range(2, len(rows) + 1):
-        new = best.figures(rows[:end], metric)
-        kept = new if best.better(rows[:end], new, kept) else kept
+        new = verdicts.last_evaluation(rows[:end], metric)
+        kept = new if verdicts.is_better(rows[:end], new, kept) else kept
         yield kept
 
 
@@ -72,34 +72,34 @@ def test_the_best_is_the_first_of_the_highest_since_training_began():
     assert [kept["iteration"] for kept in kept_in_turn(rows)] == [5, 10, 10, 10, 25], (
         "the untrained model is nobody's adapter, and other prompts are another scale"
     )
-    figures = best.figures(rows[:3], "evaluation/r")
+    figures = verdicts.last_evaluation(rows[:3], "evaluation/r")
     assert figures == {"metric": "evaluation/r", "value": 3, "iteration": 10, "before_training": 9}
     rows[2]["rewards"]["r"]["mean"] = None
-    assert best.figures(rows[:3], "evaluation/r") is None
+    assert verdicts.last_evaluation(rows[:3], "evaluation/r") is None
 
 
 def test_another_metric_begins_with_what_is_kept_from_now_on():
     """5 was better by it, and its adapter is not there."""
     rows = [evaluation(i, r=[r, r], s=[s, s]) for i, r, s in ((0, 0, 0), (5, 1, 9), (10, 3, 1), (15, 2, 4))]
     (*_, kept) = kept_in_turn(rows[:3])
-    new = best.figures(rows, "evaluation/s")
-    assert kept["iteration"] == 10 and best.better(rows, new, kept) and new["iteration"] == 15
+    new = verdicts.last_evaluation(rows, "evaluation/s")
+    assert kept["iteration"] == 10 and verdicts.is_better(rows, new, kept) and new["iteration"] == 15
 
 
 def test_what_is_kept_must_be_on_record():
     rows = [evaluation(i, r=[mean, mean]) for i, mean in ((0, 9), (5, 1), (10, 3))]
-    kept = best.figures(rows, "evaluation/r")
-    assert best.on_record(rows, kept)
-    assert not best.on_record(rows[:2], kept), "it is ahead of the run"
-    assert not best.on_record(rows, {**kept, "value": 3.5}), "another training's"
+    kept = verdicts.last_evaluation(rows, "evaluation/r")
+    assert verdicts.is_on_record(rows, kept)
+    assert not verdicts.is_on_record(rows[:2], kept), "it is ahead of the run"
+    assert not verdicts.is_on_record(rows, {**kept, "value": 3.5}), "another training's"
 
 
 def test_names_that_are_known():
     for metric in ("evaluation/sum", "evaluation/clip_t"):
-        best.check(metric, ["clip_t"])
+        verdicts.check_metric(metric, ["clip_t"])
     for metric in ("clip_t", "evaluation/clip", "reward/clip_t/mean"):
         with pytest.raises(ValueError, match="Fix: one of evaluation/sum, evaluation/clip_t, evaluation/h, or empty"):
-            best.check(metric, ["clip_t", "h"])
+            verdicts.check_metric(metric, ["clip_t", "h"])
 
 
 # --- a decline --------------------------------------------------------------------------------------------------------
@@ -126,39 +126,41 @@ def declining(*differences, start=(10.0, 20.0, 30.0)):
 )
 def test_one_evaluation_by_hand(differences, declined):
     """The spread among prompts, from 10 to 30, says nothing of the differences."""
-    assert (best.early_stop(declining(differences), 1) is not None) == declined
+    assert (verdicts.early_stop(declining(differences), 1) is not None) == declined
 
 
 def test_so_many_in_a_row():
     down, up, little = (-2, -2, -1), (1, 1, 2), (-3, 0, 0)
     rows = declining(up, down, down, down)
-    told = best.early_stop(rows, 3)
+    told = verdicts.early_stop(rows, 3)
     assert (
         told == "h, which is held out, has declined for 3 evaluations in a row: from 21.3 at iteration 1 to 18.3 at 4"
     )
-    assert best.early_stop(rows, 4) is None and best.early_stop(rows, 0) is None
-    assert best.early_stop(declining(down, down, little), 3) is None, "the last did not"
-    assert best.early_stop(declining(down, little, down), 2) is None
-    assert best.early_stop(declining(down, down), 3) is None, "too few"
-    assert best.early_stop([], 1) is None
+    assert verdicts.early_stop(rows, 4) is None and verdicts.early_stop(rows, 0) is None
+    assert verdicts.early_stop(declining(down, down, little), 3) is None, "the last did not"
+    assert verdicts.early_stop(declining(down, little, down), 2) is None
+    assert verdicts.early_stop(declining(down, down), 3) is None, "too few"
+    assert verdicts.early_stop([], 1) is None
 
 
 def test_of_one_and_the_same_reward():
     start, down = [1, 2, 3], [0, 1, 2]
     rows = [evaluation(0, h1=start, h2=start, r=start), evaluation(1, h1=down, h2=start, r=down)]
-    assert best.early_stop([*rows, evaluation(2, h1=start, h2=down, r=down)], 2) is None
-    assert best.early_stop([*rows, evaluation(2, h1=down, h2=down, r=down)], 2).startswith("h1, ")
+    assert verdicts.early_stop([*rows, evaluation(2, h1=start, h2=down, r=down)], 2) is None
+    assert verdicts.early_stop([*rows, evaluation(2, h1=down, h2=down, r=down)], 2).startswith("h1, ")
 
 
 def test_what_cannot_be_compared_is_no_decline():
     rows = declining((-2, -2, -2))
-    assert best.early_stop([rows[0], evaluation(1, prompts=("other",), h=[0, 0, 0])], 1) is None
-    assert best.early_stop([evaluation(0, h=[5]), evaluation(1, h=[1])], 1) is None, "one pair has no standard error"
+    assert verdicts.early_stop([rows[0], evaluation(1, prompts=("other",), h=[0, 0, 0])], 1) is None
+    assert verdicts.early_stop([evaluation(0, h=[5]), evaluation(1, h=[1])], 1) is None, (
+        "one pair has no standard error"
+    )
     rows = declining((-2, -2, -2))
     rows[1]["rewards"]["h"]["values"] = [None, 18.0, math.nan]
-    assert best.early_stop(rows, 1) is None
+    assert verdicts.early_stop(rows, 1) is None
     rows[1]["rewards"]["h"]["values"] = [None, 18.0, 28.0]
-    assert best.early_stop(rows, 1) is not None
+    assert verdicts.early_stop(rows, 1) is not None
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -236,7 +238,7 @@ def test_another_metric_at_a_resume_lets_go_of_what_was_the_best_by_the_other(
     assert train(small_workflow({"OTCA_TrainingRun": run}), say=said.append) == 0
     assert keep(folder) == ("sharpness", 2)
     again = small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3, "best_metric": "evaluation/accuracy"}})
-    record._open.clear()
+    opening._open.clear()
     assert train(again, resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted, with the best by evaluation/sharpness" in caplog.text
     assert "best_metric is evaluation/accuracy now" in caplog.text
@@ -256,7 +258,7 @@ def test_a_best_that_is_ahead_of_the_checkpoint_is_let_go(scripted, small_workfl
     assert keep(folder) == ("sharpness", 3)
     (last,) = [place for place in checkpoint.complete(folder / "checkpoints") if place.name == "000003"]
     shutil.rmtree(last)
-    record._open.clear()
+    opening._open.clear()
     said = []
     assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=said.append) == 0
     assert f"{folder / 'best'} is deleted" in caplog.text and "evaluation.jsonl has no such evaluation" in caplog.text
@@ -270,7 +272,7 @@ def test_a_resumed_run_keeps_the_best_of_before(scripted, small_workflow, tmp_pa
     terminal.output = folder = tmp_path / "run"
     run, said = {**RUN, "iterations": 2, "best_metric": "evaluation/sharpness"}, []
     assert train(small_workflow({"OTCA_TrainingRun": run}), say=lambda line: None) == 0
-    record._open.clear()
+    opening._open.clear()
     assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 3}}), resume=True, say=said.append) == 0
     assert keep(folder) == ("sharpness", 2) and "is deleted" not in caplog.text
     assert any(line.startswith("best: evaluation/sharpness 3.015 at iteration 2") for line in said)
@@ -305,11 +307,11 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
     assert (folder / "lora.safetensors").is_file() and (folder / "quickstart_lora.safetensors").is_file()
     before = (folder / "metrics.jsonl").read_text()
 
-    record._open.clear()
+    opening._open.clear()
     assert main(["train", str(folder), "--resume"]) == 0
     assert told in capsys.readouterr().out and (folder / "metrics.jsonl").read_text() == before
 
-    record._open.clear()
+    opening._open.clear()
     arguments = ["--resume", "--set", "OTCA_TrainingRun.stop_after_decline=0", "--iterations", "4"]
     assert main(["train", str(folder), *arguments]) == 0
     assert len(rows(folder, "metrics.jsonl")) == 4
@@ -322,7 +324,7 @@ def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_wor
     terminal.output = folder = tmp_path / "run"
     scripted([1.0] * 9, [0.5, 0.8, 0.6, 0.4, 0.9, 0.9, 0.9])
     assert train(small_workflow({"OTCA_TrainingRun": {**run, "iterations": 2}}), say=lambda line: None) == 0
-    record._open.clear()
+    opening._open.clear()
     assert train(small_workflow({"OTCA_TrainingRun": run}), resume=True, say=lambda line: None) == 0
     assert [row["iteration"] for row in rows(folder)] == [0, 1, 2, 3]
 
@@ -367,7 +369,7 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
     assert train(small_workflow(changes), say=lambda line: None) == 0
     names = sorted(path.name for path in (tmp_path / "two" / "best").iterdir())
     assert names == [".otca", "best.json", "lora_high_noise.safetensors", "lora_low_noise.safetensors"]
-    record._open.clear()
+    opening._open.clear()
     terminal.output = tmp_path / "whole"
     changes = {"OTCA_LoadFlowModel": {"training": "full"}, "OTCA_TrainingRun": changes["OTCA_TrainingRun"]}
     graph = small_graph(changes)
@@ -381,7 +383,7 @@ def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_grap
 
 def _train_together(workflow, folder):
     terminal.output = folder
-    record._open.clear()
+    opening._open.clear()
     return train(workflow, say=lambda line: None)
 
 

@@ -11,9 +11,9 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.run import hacking, record
-from comfyui_otca.trainer.run.hacking import shift, trend, warning
+from comfyui_otca.trainer.run import layout, verdicts
 from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run.verdicts import shift, trend, warning
 
 
 def history(trained, held_out, name="accuracy"):
@@ -98,7 +98,7 @@ def test_one_trained_reward_that_rises_is_enough():
 
 
 def test_only_the_last_iterations_count():
-    fallen = [-float(i) for i in range(20)] + [-20.0 + 0.001 * (i * 7 % 5) for i in range(hacking.WINDOW)]
+    fallen = [-float(i) for i in range(20)] + [-20.0 + 0.001 * (i * 7 % 5) for i in range(verdicts.WINDOW)]
     assert warning(history(range(len(fallen)), fallen), []) is None
     assert warning(history(range(30), fallen[:30]), []) is not None
 
@@ -113,7 +113,7 @@ def test_any_held_out_reward_may_tell_and_one_without_scores_keeps_none_from_it(
 def test_iterations_without_a_score_are_left_out_as_nan_and_as_null():
     rows = history(range(14), [-i for i in range(14)])
     rows[3]["held_out/accuracy/mean"] = rows[5]["reward/clip_t/mean"] = math.nan
-    read_back = [json.loads(record.json_line(row)) for row in rows]
+    read_back = [json.loads(layout.json_line(row)) for row in rows]
     assert read_back[3]["held_out/accuracy/mean"] is None
     assert warning(rows, []) == warning(read_back, [])
     assert warning(rows, []) is not None
@@ -126,7 +126,7 @@ def fires(trained_slope, held_out_slope, seed, length=100):
     trained = [trained_slope * i + noise.gauss(0, 1) for i in range(length)]
     held_out = [held_out_slope * i + noise.gauss(0, 1) for i in range(length)]
     rows = history(trained, held_out)
-    return next((n for n in range(hacking.SHORTEST, length + 1) if warning(rows[:n], [])), None)
+    return next((n for n in range(verdicts.SHORTEST, length + 1) if warning(rows[:n], [])), None)
 
 
 def test_noise_fires_rarely_and_a_decline_soon():
@@ -171,7 +171,7 @@ def test_pairs_without_a_score_are_left_out():
     low, high = [0.01 * i for i in range(20)], [1 + 0.03 * i for i in range(20)]
     rows = [evaluation(0, low, high), evaluation(50, high, low)]
     rows[0]["rewards"]["accuracy"]["values"][4] = rows[1]["rewards"]["clip_t"]["values"][7] = math.nan
-    read_back = [json.loads(record.json_line(row)) for row in rows]
+    read_back = [json.loads(layout.json_line(row)) for row in rows]
     z = f"{(190 - 1) / math.sqrt(19 * 20 * 39 / 6):.1f}"
     assert f"(z = -{z})" in warning([], rows)
     assert warning([], rows) == warning([], read_back)
@@ -183,15 +183,15 @@ def test_pairs_without_a_score_are_left_out():
 def test_a_run_says_so_from_its_own_lines(finished_run, tmp_path, capsys, caplog, monkeypatch):
     """The verdict of a resumed run comes from what its file says of the iterations before."""
     assert all(row["warning/reward_hacking"] == 0.0 for row in read_lines(finished_run / "metrics.jsonl"))
-    monkeypatch.setattr(hacking, "SHORTEST", 7)
-    monkeypatch.setattr(hacking, "FALL", -2.9)  # seven falling values come to z = -20 / √(7·6·19/18) = -3.004
+    monkeypatch.setattr(verdicts, "SHORTEST", 7)
+    monkeypatch.setattr(verdicts, "FALL", -2.9)  # seven falling values come to z = -20 / √(7·6·19/18) = -3.004
     folder = shutil.copytree(finished_run, tmp_path / "run")
     lines = read_lines(folder / "metrics.jsonl")
     for row in lines:
         row["held_out/accuracy/mean"] = 10.0 - row["iteration"]
         for name in ("clip_t", "colorfulness", "sharpness"):
             row[f"reward/{name}/mean"] = -1000.0 + row["iteration"]
-    (folder / "metrics.jsonl").write_text("".join(map(record.json_line, lines)))
+    (folder / "metrics.jsonl").write_text("".join(map(layout.json_line, lines)))
     with caplog.at_level(logging.WARNING):
         assert main(["train", str(folder), "--resume", "--iterations", "7"]) == 0
     assert read_lines(folder / "metrics.jsonl")[-1]["warning/reward_hacking"] == 1.0

@@ -24,7 +24,7 @@ from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import checkpoint, record
+from comfyui_otca.trainer.run import checkpoint, lines, opening, record
 from comfyui_otca.trainer.run.layout import read_lines
 from comfyui_otca.trainer.run.loop import _old_stop, train
 from comfyui_otca.trainer.workflow.running import NodeError
@@ -67,7 +67,7 @@ def otca(capsys):
     """otca("train", …) -> exit code, what it printed, what it complained about; as if the process were a new one."""
 
     def run(*arguments):
-        record._open.clear()
+        opening._open.clear()
         stopping.request.signal = terminal.output = None
         code = main([str(argument) for argument in arguments])
         printed = capsys.readouterr()
@@ -345,7 +345,7 @@ def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_pa
 
 def _train_together(workflow, folder, resume):
     terminal.output = folder
-    record._open.clear()
+    opening._open.clear()
     return train(workflow, resume=resume, say=lambda line: None)
 
 
@@ -440,7 +440,7 @@ def test_lines_that_somebody_removed_are_written_anew(finished_run, small_workfl
 
     assert train(small_workflow(), say=say) == 0
     assert_same_run(folder, finished_run)
-    gone = [r.getMessage() for r in caplog.records if "is gone, and is written anew" in r.getMessage()]
+    gone = [r.getMessage() for r in caplog.records if "is gone, and is written again" in r.getMessage()]
     assert len(gone) == 2
 
 
@@ -514,13 +514,13 @@ def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
 
     run = record.Run(tmp_path, record.RunSettings(1, 1), {})
     run.begin()
-    run._append("metrics.jsonl", run.history, {"iteration": 1, "loss": 0.5})
-    monkeypatch.setattr(record, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False)
+    run._append("metrics.jsonl", {"iteration": 1, "loss": 0.5})
+    monkeypatch.setattr(lines, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False)
     with pytest.raises(record.RunError, match="No space left on device"):
-        run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+        run._append("metrics.jsonl", {"iteration": 2, "loss": 0.25})
     monkeypatch.undo()
     assert run.iteration == 1
-    run._append("metrics.jsonl", run.history, {"iteration": 2, "loss": 0.25})
+    run._append("metrics.jsonl", {"iteration": 2, "loss": 0.25})
     assert (tmp_path / "metrics.jsonl").read_text() == (
         '{"iteration": 1, "loss": 0.5}\n{"iteration": 2, "loss": 0.25}\n'
     )
@@ -722,7 +722,7 @@ def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path,
     for chosen in (0, 7):
         changes = {"iterations": 1, "evaluate_every": 1, "evaluation_seeds": 1, "evaluation_steps": chosen}
         terminal.output = tmp_path / str(chosen)
-        record._open.clear()
+        opening._open.clear()
         assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
     assert steps == [4, 4, 7, 7], "before training and after it, with the sampler's own and with those asked for"
 
@@ -737,7 +737,7 @@ def test_an_old_stop_is_forgotten_and_a_new_one_is_not(small_workflow, tmp_path)
         asked = time.time() - age
         os.utime(folder / "stop", (asked, asked))
         terminal.output = folder
-        record._open.clear()
+        opening._open.clear()
         assert train(small_workflow(), say=lambda line: None) == 0
         recorded = folder / "metrics.jsonl"
         assert len(recorded.read_text().splitlines()) == trained

@@ -11,7 +11,7 @@ import types
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.run import record
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.trackers import Figures
 
 
@@ -59,7 +59,7 @@ def start(small_graph, tmp_path, monkeypatch):
     path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": changes})))
 
     def go(*arguments):
-        record._open.clear()
+        opening._open.clear()
         return main(["train", str(path), "--output", str(tmp_path / "run"), *arguments])
 
     return go

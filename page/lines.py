@@ -1,0 +1,76 @@
+"""Reads the JSON-lines files of a run while its trainer writes them. A line that is damaged, or cut short, is left out."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..host import json_files
+from ..trainer.run import layout
+
+MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
+
+
+@dataclass
+class LineIndex:
+    """Where the lines of a growing JSON-lines file begin, so that a poll reads only what is new.
+
+    Line k holds iteration k + 1, as the trainer writes them. A resumed run rewrites the file; that shows by its last known
+    line, whose timings never come twice.
+    """
+
+    starts: array = field(default_factory=lambda: array("Q"))
+    end: int = 0  # of the last complete line
+    last_line: bytes = b""
+    rewrites: int = 0  # how often the file turned out to be another one than before
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def rows(self, path: Path | None, after: int) -> tuple[list[dict], bool]:
+        with self._lock:
+            if path is None or self._refresh(path) <= after:
+                return [], False
+            more = len(self.starts) - after > MOST_ROWS
+            first, end = self.starts[after], self.starts[after + MOST_ROWS] if more else self.end
+        with open(path, "rb") as file:
+            file.seek(first)
+            rows = map(row, file.read(end - first).splitlines())
+        return [row for row in rows if row and row["iteration"] > after], more
+
+    def last(self, path: Path | None) -> dict | None:
+        with self._lock:
+            return row(self.last_line) if path is not None and self._refresh(path) else None
+
+    def _refresh(self, path: Path) -> int:
+        """Reads on from where the last call ended; returns the number of complete lines."""
+        with open(path, "rb") as file:
+            file.seek(self.end - len(self.last_line))
+            if file.read(len(self.last_line)) != self.last_line:
+                self.starts, self.end, self.last_line = array("Q"), 0, b""
+                self.rewrites += 1
+                file.seek(0)
+            for line in file:
+                if not line.endswith(b"\n"):  # still being written
+                    break
+                self.starts.append(self.end)
+                self.end += len(line)
+                self.last_line = line
+        return len(self.starts)
+
+
+def row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
+    """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
+    try:
+        row = json_files.parse(line)
+        check(row)
+    except ValueError:
+        return None
+    return row
+
+
+def rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
+    """Of a small file, which is read as a whole; none where there is no file."""
+    lines = path.read_bytes().splitlines() if path else ()
+    return list(filter(None, (row(line, check) for line in lines)))

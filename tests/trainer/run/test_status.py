@@ -1,0 +1,70 @@
+"""status.json: one schema, and what it means at this moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import psutil
+import pytest
+
+from comfyui_otca.host import claim
+from comfyui_otca.trainer.run import layout, status
+from comfyui_otca.trainer.run.status import Status
+
+GONE = {"pid": 2**22 + 1, "process_started": 1.0}
+
+
+def here():
+    return {"pid": os.getpid(), "process_started": psutil.Process().create_time()}
+
+
+def test_one_schema():
+    assert set(Status.__dataclass_fields__) == set(layout.FILES["status.json"].fields)
+    assert {"running", "idle", "queued", "interrupted"} < set(layout.STATES) and status.UNKNOWN not in layout.STATES
+
+
+def test_written_and_read(tmp_path):
+    assert status.read(tmp_path) == Status(status.UNKNOWN)
+    begun = status.following(Status(), "running", os.getpid(), total=5, id="abc")
+    status.write(tmp_path, begun)
+    assert status.read(tmp_path) == begun and begun.process_lives and abs(begun.started - time.time()) < 60
+    later = status.following(begun, "failed", None, total=5, error="why")
+    assert (later.started, later.pid, later.error, later.place) == (begun.started, None, "why", "headless")
+    status.write(tmp_path, later)
+    content = json.loads((tmp_path / "status.json").read_text())
+    names = ["status", "place", "total", "pid", "process_started", "error", "reason", "started"]
+    assert list(content) == names, "only the trainer says whose run it is"
+
+
+@pytest.mark.parametrize(
+    ("written", "executing", "now"),
+    [
+        (Status("queued", **here()), None, "queued"),
+        (Status("queued", **GONE), None, "stopped"),
+        (Status("running", **here()), None, "running"),
+        (Status("running", **here()), False, "running"),
+        (Status("running", **GONE), None, "interrupted"),
+        (Status("running"), None, "interrupted"),
+        (Status("running", "canvas", **here()), True, "running"),
+        (Status("running", "canvas", **here()), False, "idle"),
+        (Status("running", "canvas", **GONE), False, "interrupted"),
+        (Status("idle", "canvas", **here()), True, "running"),
+        (Status("idle", "canvas", **here()), None, "idle"),
+        (Status("idle", "canvas", **GONE), True, "stopped"),
+        (Status("finished", **here()), True, "finished"),
+        (Status(), None, "unknown"),
+    ],
+)
+def test_what_it_means_now(tmp_path, written, executing, now):
+    assert status.now(tmp_path, written, executing) == now
+
+
+def test_who_holds_the_claim_is_at_work(tmp_path):
+    with claim.take(tmp_path / "run"):
+        assert status.now(tmp_path / "run", Status("running", **GONE)) == "running"
+        assert status.busy(tmp_path / "run", Status("finished", **GONE))
+    assert not status.busy(tmp_path / "run", Status("finished", **GONE))
+    assert status.busy(tmp_path / "run", Status("finished", **here())), "its process is about to end"
+    assert not status.busy(tmp_path / "run", Status("finished", "canvas", **here())), "ComfyUI itself lives on"

@@ -1,0 +1,114 @@
+"""Evaluations: the same prompts and seeds again and again, sampled without noise and scored by every reward."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...host import distributed, files
+from .. import rollout
+from ..flow.files import read_tensors, write_tensors
+from ..pictures import grids
+from ..rewards.base import score
+from .layout import SAMPLES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..flow.base import FlowModel
+    from ..types import Report
+
+logger = logging.getLogger(__name__)
+
+EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+
+
+def evaluate(
+    model: FlowModel,
+    report: Report,
+    iteration: int,
+    prompts: Sequence[str],
+    seeds: int,
+    steps: int,
+    on_step: Callable[[], None],
+) -> tuple[dict, Tensor, list[str]]:
+    """Samples every prompt with every seed, by the deterministic sampler, and scores the pictures by every reward.
+
+    Several processes share the work, and all of them get the whole result.
+
+    Args:
+        report: of the iteration before, whose sampler settings and rewards are taken.
+        seeds: how many.
+        steps: denoising steps; 0: as many as training takes.
+        on_step: called before every model call; may raise to stop.
+
+    Returns:
+        The row of evaluation.jsonl, the pictures [N, H, W, 3] or videos [N, F, H, W, 3], and the N prompts.
+    """
+    numbers = [EVALUATION_SEED + number for number in range(seeds)]
+    pairs = [(text, seed) for seed in numbers for text in prompts]
+    rows = distributed.rows(len(pairs))
+    share = [pairs[row] for row in rows]
+    most = -(-len(pairs) // distributed.world())
+    share += pairs[:1] * (most - len(share))  # who has fewer keeps pace with the others
+    texts = [text for text, _ in share]
+    settings = report.trajectories.settings
+    settings = replace(settings, steps=steps or settings.steps)
+    with model.forwards.uncounted():
+        images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
+    rewards = report.advantages.scores.rewards
+    values = distributed.whole(score(rewards, images, texts)[: len(rows)])
+    images = distributed.whole(images[: len(rows)])
+    row = {"iteration": iteration, "prompts": list(prompts), "rewards": {}}
+    for k, reward in enumerate(rewards):
+        row["rewards"][reward.name] = {**_figures(values[:, k]), "held_out": reward.held_out}
+        row["rewards"][reward.name]["values"] = values[:, k].tolist()
+    return row, images, [text for text, _ in pairs]
+
+
+def _figures(values: Tensor) -> dict[str, float]:
+    """Of one reward's scores [N], those that are missing (NaN) left out."""
+    column = values[values.isfinite()]
+    spread = column.std().item() if len(column) > 1 else 0.0
+    return {"mean": column.mean().item(), "std": spread, "standard_error": spread / max(1, len(column)) ** 0.5}
+
+
+def save_pictures(folder: Path, images: Tensor, captions: list[str], iteration: int) -> None:
+    """Writes samples/<iteration>.png, of videos also .mp4, and samples.png, which shows before and after training.
+
+    Args:
+        folder: of the run.
+        iteration: 0 is the evaluation before training, whose pictures are kept for samples.png.
+    """
+    stills = grids.stills(images)
+    _before_after(folder, stills, captions, iteration)
+    path = folder / SAMPLES / f"{iteration:06d}"
+    grids.save(grids.sample_grid(stills[:32], captions[:32]), path.with_suffix(".png"))
+    if images.ndim == 5:
+        grids.save_video(images[:32], captions[:32], path.with_suffix(".mp4"))
+
+
+def _before_after(folder: Path, images: Tensor, captions: list[str], iteration: int) -> None:
+    first = folder / SAMPLES / "before.safetensors"
+    if iteration == 0:
+        first.parent.mkdir(exist_ok=True)
+        write_tensors(first, {"images": (images * 255).round().byte()})
+    elif files.present(first) and (before := _pictures_before(first, images)) is not None:
+        grids.save(grids.before_after(before.float() / 255, images, captions), folder / "samples.png")
+
+
+def _pictures_before(path: Path, like: Tensor) -> Tensor | None:
+    """Those of before training; None where they are of another number or size, or where the file is damaged, with a warning."""
+    try:
+        os.close(files.open_plain(path))  # refuses a pipe, which would be waited for
+        before = read_tensors(path).get("images")
+        if before is None or before.ndim != like.ndim or before.is_floating_point():
+            raise ValueError(f"{path} holds no pictures")
+    except (ValueError, OSError) as error:
+        logger.warning("%s: samples.png, which shows before and after, stays as it is", error)
+        return None
+    return before if before.shape == like.shape else None

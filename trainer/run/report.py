@@ -1,0 +1,31 @@
+"""The report of one iteration: what GRPO Step hands to Training Run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import keys
+from ..types import Advantages, Report, Trajectories
+
+
+def report(update: Mapping[str, float], trajectories: Trajectories, advantages: Advantages) -> Report:
+    """Gathers the metrics of one iteration from the values that took part in it. `update`: those of the update itself."""
+    scores = advantages.scores
+    metrics: dict[str, float] = {}
+    for kind, names, values in (
+        (keys.REWARD, scores.names, scores.values),
+        (keys.HELD_OUT, scores.held_out_names, scores.held_out),
+    ):
+        for k, name in enumerate(names):
+            column = values[:, k][values[:, k].isfinite()]
+            metrics[keys.mean(kind, name)] = column.mean().item()
+            metrics[keys.std(kind, name)] = column.std().item() if len(column) > 1 else 0.0
+    metrics |= {**advantages.metrics, **update}
+    metrics["seconds/rollout"] = trajectories.seconds
+    metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited
+    metrics |= {keys.reward_seconds(name): seconds for name, seconds in scores.seconds.items()}
+    metrics["seconds/credit"] = advantages.credit.seconds + advantages.seconds
+    phases = ("rollout", "reward", "credit", "update")
+    metrics["seconds/iteration"] = sum(metrics[f"seconds/{phase}"] for phase in phases)
+    metrics["samples_per_second"] = trajectories.share.total / metrics["seconds/iteration"]
+    return Report(metrics, advantages, trajectories)

@@ -1,0 +1,106 @@
+"""How a run stands: what status.json says, how it is written, and what it means at this moment. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...host import claim
+from ...host.files import Damaged, write_text
+from ...host.machine import alive
+from .layout import STATUS, read_own
+
+CANVAS, HEADLESS = "canvas", "headless"
+UNKNOWN = "unknown"  # there is no status.json, or none that can be read
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Status:
+    """The content of status.json, as `layout.FILES` checks it.
+
+    Attributes:
+        status: one of `layout.STATES`, or UNKNOWN.
+        place: CANVAS or HEADLESS.
+        total: iterations that the run should have in all.
+        pid, process_started: the process that trains, or in whose queue the run waits; a number and seconds since 1970.
+        error: why it failed.
+        reason: why it ended before its last iteration, or should.
+        started: when its first process began, in seconds since 1970.
+        id: of the run; only the trainer writes it.
+    """
+
+    status: str = UNKNOWN
+    place: str = HEADLESS
+    total: int | None = None
+    pid: int | None = None
+    process_started: float | None = None
+    error: str | None = None
+    reason: str | None = None
+    started: float | None = None
+    id: str | None = None
+
+    @property
+    def process_lives(self) -> bool:
+        return alive(self.pid, self.process_started)
+
+
+def read(folder: Path, say: Callable[[str], None] = logger.warning) -> Status:
+    """What was last written about the run in that folder. `say` hears why a status cannot be read, which is then unknown."""
+    content = read_own(folder, STATUS, say) or {}
+    known = {name: content.get(name) for name in Status.__dataclass_fields__}
+    return Status(**{name: value for name, value in known.items() if value is not None})
+
+
+def write(folder: Path, status: Status) -> None:
+    content = asdict(status)
+    if status.id is None:
+        del content["id"]
+    write_text(folder / STATUS, json.dumps(content, indent=1))
+
+
+def following(before: Status, status: str, pid: int | None, **fields: str | int | None) -> Status:
+    """The next status of a run, by or for the process of that number. When the run started stays as it was before."""
+    import psutil
+
+    born = None if pid is None else psutil.Process(pid).create_time()
+    return Status(status, pid=pid, process_started=born, started=before.started or time.time(), **fields)
+
+
+def now(folder: Path, status: Status, executing: bool | None = None) -> str:
+    """What a status means at this moment: one of `layout.STATES`, or UNKNOWN.
+
+    A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there.
+
+    Args:
+        executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where nobody can tell.
+    """
+    if status.status == "queued":
+        return "queued" if status.process_lives else "stopped"
+    if status.status not in ("running", "idle"):
+        return status.status
+    if not (status.process_lives or _holder(folder) is not None):
+        # An idle run was between two prompts, so that nothing was interrupted.
+        return "interrupted" if status.status == "running" else "stopped"
+    if status.place == CANVAS and executing is not None:
+        return "running" if executing else "idle"
+    return status.status
+
+
+def busy(folder: Path, status: Status) -> bool:
+    """Whether a process is at work there, be it on the last checkpoint of a run that counts as stopped."""
+    # The process of a run on the canvas is ComfyUI, which lives on. Whether it still holds the run, its claim says.
+    ended_on_canvas = status.place == CANVAS and status.status != "running"
+    return _holder(folder) is not None or not ended_on_canvas and status.process_lives
+
+
+def _holder(folder: Path) -> claim.Holder | None:
+    try:
+        return claim.holder(folder)
+    except Damaged:  # whoever wants to resume the run is told
+        return None

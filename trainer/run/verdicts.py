@@ -1,0 +1,229 @@
+"""What the rows of a run say about it: does it hack its rewards, which evaluation was the best, should it end early.
+
+Nothing is looked at but metrics.jsonl and evaluation.jsonl, so a resumed run comes to the same verdicts. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from .. import keys
+
+# --- two evaluations --------------------------------------------------------------------------------------------------
+
+
+def comparable(before: Mapping, after: Mapping) -> bool:
+    """Whether both evaluations scored the same prompts and as many seeds by the same rewards."""
+    same = before.get("prompts") == after.get("prompts") and before["rewards"].keys() == after["rewards"].keys()
+    return same and all(
+        len(figures["values"]) == len(after["rewards"][name]["values"]) for name, figures in before["rewards"].items()
+    )
+
+
+def differences(before: Mapping, after: Mapping, name: str) -> list[float]:
+    """Later minus earlier score of every pair of prompt and seed that was scored both times."""
+    pairs = zip(before["rewards"][name]["values"], after["rewards"][name]["values"], strict=True)
+    return [new - old for old, new in pairs if measured(old) and measured(new)]
+
+
+def measured(value: float | None) -> bool:
+    """What is NaN in a running process was read back from the file as null."""
+    return value is not None and math.isfinite(value)
+
+
+# --- reward hacking ---------------------------------------------------------------------------------------------------
+#
+# A reward that is trained rises while one that is held out falls. The means of the sampled batches jump with their prompts, so
+# their trend is judged by the Mann-Kendall test. Evaluations repeat their prompts and seeds, so two of them are compared pair by
+# pair, by Wilcoxon's signed ranks. Both see only the order of values, so no outlier decides. One trained reward that rises is
+# enough: where several are trained, one of them is often given up for another, and their mean stays.
+
+WINDOW = 50  # iterations that a trend is looked for in, at most …
+SHORTEST = 10  # … and at least
+# Standard normal deviates. FALL is far out, since a held-out reward that only fluctuates is looked at in every iteration, and
+# the trained ones rise in every good run: at -2, every second run of 140 iterations would be warned of mere noise.
+RISE, FALL = 2.0, -3.5
+
+
+def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
+    """A sentence for a human where a run, given by its rows so far, shows reward hacking by either look; else None."""
+    return _by_batches(history[-WINDOW:]) or _by_evaluations(evaluations)
+
+
+def trend(values: Sequence[float]) -> float:
+    """z of the Mann-Kendall test, corrected for ties: positive where later values tend to be larger.
+
+    S = Σ_{i<j} sign(x_j − x_i), Var S = (n(n−1)(2n+5) − Σ_ties t(t−1)(2t+5)) / 18, z = (S − sign S) / √Var S.
+    """
+    n = len(values)
+    total = sum(_sign(later - earlier) for i, earlier in enumerate(values) for later in values[i + 1 :])
+    ties = sum(t * (t - 1) * (2 * t + 5) for t in Counter(values).values())
+    variance = (n * (n - 1) * (2 * n + 5) - ties) / 18
+    return (total - _sign(total)) / math.sqrt(variance) if total else 0.0
+
+
+def shift(changes: Sequence[float]) -> float:
+    """z of Wilcoxon's signed-rank test: positive where the changes tend to be. Zeros count for nothing, ties share ranks.
+
+    W = Σ sign(d) rank(|d|), Var W = Σ rank², z = (W − sign W) / √Var W.
+    """
+    sizes = sorted(abs(change) for change in changes if change)
+    first, count = {size: i for i, size in reversed([*enumerate(sizes, 1)])}, Counter(sizes)
+    ranks = [(_sign(d), first[abs(d)] + (count[abs(d)] - 1) / 2) for d in changes if d]
+    total = sum(sign * rank for sign, rank in ranks)
+    return (total - _sign(total)) / math.sqrt(sum(rank**2 for _, rank in ranks)) if total else 0.0
+
+
+def _by_batches(rows: Sequence[Mapping]) -> str | None:
+    """Every held-out reward over the iterations in which it and all trained ones were measured."""
+    newest = rows[-1] if rows else {}
+    trained = {name: keys.mean(keys.REWARD, name) for name in keys.rewards(newest, keys.REWARD)}
+    for name in keys.rewards(newest, keys.HELD_OUT):
+        key = keys.mean(keys.HELD_OUT, name)
+        whole = [row for row in rows if all(measured(row.get(other)) for other in (key, *trained.values()))]
+        if len(whole) < SHORTEST:
+            continue
+        values = [row[key] for row in whole]
+        rises = {other: trend([row[other_key] for row in whole]) for other, other_key in trained.items()}
+        third = len(values) // 3
+        ends = statistics.fmean(values[:third]), statistics.fmean(values[-third:])
+        when = f"from iteration {whole[0]['iteration']} to {whole[-1]['iteration']}"
+        if message := _message(when, rises, name, trend(values), *ends):
+            return message
+    return None
+
+
+def _by_evaluations(evaluations: Sequence[Mapping]) -> str | None:
+    """The last evaluation against the one in which the held-out reward stood best, for every held-out reward."""
+    *earlier, last = evaluations or ({},)
+    for name in [name for name, figures in last.get("rewards", {}).items() if figures["held_out"]]:
+        alike = [row for row in earlier if comparable(row, last) and measured(row["rewards"][name]["mean"])]
+        if not alike or not measured(last["rewards"][name]["mean"]):
+            continue
+        best = max(alike, key=lambda row: row["rewards"][name]["mean"])
+        trained = [other for other, figures in last["rewards"].items() if not figures["held_out"]]
+        rises = {other: shift(differences(best, last, other)) for other in trained}
+        when = f"on the fixed prompts, from iteration {best['iteration']} to {last['iteration']}"
+        ends = [row["rewards"][name]["mean"] for row in (best, last)]
+        if message := _message(when, rises, name, shift(differences(best, last, name)), *ends):
+            return message
+    return None
+
+
+def _message(when: str, rises: Mapping[str, float], name: str, fall: float, before: float, after: float) -> str | None:
+    """The sentence, where there is something to say."""
+    rising = [f"{other} (z = {z:.1f})" for other, z in rises.items() if z > RISE]
+    if not rising or fall >= FALL:
+        return None
+    return (
+        f"this looks like reward hacking: {when}, trained rewards rise, {', '.join(rising)}, while {name}, which is held out, "
+        f"falls from {before:.3g} to {after:.3g} (z = {fall:.1f}). Fix: take an earlier checkpoint, lower learning_rate, or "
+        "raise kl_coefficient"
+    )
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+# --- the best evaluation ----------------------------------------------------------------------------------------------
+
+
+def check_metric(metric: str, rewards: Iterable[str]) -> None:
+    """Raises ValueError for a metric that evaluations by these rewards do not have."""
+    known = [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
+    if metric not in known:
+        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(known)}, or empty")
+
+
+def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
+    """What an evaluation came to; None where it was not measured.
+
+    A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
+    standard deviation there. A reward that told no two samples apart then has no unit and is left out.
+    """
+    if metric != keys.EVALUATION_SUM:
+        mean = row["rewards"].get(keys.evaluated(metric), {}).get("mean")
+        return mean if measured(mean) else None
+    first = next((other for other in evaluations if other["iteration"] == 0), None)
+    if first is None or not comparable(first, row):
+        return None
+    trained = {
+        name: figures for name, figures in first["rewards"].items() if not figures["held_out"] and figures["std"]
+    }
+    means = [(row["rewards"][name]["mean"], figures) for name, figures in trained.items()]
+    if not means or not all(measured(mean) and measured(before["mean"]) for mean, before in means):
+        return None
+    return sum((mean - before["mean"]) / before["std"] for mean, before in means)
+
+
+def last_evaluation(evaluations: Sequence[Mapping], metric: str) -> dict | None:
+    """What the last evaluation came to, as best.json has it; None where that was not measured."""
+    value = metric_value(evaluations, evaluations[-1], metric)
+    if value is None:
+        return None
+    before = next((metric_value(evaluations, row, metric) for row in evaluations if row["iteration"] == 0), None)
+    return {"metric": metric, "value": value, "iteration": evaluations[-1]["iteration"], "before_training": before}
+
+
+def is_on_record(evaluations: Sequence[Mapping], kept: Mapping) -> bool:
+    """Whether the adapter in best/ is of an evaluation that is on record, and came to what best.json says."""
+    row = next((row for row in evaluations if row["iteration"] == kept["iteration"]), None)
+    return row is not None and metric_value(evaluations, row, kept["metric"]) == kept["value"]
+
+
+def is_better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None) -> bool:
+    """Whether the last evaluation's adapter is to take the place of the one that is kept, whose figures are on record.
+
+    It is where they are by another metric, or of other prompts or rewards, which are another scale. No evaluation counts whose
+    adapter was not kept.
+    """
+    if kept is None or kept["metric"] != new["metric"] or new["value"] > kept["value"]:
+        return True
+    row = next(row for row in evaluations if row["iteration"] == kept["iteration"])
+    return not comparable(row, evaluations[-1])
+
+
+# --- early stop -------------------------------------------------------------------------------------------------------
+
+
+def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
+    """A sentence for a human where one held-out reward has declined in each of the last `patience` evaluations; else None.
+
+    Declined: over the same pairs of prompt and seed it is below the best evaluation before by more than one standard error of the
+    paired differences, mean(d) < -std(d)/√n. The one before training counts, and two pairs are needed.
+    """
+    if not patience or len(evaluations) <= patience:
+        return None
+    for name in [name for name, figures in evaluations[-1]["rewards"].items() if figures["held_out"]]:
+        bests = [_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0)]
+        if all(bests):
+            then, now = bests[0]["rewards"][name]["mean"], evaluations[-1]["rewards"][name]["mean"]
+            return (
+                f"{name}, which is held out, has declined for {patience} evaluations in a row: from {then:.3g} at iteration "
+                f"{bests[0]['iteration']} to {now:.3g} at {evaluations[-1]['iteration']}"
+            )
+    return None
+
+
+def _declined(earlier: Sequence[Mapping], row: Mapping, name: str) -> Mapping | None:
+    """The best evaluation before, if the reward is below it by more than a standard error."""
+    alike = [other for other in earlier if comparable(other, row) and measured(other["rewards"][name]["mean"])]
+    if not alike:
+        return None
+    top = max(alike, key=lambda other: other["rewards"][name]["mean"])
+    return top if fell(top, row, name) else None
+
+
+def fell(earlier: Mapping, later: Mapping, name: str) -> bool:
+    """Whether a reward is lower in the later evaluation by more than one standard error, over the same pairs of prompt and seed.
+
+    False of fewer than two pairs.
+    """
+    changes = differences(earlier, later, name)
+    if len(changes) < 2:
+        return False
+    return statistics.fmean(changes) < -statistics.stdev(changes) / math.sqrt(len(changes))
