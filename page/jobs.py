@@ -26,7 +26,8 @@ from ..host.stopping import STOP
 from ..trainer.flow import SINGLE_FILES
 from ..trainer.run import preflight
 from ..trainer.run.layout import CANVAS, LOG, STATUS, WORKFLOW
-from ..trainer.workflow.graph import RUN_NODE, resumable
+from ..trainer.types import RUN_NODE
+from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, told
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Refused

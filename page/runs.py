@@ -33,7 +33,8 @@ from ..trainer.run.layout import (
     STATUS,
     WORKFLOW,
 )
-from ..trainer.workflow.graph import RUN_NODE, title
+from ..trainer.types import RUN_NODE
+from ..trainer.workflow.graph import title
 from ..trainer.workflow.lineage import change_line
 from .checks import Refused
 

@@ -28,7 +28,7 @@ from ..trainer.pictures import plots
 from ..trainer.run.layout import ADAPTER
 from ..trainer.run.loop import only
 from ..trainer.run.record import json_line
-from ..trainer.workflow.graph import SAMPLER_NODE, STACK_NODE
+from ..trainer.types import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from .agreement import MEASURES, chance, pearson
 from .statistics import Interval, bootstrap_of_groups

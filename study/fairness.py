@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from ..trainer.run import preflight
 from ..trainer.run.loop import only
 from ..trainer.run.record import RunError
-from ..trainer.workflow.graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
+from ..trainer.types import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
+from ..trainer.workflow.graph import is_link
 from ..trainer.workflow.problem import errors, told
 from ..trainer.workflow.running import Workflow
 

@@ -21,7 +21,7 @@ from .fusion import (
     weighted_sum,
 )
 from .groups import gain_advantages, group_advantages
-from .types import Advantages, Fused, Scores, StepCredit
+from .types import RECENTERINGS, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,10 +50,6 @@ def correlation(standings: Tensor) -> Tensor:
             both = both - both.mean(0)
             matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
     return matrix
-
-
-RECENTERINGS = ("none", "group")
-GAIN_FUSIONS = ("weighted_advantages", "weighted_sum")
 
 
 @dataclass(frozen=True)
@@ -159,8 +155,8 @@ def fuse_gains(
         similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
         scores: of the final pictures.
         trained: the T' transition numbers.
-        fusion: one of GAIN_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients and
-            normalises again; "weighted_sum" adds the gains first.
+        fusion: one of WEIGHTED_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients,
+            and normalises again; "weighted_sum" adds the gains first.
         per_step: see `groups.gain_advantages`.
 
     Returns:
@@ -170,8 +166,8 @@ def fuse_gains(
     Raises:
         ValueError: an unknown fusion.
     """
-    if fusion not in GAIN_FUSIONS:
-        raise ValueError(f"fusion must be one of {GAIN_FUSIONS}, not {fusion!r}")
+    if fusion not in WEIGHTED_FUSIONS:
+        raise ValueError(f"fusion must be one of {WEIGHTED_FUSIONS}, not {fusion!r}")
     started = time.perf_counter()
     groups = scores.groups
     valid = gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +18,7 @@ from .groups import group_advantages
 from .losses import OBJECTIVES, clipped_objective
 from .rollout import sampled_noise, trained_transition, velocity_at
 from .sde import Gaussian
+from .types import UpdateSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,28 +30,6 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["clipped_objective", "group_advantages", "update"]
 MAX_SKIPPED_IN_A_ROW = 10
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """How the policy is moved.
-
-    `batch_size` counts samples of one step, or of several steps where there is room; 0 takes all samples of a step at once;
-    `objective` is one of `objective.OBJECTIVES`; `ema_decay` 0 keeps no average; `sampled_steps` 0 trains all steps.
-    `unconditional_gradient` False leaves the negative half of classifier-free guidance out of the gradient.
-    """
-
-    learning_rate: float
-    clip_range: float = 1e-4
-    kl_coefficient: float = 0.0
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 1.0
-    epochs: int = 1
-    batch_size: int = 0
-    ema_decay: float = 0.0
-    sampled_steps: int = 0
-    unconditional_gradient: bool = True
-    objective: str = "clipped"
 
 
 class NonFiniteUpdate(RuntimeError):

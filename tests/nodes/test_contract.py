@@ -36,7 +36,7 @@ def contract(node: type) -> dict:
         "flags": {flag: getattr(node, flag) for flag in FLAGS if hasattr(node, flag)},
         "methods": {
             # ComfyUI leaves the checks of inputs that VALIDATE_INPUTS names to it.
-            name: sorted(inspect.signature(getattr(node, name)).parameters)
+            name: sorted(inspect.getfullargspec(getattr(node, name)).args[1:])
             for name in ("IS_CHANGED", "VALIDATE_INPUTS", "WANTS")
             if hasattr(node, name)
         },

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..types import Share, StepCredit
+from ..types import FLOORS, NORMALIZATIONS, Share, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-8
-FLOORS = ("affine", "waterfill", "clamp")
-NORMALIZATIONS = ("mean", "sum")
 
 
 def tcd(

@@ -14,13 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..types import TRAININGS
 from ..workflow.problem import Misfit
 
 if TYPE_CHECKING:
     from .base import FlowModel
 
-TRAININGS = ("lora", "full")
-QUANTIZATIONS = ("none", "8bit", "4bit")
 FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
 # The networks that may come from a single file, and in which of ComfyUI's model folders its users keep it.
 SINGLE_FILES = {
@@ -48,7 +47,7 @@ class LoadOptions:
     device: str = "auto"
     max_sequence_length: int = 0
     files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files in place of the folder's own
-    quantize: str = "none"  # one of QUANTIZATIONS
+    quantize: str = "none"  # one of types.QUANTIZATIONS
     offload_encoders: bool = False
     vae_tiling: bool = False
     gradient_checkpointing: bool = False

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
     from torch import Tensor
 
-    from ..grpo import UpdateSettings
     from ..run.ownership import Start
     from ..run.record import Run
-    from ..types import SamplerSettings
+    from ..types import SamplerSettings, UpdateSettings
     from . import LoadOptions
     from .sizes import LatentGrid
 

@@ -20,13 +20,14 @@ from ...host import distributed
 from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, is_own, mark_own, new_folder, open_plain, put_back, read_json, remove_own
 from ..flow.lora import read_tensors, write_tensors
+from ..types import RunSettings
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
 
 logger = logging.getLogger(__name__)
 
-KEEP = 2
+KEEP = RunSettings.keep_checkpoints
 STATE = "state.json"
 ADAPTER, RNG, OPTIMIZER, AVERAGE = (f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema"))
 _FIX = "put the file back, or delete its folder"

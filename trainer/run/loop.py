@@ -15,7 +15,7 @@ from ...host import claim, distributed, paths, stopping
 from ...host.files import Damaged, present, put_back
 from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
-from ..workflow.graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
+from ..types import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint, preflight

@@ -12,7 +12,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from ..flow import lora
 from ..flow import saved as weights
 from ..pictures import plots
 from ..rewards.base import RewardError, failing, score
+from ..types import RunSettings
 from ..workflow import graph, lineage
 from . import best, checkpoint, hacking, layout
 from .layout import (
@@ -57,21 +58,6 @@ EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 
 class RunError(RuntimeError):
     """A run folder that cannot be used, with the fix."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
-
-    checkpoint_every: int = 25
-    evaluate_every: int = 50
-    evaluation_prompts: str = ""
-    evaluation_seeds: int = 1
-    evaluation_steps: int = 0  # 0: as many as the sampler trains with
-    keep_checkpoints: int = checkpoint.KEEP
-    best_metric: str = ""  # of evaluations; empty: none is kept as the best
-    stop_after_decline: int = 0  # evaluations in a row; 0: never
-    wandb_project: str = ""  # empty: none
 
 
 def report(update: Mapping[str, float], trajectories, advantages) -> Report:

@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, is_link
+from ..types import DATASET_NODE, LOAD_NODE, PREFIX, RUN_NODE, SAMPLER_NODE, STACK_NODE
+from .graph import is_link
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
 
-DATASET_NODE = "OTCA_PromptDataset"
 # The inputs that ComfyUI's queue advances after every prompt: another seed is the next iteration, and no change of anything.
 ADVANCING = {
     DATASET_NODE: {"index"},
-    "OTCA_SDESampler": {"seed"},
+    SAMPLER_NODE: {"seed"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
 # Of which run it is, where that one began, and how it is kept: they say whose the result is, not how it is made.

@@ -16,8 +16,8 @@ from graphlib import CycleError
 from pathlib import Path
 from typing import Any
 
+from ..types import PREFIX
 from .graph import (
-    PREFIX,
     Declaration,
     Node,
     ancestors,
