@@ -29,10 +29,10 @@ class _Advantages:
 
 
 class _Fuse(_Advantages):
-    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`."""
+    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one."""
 
     FUNCTION = "fuse"
-    METHOD: str
+    METHOD = ""
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -51,12 +51,13 @@ class _Fuse(_Advantages):
         return {}
 
     @devices.outside_inference
-    def fuse(self, scores, credit, node_id="", mode=None, **options):
+    def fuse(self, scores, credit, node_id="", **options):
         from ..host import distributed
         from ..trainer.advantages import fuse
 
         whole = (distributed.whole(value) for value in (scores, credit))
-        return self._shown(node_id, fuse(*whole, mode or self.METHOD, **options))
+        options = {"method": self.METHOD, **options}
+        return self._shown(node_id, fuse(*whole, **options))
 
 
 class MOCAFuse(_Fuse):
@@ -91,6 +92,9 @@ class WeightedFuse(_Fuse):
     def own_inputs(cls):
         tip = "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
         return {"mode": choice(WEIGHTED_FUSIONS, tip=tip)}
+
+    def fuse(self, mode, **inputs):
+        return super().fuse(method=mode, **inputs)
 
 
 class BestOfN(_Advantages):

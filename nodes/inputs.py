@@ -25,10 +25,10 @@ def integer(
     return "INT", options | _given(step=step, control_after_generate=advances) | {"tooltip": tip}
 
 
-def number(default: float, low: float, high: float, *, step: float, tip: str, rounded: bool = True) -> Input:
-    """A decimal number; not `rounded`, it may be finer than `step`."""
+def number(default: float, low: float, high: float, *, step: float, tip: str, fine: bool = False) -> Input:
+    """A decimal number; a `fine` one may be finer than `step`, to which the canvas rounds any other."""
     options: Options = {"default": float(default), "min": float(low), "max": float(high), "step": float(step)}
-    return "FLOAT", options | ({} if rounded else {"round": False}) | {"tooltip": tip}
+    return "FLOAT", options | ({"round": False} if fine else {}) | {"tooltip": tip}
 
 
 def seed(*, tip: str, advances: bool = False) -> Input:

@@ -31,20 +31,10 @@ class GRPOStep:
                 "trajectories": socket("OTCA_TRAJECTORIES"),
                 "advantages": socket("OTCA_ADVANTAGES"),
                 "learning_rate": number(
-                    1e-4,
-                    0,
-                    1,
-                    step=1e-6,
-                    rounded=False,
-                    tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.",
+                    1e-4, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4."
                 ),
                 "clip_range": number(
-                    default.clip_range,
-                    1e-7,
-                    1,
-                    step=1e-6,
-                    rounded=False,
-                    tip="How far the importance ratio may leave 1.",
+                    default.clip_range, 1e-7, 1, step=1e-6, fine=True, tip="How far the importance ratio may leave 1."
                 ),
                 "kl_coefficient": number(
                     default.kl_coefficient, 0, 100, step=0.001, tip="Pull towards the untrained model (β)."
@@ -52,7 +42,7 @@ class GRPOStep:
             },
             "optional": {
                 "weight_decay": number(
-                    default.weight_decay, 0, 1, step=1e-5, rounded=False, tip="AdamW's pull of the weights towards 0."
+                    default.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
                 ),
                 "max_grad_norm": number(
                     default.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
@@ -72,8 +62,8 @@ class GRPOStep:
                     0,
                     0.99999,
                     step=0.001,
-                    rounded=False,
-                    tip="Decay of the moving average of the weights, which is evaluated and saved. 0: no average.",
+                    fine=True,
+                    tip="Decay of the average that is saved; 0: none.",
                 ),
                 "sampled_steps": integer(
                     default.sampled_steps,
