@@ -25,6 +25,7 @@ import torch
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.run.loop import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
@@ -67,7 +68,7 @@ def main() -> None:
             overrides |= {(step, name): value for name, value in changes.items()}
             graph = graphs[mode]
             model = trained_model(graph)
-            model.unconditional_gradient = changes["unconditional_gradient"]  # in a training the update before this one
+            model.wish = NextRollout(changes["unconditional_gradient"])  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
             peak = contextlib.nullcontext() if number else _Peak(model)
             with peak:
@@ -83,7 +84,7 @@ def main() -> None:
                 for phase in PHASES:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
-            model.unconditional_gradient = True
+            model.wish = NextRollout()
         floor = _floor(trained_model(workflow), trajectories)
         if number:
             seconds["floor"].append(floor)

@@ -34,10 +34,10 @@ class _Credit:
     def _shown(self, credit, trajectories, node_id, *pictures):
         from dataclasses import replace
 
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         credit = replace(credit, node=node_id)
-        heatmap = results.picture(lambda: plots.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        heatmap = results.picture(lambda: heatmaps.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
         payload = {"credit": lambda: payloads.credit(credit, trajectories)}
         return results.shown(node_id, (credit, heatmap, *pictures), payload, trajectories)
 
@@ -262,15 +262,15 @@ class SpatialCredit(_Credit):
         from dataclasses import replace
 
         from ..trainer.credit import spatial
-        from ..trainer.credit.steps import placed
+        from ..trainer.credit.steps import with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
-        credit = placed(credit, spatial.credit_map(self.network, trajectories, **how))
+        credit = with_spatial(credit, spatial.credit_map(self.network, trajectories, **how))
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = results.picture(lambda: plots.lit(trajectories.images, credit.place))
+        places = results.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
         return self._shown(credit, trajectories, node_id, places)

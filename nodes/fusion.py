@@ -20,9 +20,9 @@ class _Advantages:
 
     def _shown(self, node_id, advantages, credit=None, trajectories=None):
         """`credit` is the payload of a node that gives credit too, and so has the heatmap of both."""
-        from ..trainer.pictures import plots
+        from ..trainer.pictures import heatmaps
 
-        heatmap = results.picture(lambda: plots.advantage_heatmap(advantages))
+        heatmap = results.picture(lambda: heatmaps.advantage_heatmap(advantages))
         shown = {"credit": credit} if credit else {}
         shown["advantages"] = lambda: payloads.advantages(node_id, advantages)
         return results.shown(node_id, (advantages, heatmap), shown, trajectories)

@@ -125,7 +125,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     Raises:
         LookupError: nothing (any more) to look at, or no such sample or step.
     """
-    from ..trainer.pictures import plots
+    from ..trainer.pictures import grids
 
     held = _trajectories.get((workflow, node)) or _trajectories.get((None, node))
     trajectories = held[0]() if held and held[1] == made_by else None
@@ -134,7 +134,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     samples, steps = trajectories.predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
-    image = plots.stills(trajectories.decode(trajectories.predictions[sample, step][None]))[0]
+    image = grids.stills(trajectories.model.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()
@@ -166,6 +166,6 @@ def picture(draw: Callable):
     """What a node shows on the canvas, as ComfyUI's IMAGE; headlessly nobody looks there, so nothing is drawn."""
     if not comfyui.in_comfyui():
         return None
-    from ..trainer.pictures import plots
+    from ..trainer.pictures import grids
 
-    return plots.as_image(draw())
+    return grids.as_image(draw())

@@ -38,9 +38,9 @@ class SDESampler:
     FUNCTION = "sample"
 
     def __init__(self):
-        from ..trainer.rewards.overlap import Ahead
+        from ..trainer.rewards.overlap import Overlap
 
-        self.ahead = Ahead()
+        self.overlap = Overlap()
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -142,7 +142,7 @@ class SDESampler:
             keep_graph=self._keeps_graph(keep_graph, model, settings, samples),
             keep_predictions=comfyui.in_comfyui(),
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
-            ahead=self.ahead,
+            overlap=self.overlap,
         )
         return trajectories, as_images(trajectories.images)
 

@@ -24,12 +24,13 @@ from ..trainer.credit.proxies import similarity
 from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
 from ..trainer.groups import total_reward
-from ..trainer.pictures import plots
+from ..trainer.pictures import grids
 from ..trainer.run.layout import ADAPTER
 from ..trainer.run.loop import only
 from ..trainer.run.record import json_line
 from ..trainer.types import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
+from . import agreement_plot
 from .agreement import MEASURES, chance, pearson
 from .statistics import Interval, bootstrap_of_groups
 
@@ -149,11 +150,11 @@ def _draw(analysis: Analysis, folder: Path) -> None:
     deltas = {name: delta for name, delta in analysis.deltas.items() if name != ALIKE}
     labels = [f"{step}\nσ {analysis.sigmas[step]:.2f}" for step in analysis.trained]
     pooled = {(row.objective, row.proxy): row.pooled for row in analysis.rows}
-    plots.save(plots.agreement_scatter(deltas, gains, pooled, analysis.trained), folder / "scatter.png")
-    plots.save(plots.agreement_profile(deltas, gains, labels), folder / "profile.png")
+    grids.save(agreement_plot.scatter(deltas, gains, pooled, analysis.trained), folder / "scatter.png")
+    grids.save(agreement_plot.profile(deltas, gains, labels), folder / "profile.png")
     overall, gain = list(gains.items())[-1]
     firsts = range(0, len(gain), len(gain) // analysis.groups)
-    plots.save(plots.agreement_curves(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
+    grids.save(agreement_plot.curves(deltas, gain, overall, firsts, pearson, labels), folder / "curves.png")
 
 
 def _wear(model: FlowModel, adapter: Path) -> None:

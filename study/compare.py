@@ -24,7 +24,7 @@ from ..host import claim, stopping
 from ..host.files import Damaged, read_json, write_text
 from ..trainer.inference import loading as sample
 from ..trainer.networks import features
-from ..trainer.pictures import plots
+from ..trainer.pictures import grids
 from ..trainer.run.launch import FOLDER
 from ..trainer.run.layout import EVALUATIONS, LOG, STATUS, WORKFLOW, read_lines, read_own
 from ..trainer.run.loop import differences, only
@@ -385,7 +385,7 @@ def _report(
     )
     table = comparison_report.markdown(rows, sweep, facts)
     write_text(folder / TABLE, table)
-    plots.save(comparison_plot.picture(rows, facts), folder / FIGURE)
+    grids.save(comparison_plot.picture(rows, facts), folder / FIGURE)
     content = {"facts": asdict(facts), "sweep": sweep and asdict(sweep), "workflows": [asdict(row) for row in rows]}
     write_text(folder / JSON, json_line(content))
     return table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..trainer.pictures import plots
+from ..trainer.pictures import figures
 
 if TYPE_CHECKING:
     from .comparison import Row
@@ -25,7 +25,7 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     styles = _styles(rows, facts.baseline)
     rewards = list(rows[0].rewards)
     columns = len(rewards) + 1
-    canvas = plots.new_figure(max(11, 2.9 * columns), 4.2 + 0.1 * len(rows) + 3.0)
+    canvas = figures.new_figure(max(11, 2.9 * columns), 4.2 + 0.1 * len(rows) + 3.0)
     top, bottom = canvas.subfigures(2, 1, height_ratios=(4.2 + 0.1 * len(rows), 3.0))
     left, right = top.subplots(1, 2, width_ratios=(1.9, 1))
     _curves(left, rows, [row.curve for row in rows], styles)
@@ -39,7 +39,7 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
         _curves(axis, rows, [row.rewards[reward] for row in rows], styles)
         axis.set_title(f"{reward}{' (held out)' if reward in rows[0].held_out else ''}", fontsize=9)
     _diversity(panels[-1], rows, styles, facts.untrained_diversity)
-    return plots.rendered(canvas)
+    return figures.rendered(canvas)
 
 
 def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict]:

@@ -10,7 +10,7 @@ import torch
 
 from ..host import stopping
 from ..trainer import rollout
-from ..trainer.pictures import plots
+from ..trainer.pictures import grids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,5 +51,5 @@ def measure(
     numbers = [seed for _ in prompts for seed in seeds]
     images = rollout.generate(model, texts, replace(settings, batch_size=_BATCH), numbers, stopping.check_stop)
     with torch.no_grad():
-        points = torch.cat([encoder.pictures(part).cpu() for part in plots.stills(images).split(_BATCH)])
+        points = torch.cat([encoder.pictures(part).cpu() for part in grids.stills(images).split(_BATCH)])
     return pairwise_distance(points.reshape(len(prompts), len(seeds), -1))

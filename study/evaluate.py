@@ -29,12 +29,13 @@ from ..trainer.flow import saved as weights
 from ..trainer.inference import guidance
 from ..trainer.inference import loading as sample
 from ..trainer.inference.guidance import Guide
-from ..trainer.pictures import plots
+from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.layout import ADAPTER, read_lines
 from ..trainer.run.record import RunError, json_line
+from . import evaluation_plot
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups
 
@@ -151,7 +152,7 @@ def evaluate(
     write_text(folder / TABLE, table)
     write_text(folder / SHEET, as_csv(cells, names, len(pairs)))
     panels = {name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}
-    plots.save(plots.comparison(panels), folder / PLOT)
+    grids.save(evaluation_plot.picture(panels), folder / PLOT)
     return table
 
 
@@ -362,9 +363,9 @@ class _Record:
                 place = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
                 if image.ndim == 4:
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(mp4(image, plots.FRAMES_PER_SECOND))
+                    place.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
                 else:
-                    plots.save(image, place)
+                    grids.save(image, place)
                 known = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
                 own = known | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
                 row = {"method": method, "prompt": prompt, "seed": seed, "scores": own, "file": place.name}

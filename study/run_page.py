@@ -19,7 +19,7 @@ from typing import Any
 from ..host import paths
 from ..host.files import open_plain, write_text
 from ..host.machine import alive
-from ..trainer.pictures import plots
+from ..trainer.pictures import curves, figures, heatmaps
 from ..trainer.run import hacking
 from ..trainer.run.hacking import comparable, measured
 from ..trainer.run.layout import (
@@ -124,8 +124,8 @@ def _curves(history: Sequence[Mapping], evaluations: Sequence[Mapping], changed:
     if not history:
         return '<p class="quiet">No iteration is on record yet.</p>'
     drawn = [
-        plots.svg(lambda panel=panel: plots.curves_figure(history, evaluations, [panel], changed))
-        for panel in plots.panels(history)
+        figures.svg(lambda panel=panel: curves.curves_figure(history, evaluations, [panel], changed))
+        for panel in curves.panels(history)
     ]
     caption = (
         "Thin: an iteration's mean, which jumps with its prompts. Thick: running mean. Dots: fixed prompts and seeds."
@@ -228,10 +228,10 @@ def _picture(path: Path, caption: str) -> str:
 
 
 def _credit(history: Sequence[Mapping]) -> str:
-    steps = plots.credit_steps(history)
+    steps = heatmaps.credit_steps(history)
     if not steps:
         return ""
-    drawn = plots.svg(lambda: plots.credit_figure(history, steps, [f"step {step}" for step in steps]))
+    drawn = figures.svg(lambda: heatmaps.credit_figure(history, steps, [f"step {step}" for step in steps]))
     return f'<figure class="card"><div class="wide">{drawn}</div></figure>'
 
 
@@ -275,7 +275,7 @@ def _duration(seconds: float) -> str:
 
 
 def _workflow(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> str:
-    drawn = plots.svg(lambda: diagram.figure(workflow, node_classes))
+    drawn = figures.svg(lambda: diagram.figure(workflow, node_classes))
     code = escape(json.dumps(workflow, indent=1, ensure_ascii=False))
     return (
         f'<figure class="card"><div class="wide diagram">{drawn}</div></figure>\n'

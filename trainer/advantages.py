@@ -1,10 +1,10 @@
-"""Scores and credit to the effective advantage of every trained step, and what explains it (method.md §3, §5)."""
+"""From scores and credit to the effective advantage of every trained step, and the figures that explain it (method.md §3, §5)."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from .fusion import (
     weighted_advantages,
     weighted_sum,
 )
-from .groups import gain_advantages, group_advantages
+from .groups import gain_advantages, group_advantages, per_group
 from .types import RECENTERINGS, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
@@ -29,35 +29,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def standing(scores: Scores) -> Tensor:
-    """How far every sample is from its group's mean by every reward, held-out ones last: [B, K + H], NaN without a score."""
-    values = torch.cat([scores.values, scores.held_out], 1)
-    columns = [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T]
-    return torch.where(values.isfinite(), torch.cat(columns, 1), torch.nan)
-
-
-def correlation(standings: Tensor) -> Tensor:
-    """Pearson correlation [K, K] of the rewards' standings [B, K] within their groups, over the samples that both have scored.
-
-    Within groups: that one prompt scores higher than another by every reward is no agreement between them. NaN where a reward
-    tells no sample from another.
-    """
-    count = standings.shape[1]
-    matrix = torch.full((count, count), torch.nan)
-    for i in range(count):
-        for j in range(count):
-            both = standings[:, [i, j]][standings[:, [i, j]].isfinite().all(1)]
-            both = both - both.mean(0)
-            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
-    return matrix
-
-
 @dataclass(frozen=True)
 class Objectives:
     """What a fusion method may look at: B samples, K objectives."""
 
-    rewards: Tensor  # [B, K] raw; masked samples hold 0
-    advantages: Tensor  # [B, K] normalised, clipped, scaled; masked samples hold 0
+    rewards: Tensor  # [B, K] raw; samples that are not valid hold 0
+    advantages: Tensor  # [B, K] normalised, clipped, scaled; samples that are not valid hold 0
     coefficients: Tensor  # [K]
     groups: Tensor  # [B]
     valid: Tensor  # [B] bool
@@ -82,12 +59,12 @@ def fuse(
     exploration: str = "literal",
     recentering: str = "none",
 ) -> Advantages:
-    """Scores and credit to the effective advantage Ã_j = w_j·z (OTCA Eq. 15), with the numbers that explain it.
+    """The effective advantage Ã_j = w_j·z (OTCA Eq. 15).
 
     Args:
-        method: one of METHODS.
+        method: one of METHODS, which makes z.
         std_scope: see `groups.group_advantages`.
-        exploration: see `exploration_strength`.
+        exploration: see `fusion.exploration_strength`.
         recentering: "none", or "group" to subtract each group's mean of z.
 
     Raises:
@@ -100,44 +77,27 @@ def fuse(
             f"credit: it is of {len(credit.weights)} samples, the scores of {len(scores.values)}. Fix: let both come from the "
             "same SDE Sampler"
         )
-    started = time.perf_counter()
-    valid = _counted(scores.values.isfinite().all(1), credit.similarity)
+    started, groups = time.perf_counter(), scores.groups
+    valid = _valid(scores.values.isfinite().all(1), credit.similarity)
     rewards = torch.where(valid[:, None], scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
-    normalised = group_advantages(rewards, scores.groups, valid, std_scope)
+    normalised = group_advantages(rewards, groups, valid, std_scope)
     per_objective = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * coefficients
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
-    strength = exploration_strength(contribution, per_objective, scores.groups, exploration, valid)
-    objectives = Objectives(rewards, per_objective, coefficients, scores.groups, valid, strength, std_scope)
-    fused = METHODS[method](objectives)
+    strength = exploration_strength(contribution, per_objective, groups, exploration, valid)
+    fused = METHODS[method](Objectives(rewards, per_objective, coefficients, groups, valid, strength, std_scope))
     fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients.nan_to_num())
     if recentering == "group":
-        fused = recenter(fused, scores.groups, valid)
-    z, tanh_e = fused.advantage, contribution_tanh(contribution, scores.groups, exploration, valid)
-    metrics = {
-        "z/zero_fraction": _mean((z[valid] == 0).float()),
-        "z/group_mean": _mean(_group_means(z, scores.groups, valid)),
-        "moca/tanh_e": _mean(tanh_e[valid]),
-        "moca/lambda": _mean(strength[valid]),
-        "credit/weight_variation": _variation(credit.weights[valid]),
-        "groups/zero_std": float(_silent_groups(normalised, scores.groups, valid)),
-        "groups/masked_samples": float((~valid).sum()),
-    }
+        fused = recenter(fused, groups, valid)
+    z, tanh_e = fused.advantage, contribution_tanh(contribution, groups, exploration, valid)
+    moca_metrics = {"moca/tanh_e": _mean(tanh_e[valid]), "moca/lambda": _mean(strength[valid])}
+    metrics = _metrics(z, credit, normalised, groups, valid, moca_metrics)
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[valid, k])
-    for position, step in enumerate(credit.trained):
-        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
-    return Advantages(
-        step_advantage=torch.where(valid[:, None], credit.weights * z[:, None], 0.0),
-        per_objective=per_objective,
-        fused=fused,
-        valid=valid,
-        scores=scores,
-        credit=credit,
-        metrics=metrics,
-        method=method,
-        seconds=time.perf_counter() - started,
-    )
+    metrics |= _step_weights(credit, valid)
+    step_advantage = torch.where(valid[:, None], credit.weights * z[:, None], 0.0)
+    seconds = time.perf_counter() - started
+    return Advantages(step_advantage, per_objective, fused, valid, scores, credit, metrics, method, seconds)
 
 
 def fuse_gains(
@@ -148,10 +108,10 @@ def fuse_gains(
     fusion: str = "weighted_advantages",
     per_step: bool = False,
 ) -> Advantages:
-    """Stepwise gains to the effective advantage (Stepwise-Flow-GRPO, 2603.28718): here the credit is the advantage itself.
+    """The effective advantage of stepwise gains (Stepwise-Flow-GRPO, 2603.28718): here the credit is the advantage itself.
 
     Args:
-        gains: [B, T', K], see `gains.stepwise_gains`; a sample with one that is not finite takes no part.
+        gains: [B, T', K], see `gains.stepwise_gains`; a sample with a gain that is not finite is not valid.
         similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
         scores: of the final pictures.
         trained: the T' transition numbers.
@@ -160,18 +120,16 @@ def fuse_gains(
         per_step: see `groups.gain_advantages`.
 
     Returns:
-        For the eye, z is the mean of Ã over a sample's steps, A_k that of an objective's normalised gains, and a step's weight is
-        its share of Σ_j |Ã_j|, of mean one.
+        To look at, z is the mean of Ã over a sample's steps, A_k that of an objective's normalised gains, and a step's weight
+        is its share of Σ_j |Ã_j|, of mean one.
 
     Raises:
         ValueError: an unknown fusion.
     """
     if fusion not in WEIGHTED_FUSIONS:
         raise ValueError(f"fusion must be one of {WEIGHTED_FUSIONS}, not {fusion!r}")
-    started = time.perf_counter()
-    groups = scores.groups
-    valid = gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1)
-    valid = _counted(valid, similarity)
+    started, groups = time.perf_counter(), scores.groups
+    valid = _valid(gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1), similarity)
     gains = torch.where(valid[:, None, None], gains, 0.0)
     coefficients = torch.tensor(scores.coefficients)
 
@@ -181,88 +139,31 @@ def fuse_gains(
     per_objective = normalised(gains) * coefficients
     summed = per_objective if fusion == "weighted_advantages" else gains * coefficients
     step_advantage = normalised(summed.sum(2, keepdim=True))[:, :, 0]
-    z, pull = step_advantage.mean(1), step_advantage.abs()
-    total = pull.sum(1, keepdim=True)
-    raw = torch.where(total > 0, pull / total, 1 / len(trained))
-    credit = StepCredit(
-        raw * len(trained), raw, similarity.diff(dim=1), similarity, tuple(trained), method="stepwise_gain"
-    )
-    metrics = {
-        "z/zero_fraction": _mean((z[valid] == 0).float()),
-        "z/group_mean": _mean(_group_means(z, groups, valid)),
-        "credit/weight_variation": _variation(credit.weights[valid]),
-        "groups/zero_std": float(_silent_groups(per_objective.abs().amax(1), groups, valid)),
-        "groups/masked_samples": float((~valid).sum()),
-    }
+    z, credit = step_advantage.mean(1), _share_of_advantage(step_advantage, similarity, tuple(trained))
+    metrics = _metrics(z, credit, per_objective.abs().amax(1), groups, valid) | _step_weights(credit, valid)
     for position, step in enumerate(trained):
-        metrics[f"credit/step/{step}"] = _mean(credit.weights[valid, position])
         for k, name in enumerate(scores.names):
             metrics[f"gain/{name}/{step}"] = _mean(gains[valid, position, k])
     shown = torch.ones_like(per_objective) if fusion == "weighted_advantages" else coefficients.expand_as(per_objective)
-    return Advantages(
-        step_advantage=step_advantage,
-        per_objective=per_objective.mean(1),
-        fused=Fused(z, shown[:, 0].clone()),
-        valid=valid,
-        scores=scores,
-        credit=credit,
-        metrics=metrics,
-        method="stepwise_gain",
-        seconds=time.perf_counter() - started,
-    )
-
-
-def _counted(scored: Tensor, similarity: Tensor) -> Tensor:
-    """Which samples take part, [B] bool: scored, and with finite latents.
-
-    Latents that overflowed make a black picture, which some rewards score as any other.
-    """
-    finite = similarity.isfinite().all(1)
-    if not finite.all():
-        lost = ", ".join(map(str, (~finite).nonzero()[:, 0].tolist()))
-        logger.warning(
-            "latents of the samples %s are not finite: they are left out. Fix if it goes on: dtype bfloat16 or float32",
-            lost,
-        )
-    return scored & finite
-
-
-def _variation(weights: Tensor) -> float:
-    """Mean over the steps of the standard deviation over the samples [B, T']."""
-    return weights.std(0).mean().item() if len(weights) > 1 else 0.0
-
-
-def _mean(values: Tensor) -> float:
-    """0 for an empty batch: every sample may be masked."""
-    return values.mean().item() if len(values) else 0.0
-
-
-def _group_means(values: Tensor, groups: Tensor, valid: Tensor) -> Tensor:
-    """The mean over each group's valid samples, for the groups that have any."""
-    return torch.stack(
-        [values[(groups == group) & valid].mean() for group in groups[valid].unique()] or [values[:0].sum()]
-    )
-
-
-def _silent_groups(advantages: Tensor, groups: Tensor, valid: Tensor) -> int:
-    """Groups in which some objective tells no sample from another: all equal, or fewer than two valid samples."""
-    return sum(bool((advantages[(groups == group) & valid] == 0).all(0).any()) for group in groups.unique())
+    fused, mean = Fused(z, shown[:, 0].clone()), per_objective.mean(1)
+    seconds = time.perf_counter() - started
+    return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, "stepwise_gain", seconds)
 
 
 def best_of_n(advantages: Advantages, best: int, worst: int) -> Advantages:
     """Keeps the `best` and the `worst` samples of each group, by fused advantage z; the others train nothing.
 
-    Best-of-n selection of DanceGRPO (2505.07818), whose code ranks over all prompts together: there an easy prompt's samples
-    win over a hard one's. Here a sample is ranked among those of its own prompt, and of equal ones the first in order of rows
-    is the better. Advantages stay what they were: mean and spread are those of the whole group.
+    Best-of-n selection of DanceGRPO (2505.07818), whose code ranks the samples of all prompts together: there the samples of an
+    easy prompt win over those of a hard one. Here a sample is ranked within its own group, and of equal samples the one in the
+    earlier row is better. Advantages do not change: mean and spread are those of the whole group.
 
-    The others count like samples whose reward failed: no forward pass, no KL, and the loss is the mean over those that are
-    kept. A group of at most best + worst valid samples is kept whole.
+    The others count like samples whose reward failed: no forward pass, no KL, and the loss is the mean over the samples that
+    are kept. A group of at most best + worst valid samples is kept whole.
     """
-    z, groups = advantages.fused.advantage, advantages.scores.groups
+    z = advantages.fused.advantage
     kept = torch.zeros_like(advantages.valid)
-    for group in groups.unique():
-        rows = ((groups == group) & advantages.valid).nonzero()[:, 0]
+    for member in per_group(advantages.scores.groups, advantages.valid):
+        rows = member.nonzero()[:, 0]
         order = rows[z[rows].argsort(descending=True, stable=True)]
         kept[order[:best]] = kept[order[max(0, len(order) - worst) :]] = True
     return replace(
@@ -271,3 +172,78 @@ def best_of_n(advantages: Advantages, best: int, worst: int) -> Advantages:
         valid=kept,
         metrics={**advantages.metrics, "groups/kept_samples": float(kept.sum())},
     )
+
+
+def standing(scores: Scores) -> Tensor:
+    """Each sample's group advantage by every reward, held-out ones last: [B, K + H], NaN without a score."""
+    values = torch.cat([scores.values, scores.held_out], 1)
+    columns = [group_advantages(column[:, None], scores.groups, column.isfinite()) for column in values.T]
+    return torch.where(values.isfinite(), torch.cat(columns, 1), torch.nan)
+
+
+def correlation(standings: Tensor) -> Tensor:
+    """Pearson correlation [K, K] of the rewards' standings [B, K], over the samples that both rewards have scored.
+
+    Standings are within groups, since two rewards that both prefer one prompt to another do not agree by that. NaN where a
+    reward gives all samples the same standing.
+    """
+    count = standings.shape[1]
+    matrix = torch.full((count, count), torch.nan)
+    for i in range(count):
+        for j in range(count):
+            both = standings[:, [i, j]][standings[:, [i, j]].isfinite().all(1)]
+            both = both - both.mean(0)
+            matrix[i, j] = (both[:, 0] * both[:, 1]).sum() / both.square().sum(0).prod().sqrt()
+    return matrix
+
+
+def _valid(scored: Tensor, similarity: Tensor) -> Tensor:
+    """Which samples count, [B] bool: those with scores and finite latents.
+
+    Latents that overflowed make a black picture, which some rewards score like any other picture.
+    """
+    finite = similarity.isfinite().all(1)
+    if not finite.all():
+        lost = ", ".join(map(str, (~finite).nonzero()[:, 0].tolist()))
+        logger.warning(
+            "latents of the samples %s are not finite: they are left out. Fix if it continues: dtype bfloat16 or float32",
+            lost,
+        )
+    return scored & finite
+
+
+def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tuple[int, ...]) -> StepCredit:
+    """As weights, each step's share of Σ_j |Ã_j|; all steps alike where Ã is zero."""
+    size = step_advantage.abs()
+    total = size.sum(1, keepdim=True)
+    raw = torch.where(total > 0, size / total, 1 / len(trained))
+    delta = similarity.diff(dim=1)
+    return StepCredit(raw * len(trained), raw, delta, similarity, trained, method="stepwise_gain")
+
+
+def _metrics(
+    z: Tensor, credit: StepCredit, normalised: Tensor, groups: Tensor, valid: Tensor, of_method: Mapping | None = None
+) -> dict[str, float]:
+    """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample."""
+    members = list(per_group(groups, valid))
+    means = [z[member].mean() for member in members if member.any()]
+    weights = credit.weights[valid]
+    return {
+        "z/zero_fraction": _mean((z[valid] == 0).float()),
+        "z/group_mean": _mean(torch.stack(means)) if means else 0.0,
+        **(of_method or {}),
+        "credit/weight_variation": weights.std(0).mean().item() if len(weights) > 1 else 0.0,
+        # Groups in which some objective prefers no sample: all scores are equal, or there are fewer than two.
+        "groups/zero_std": float(sum(bool((normalised[member] == 0).all(0).any()) for member in members)),
+        "groups/masked_samples": float((~valid).sum()),
+    }
+
+
+def _step_weights(credit: StepCredit, valid: Tensor) -> dict[str, float]:
+    weights = enumerate(credit.trained)
+    return {f"credit/step/{step}": _mean(credit.weights[valid, position]) for position, step in weights}
+
+
+def _mean(values: Tensor) -> float:
+    """0 for an empty batch, since no sample may be valid."""
+    return values.mean().item() if len(values) else 0.0

@@ -1,6 +1,6 @@
-"""What: how K objectives' advantages become one (method.md §5).
+"""The formulas of fusion: how K objectives' advantages become one (method.md §5).
 
-A new fusion method is one function that returns a `Fused`, and its node.
+A new fusion method is one function here that returns a `Fused`, one row in `advantages.METHODS`, and its node.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .groups import group_advantages
+from .groups import group_advantages, per_group
 from .types import EXPLORATIONS, Fused
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ def exploration_strength(
 ) -> Tensor:
     """λ of MOCA (OTCA Eq. 12-13), [B]: 0 where the objectives' sum is not positive, else tanh(e).
 
-    e = |q| / (std_group(q) + ε) measures how unusually much a trajectory moved. Taken literally it is nearly always tens
-    to hundreds, hence tanh(e) ≈ 1; "centered" takes |q - mean_group(q)| instead.
+    e = |q| / (std_group(q) + ε) measures how far a trajectory moved, compared with its group. Taken literally it is nearly
+    always tens to hundreds, hence tanh(e) ≈ 1; "centered" takes |q - mean_group(q)| instead.
 
     Args:
         contribution: q [B] = Σ_j ŵ_j·ΔS_j.
         advantages: [B, K].
         groups: [B] group numbers.
         mode: one of EXPLORATIONS.
-        valid: [B] bool; the others are left out of the groups' statistics. Default: all count.
+        valid: [B] bool; the others do not count in the groups' statistics. Default: all count.
     """
     total = advantages.sum(1)
     positive = total.clamp(min=0) / (total.abs() + EPSILON)
@@ -48,11 +48,9 @@ def contribution_tanh(
     """tanh(e) of `exploration_strength`, [B] in [0, 1]."""
     if mode not in EXPLORATIONS:
         raise ValueError(f"exploration must be one of {EXPLORATIONS}, not {mode!r}")
-    valid = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
     mean, std = torch.zeros_like(contribution), torch.zeros_like(contribution)
-    for group in groups.unique():
-        member = groups == group
-        counted = contribution[member & valid]
+    for member, counts in zip(per_group(groups), per_group(groups, valid), strict=True):
+        counted = contribution[counts]
         mean[member] = counted.mean() if len(counted) else 0.0
         std[member] = counted.std() if len(counted) > 1 else 0.0
     distance = contribution if mode == "literal" else contribution - mean
@@ -100,7 +98,7 @@ def min_norm(advantages: Tensor) -> Fused:
 def weighted_sum(
     rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Rewards are summed first and normalised after (Flow-GRPO).
+    """z of the summed rewards: first summed, then normalised (Flow-GRPO).
 
     Args:
         rewards: [B, K] raw.
@@ -116,9 +114,9 @@ def weighted_sum(
 def weighted_advantages(
     advantages: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
 ) -> Fused:
-    """Normalise each, sum, normalise again (Multi-GRPO, GDPO). Advantages [B, K] carry their coefficients already.
+    """z of the summed advantages, normalised again (Multi-GRPO, GDPO). The advantages [B, K] include their coefficients.
 
-    DanceGRPO's code for several rewards, and MixGRPO's, leave the sum as it is.
+    DanceGRPO's code for several rewards, and MixGRPO's, do not normalise the sum.
     """
     total = advantages.sum(1, keepdim=True)
     return Fused(_normalised(total, groups, valid, std_scope), torch.ones_like(advantages))
@@ -131,8 +129,7 @@ def _normalised(total: Tensor, groups: Tensor, valid: Tensor | None, std_scope: 
 def recenter(fused: Fused, groups: Tensor, valid: Tensor) -> Fused:
     """Subtracts each group's mean of z over its valid samples: literal MOCA leaves it positive."""
     advantage = fused.advantage.clone()
-    for group in groups.unique():
-        member = (groups == group) & valid
+    for member in per_group(groups, valid):
         if member.any():
             advantage[member] -= advantage[member].mean()
     return Fused(advantage, fused.coefficients)

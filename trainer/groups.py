@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def per_group(groups: Tensor, valid: Tensor | None = None) -> Iterator[Tensor]:
+    """For each group, by rising number: which samples belong to it, [B] bool; of `valid` samples only, so maybe none."""
+    for group in groups.unique():
+        yield groups == group if valid is None else (groups == group) & valid
+
+
 def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group") -> Tensor:
     """A_k = (r_k - mean_group) / (std + 1e-8) with the unbiased std, for each objective by itself.
 
     Args:
         rewards: [B, K].
         groups: [B] group numbers.
-        valid: [B] bool; the others are left out of all statistics and get 0. Default: the samples whose rewards are finite.
+        valid: [B] bool; the others count in no statistic and get 0. Default: the samples whose rewards are finite.
         std_scope: "group", or "batch" for the std over all valid samples (Flow-GRPO).
 
     Returns:
@@ -31,28 +37,27 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     # In float64, so that equal rewards have a spread of zero and not of a rounding error.
     values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
     batch_std = values[valid].std(0) if valid.sum() > 1 else None
-    for group in groups.unique():
-        member = (groups == group) & valid
+    for member in per_group(groups, valid):
         if member.sum() < 2:
             continue
-        own = values[member]
-        spread = own.max(0).values > own.min(0).values
-        std = own.std(0) if std_scope == "group" else batch_std
-        advantages[member] = torch.where(spread, (own - own.mean(0)) / (std + 1e-8), 0.0)
+        group = values[member]
+        spread = group.max(0).values > group.min(0).values
+        std = group.std(0) if std_scope == "group" else batch_std
+        advantages[member] = torch.where(spread, (group - group.mean(0)) / (std + 1e-8), 0.0)
     return advantages.to(rewards.dtype)
 
 
 def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool = False) -> Tensor:
-    """Gains minus their mean over their standard deviation + 1e-8, for each objective by itself.
+    """(g - mean) / (std + 1e-8) of stepwise gains g, for each objective by itself (Stepwise-Flow-GRPO, 2603.28718).
 
-    Over all G·T' gains of a group together, by the biased std as the paper has it: a step at which everybody gains is then
-    reinforced in everybody.
+    Mean and biased std are over all G·T' gains of a group together, as in the paper: a step at which every sample gains is then
+    reinforced in every sample.
 
     Args:
         gains: [B, T', K].
         groups: [B] group numbers.
-        valid: [B] bool; the others are left out of all statistics and get 0.
-        per_step: over the G gains of each step instead.
+        valid: [B] bool; the others count in no statistic and get 0.
+        per_step: take mean and std over the G gains of each step instead.
 
     Returns:
         [B, T', K]; 0 where there is no spread, or fewer than two valid samples.
@@ -60,22 +65,21 @@ def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool
     # In float64, so that equal gains have a spread of zero and not of a rounding error.
     values, advantages = gains.double(), torch.zeros(gains.shape, dtype=torch.float64)
     over = (0,) if per_step else (0, 1)
-    for group in groups.unique():
-        member = (groups == group) & valid
+    for member in per_group(groups, valid):
         if member.sum() < 2:
             continue
-        own = values[member]
-        spread = own.amax(over, keepdim=True) > own.amin(over, keepdim=True)
-        std, mean = torch.std_mean(own, over, correction=0, keepdim=True)
-        advantages[member] = torch.where(spread, (own - mean) / (std + 1e-8), 0.0)
+        group = values[member]
+        spread = group.amax(over, keepdim=True) > group.amin(over, keepdim=True)
+        std, mean = torch.std_mean(group, over, correction=0, keepdim=True)
+        advantages[member] = torch.where(spread, (group - mean) / (std + 1e-8), 0.0)
     return advantages.to(gains.dtype)
 
 
 def total_reward(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> Tensor:
     """Several objectives as one number: Σ_k coefficient_k · r_k / std_k, [..., K] to [...].
 
-    std_k is that of the final scores `finals` [N, K], so that none rules by its unit; an objective in which they do not differ
-    is left out. Without scores it is NaN.
+    std_k is that of the final scores `finals` [N, K], so that no objective dominates by its unit. An objective in which the
+    final scores do not differ does not count. Where there is no score the sum is NaN.
     """
     finals = finals[finals.isfinite().all(1)].double()
     std = finals.std(0) if len(finals) > 1 else torch.zeros(finals.shape[1], dtype=torch.float64)

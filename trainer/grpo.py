@@ -1,4 +1,4 @@
-"""Group-relative policy optimisation: advantages, the clipped objective, and one update of the policy (method.md §3, §6)."""
+"""Group-relative policy optimisation: one update of the policy (method.md §3, §6)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 from ..host import distributed
 from .credit import sampled_steps
 from .groups import group_advantages
-from .losses import OBJECTIVES, clipped_objective
-from .rollout import sampled_noise, trained_transition, velocity_at
+from .losses import LOSSES, clipped_objective
+from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import Gaussian
-from .types import UpdateSettings
+from .types import NextRollout, UpdateSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["clipped_objective", "group_advantages", "update"]
+__all__ = ["UpdateSettings", "clipped_objective", "group_advantages", "update"]
 MAX_SKIPPED_IN_A_ROW = 10
 
 
@@ -43,15 +43,14 @@ def update(
     settings: UpdateSettings,
     on_step: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Moves the policy by one optimizer step an epoch, with gradients accumulated over all groups of all processes.
+    """Moves the policy by one optimizer step for each epoch, with gradients of all groups of all processes.
 
     On-policy, the old log-probs are the new ones, detached: ρ is exactly 1, and rollout and update may differ in batch shape.
-    A graph that the rollout kept serves its one backward pass; a used or stale one is recomputed, and so is one that was kept
-    for the other `unconditional_gradient`, as by the first rollout, which has not heard of it yet. Trajectories of an earlier
-    policy use the log-probs they were sampled with.
+    Trajectories of an earlier policy use the log-probs that they were sampled with. A graph that the rollout kept serves one
+    backward pass; everything else is computed again, see `_take_graphs`.
 
     With `sampled_steps` K < T', only K steps of each sample are computed, drawn once for all epochs. A kept graph holds all
-    steps of all samples already; it is given up, so that the same is computed wherever there is memory for one.
+    steps of all samples already; it is not used then, so that the result does not depend on whether there was memory for it.
 
     Args:
         advantages: of the whole batch, of which the trajectories may be a share.
@@ -64,68 +63,72 @@ def update(
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
         ValueError: advantages of other trajectories, or `sampled_steps` for a model that several processes hold in parts.
     """
-    judged = len(advantages.step_advantage), advantages.credit.trained
-    if judged != (trajectories.share.total, trajectories.trained):
-        raise ValueError(
-            f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
-            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
-        )
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
-    if sampling and model.is_sharded:
-        raise ValueError(
-            f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
-            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
-        )
+    _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
     model.come_back()
     if model.is_sharded and not trajectories.latents.isfinite().all():
-        # Masked samples keep pace with the other processes, and 0 times NaN is no 0.
+        # Samples that are not valid keep pace with the other processes, and 0 times NaN is not 0.
         trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())
-    staleness = model.version - trajectories.policy_version
-    optimizer = model.optimizer_for(settings)
-    tally = _Tally()
-    model.unconditional_gradient = settings.unconditional_gradient
-    model.uses_graphs = settings.epochs == 1 and not sampling
-    kept = _take_graphs(trajectories, settings, sampling, staleness)
+    model.wish = NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
-        # Of the whole batch, of which every process takes its own rows: how many there are changes nothing.
+        # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
+    tally = _Tally()
     backward = _Backward(model, trajectories, advantages, weights, settings, tally)
-    old, noise = None, None
-    if backward.regulated and (staleness or settings.epochs > 1):
-        noise = sampled_noise(trajectories)  # the means that sampled are the points reached without it
-    if staleness:
-        old = trajectories.log_probs if backward.place is None else stored_log_prob_maps(trajectories)
-    steps = 0
-    for epoch in range(settings.epochs):
-        optimizer.zero_grad(set_to_none=True)
-        # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        on_part = on_step if epoch == 0 else _go_on
-        seen = backward(old, noise if epoch or staleness else None, kept, on_part)
-        if epoch == 0 and not staleness:
-            tally.drift(seen, trajectories.log_probs, backward.scale)
-            old = seen
-        if not model.trains_shards:  # FSDP2 has put them together already
-            distributed.sum_gradients(model.trainable_parameters())
-        if not _optimizer_step(model, optimizer, settings, tally):
-            break
-        steps += 1
+    staleness = model.version - trajectories.policy_version
+    steps = _epochs(model, backward, settings, sampling, staleness, on_step)
     model.version += steps > 0
     metrics = tally.summary()
     metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
     if settings.sampled_steps:
         pulls = _pull(advantages, settings) != 0
         metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
-    drift = metrics.get("ratio/drift", 0.0)
-    if 5 * drift > settings.clip_range and settings.epochs > 1:
-        logger.warning(
-            "log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, settings.clip_range
-        )
+    drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
+    if 5 * drift > clip and settings.epochs > 1:
+        logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
     metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
     metrics["seconds/update"] = time.perf_counter() - started
     return metrics
+
+
+def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
+    judged = len(advantages.step_advantage), advantages.credit.trained
+    if judged != (trajectories.share.total, trajectories.trained):
+        raise ValueError(
+            f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
+            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
+        )
+    if sampling and model.is_sharded:
+        raise ValueError(
+            f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
+            "often, so nothing would be saved. Fix: set sampled_steps to 0, or train an adapter without Model Memory's shard"
+        )
+
+
+def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool, staleness: int, on_step) -> int:
+    """The number of optimizer steps that were taken: one for each epoch, until a gradient is not finite."""
+    trajectories, optimizer = backward.trajectories, model.optimizer_for(settings)
+    kept = _take_graphs(trajectories, settings, sampling, staleness)
+    old, noise = None, None
+    if backward.regulated and (staleness or settings.epochs > 1):
+        noise = sampled_noise(trajectories)  # without it the sampled points are the means of the policy that sampled
+    if staleness:
+        old = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
+    for epoch in range(settings.epochs):
+        optimizer.zero_grad(set_to_none=True)
+        # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
+        seen = backward(old, noise if epoch or staleness else None, kept, _no_stop if epoch else on_step)
+        if epoch == 0 and not staleness:
+            backward.tally.drift(seen, trajectories.log_probs, backward.scale)
+            old = seen
+        if not model.trains_shards:  # FSDP2 has added them up already
+            distributed.sum_gradients(model.trainable_parameters())
+        if not _optimizer_step(model, optimizer, settings, backward.tally):
+            return epoch
+    return settings.epochs
 
 
 @torch.no_grad()
@@ -151,47 +154,32 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_siz
 
 
 def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, staleness: int) -> list[Tensor]:
-    """The kept graphs, if they are of use.
+    """The velocities of the graphs that the rollout kept, if this update can use them.
 
-    Either way they are gone from the trajectories: a backward pass frees them, even a stopped one, and what is not used would
-    take the memory that its recomputation needs.
+    In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not
+    used would take the memory that computing them again needs. Graphs for the other `unconditional_gradient` are not used
+    either, such as those of the first rollout, which has no wish to follow yet.
     """
-    kept = list(trajectories.kept or ())
-    if not kept:
+    if not trajectories.kept:
         return []
-    trajectories.kept.clear()
-    wasted = None
+    fits = trajectories.kept.unconditional_gradient == settings.unconditional_gradient
+    velocities, wasted = trajectories.kept.take(), None
     if sampling:
         wasted = f"sampled_steps = {settings.sampled_steps} computes other steps of every sample"
     elif settings.epochs > 1:
         # Later epochs compare with the first one's log-probs, which must have the update's batch shape, not the rollout's.
-        wasted = f"epochs = {settings.epochs} computes all anew"
+        wasted = f"epochs = {settings.epochs} computes all steps again"
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
-    as_wanted = trajectories.unconditional_gradient == settings.unconditional_gradient
-    return kept if as_wanted and not (wasted or staleness) else []
+    return velocities if fits and not (wasted or staleness) else []
 
 
-def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:
-    """Log-probs of the sampled points by latent position, [B, T', h, w], under the policy that sampled them.
-
-    The rollout stores their means alone; but x_{j+1} = μ + std·noise, so the noise says it all.
-    """
-    noise, norm = sampled_noise(trajectories), trajectories.settings.log_prob_norm
-    stds = [trajectories.stds[step] for step in trajectories.trained]
-    maps = [
-        Gaussian(torch.zeros_like(noise[:, position]), std).log_prob_map(std * noise[:, position], norm)
-        for position, std in enumerate(stds)
-    ]
-    return torch.stack(maps, 1)
-
-
-def _go_on() -> None:
+def _no_stop() -> None:
     pass
 
 
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
-    """How much each step of each sample of the whole batch has to say in the gradient, [B, T'], 0 where nothing."""
+    """The size of each step's part in the gradient, [B, T'], for each sample of the whole batch."""
     pull = advantages.step_advantage.abs()
     if settings.kl_coefficient:  # pulls at every step of every sample, so each must have a chance to be drawn
         mean = pull.mean(1, keepdim=True)
@@ -200,23 +188,29 @@ def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
 
 
 class _Backward:
-    """Accumulates the gradient of the loss over everything that pulls, in parts that one forward pass can hold."""
+    """Accumulates the gradient of the loss over all steps that have one, in parts that one forward pass can hold."""
 
     def __init__(self, model, trajectories, advantages, weights, settings, tally):
         self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, tally
-        own = list(trajectories.share.rows)
+        rows = list(trajectories.share.rows)
         credit = advantages.credit
-        self.advantage, self.weights, self.valid = advantages.step_advantage[own], weights[own], advantages.valid[own]
-        self.place = None if credit.place is None else credit.place[own]
+        self.advantage, self.weights, self.valid = (
+            advantages.step_advantage[rows],
+            weights[rows],
+            advantages.valid[rows],
+        )
+        self.spatial = None if credit.spatial is None else credit.spatial[rows]
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
         if credit.ratio_scale and trajectories.settings.log_prob_norm == "squared_error":
-            # Whoever scales a log-ratio means that of the densities.
+            # A credit scales the log-ratio of the densities.
             stds = [trajectories.stds[step] for step in trajectories.trained]
             self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
         self.regulated = credit.regulated
-        self.total = max(1, int(advantages.valid.sum())) * len(trajectories.trained)  # a masked sample is no sample
+        self.total = max(1, int(advantages.valid.sum())) * len(
+            trajectories.trained
+        )  # a sample that is not valid does not count
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
-        self.pulls, self.anybody_pulls = (weights * pulls)[own] != 0, (weights * pulls).any(0).tolist()
+        self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.trains_shards else 1
 
@@ -230,10 +224,12 @@ class _Backward:
             on_step: called before every part.
 
         Returns:
-            The log-probs it saw, [B, T'] or, with credit by place, [B, T', h, w]; NaN where nothing had to be computed.
+            The log-probs it saw, [B, T'] or, with spatial credit, [B, T', h, w]; NaN where nothing had to be computed.
         """
         shape = (
-            self.trajectories.log_probs.shape if self.place is None else (*self.weights.shape, *self.place.shape[1:])
+            self.trajectories.log_probs.shape
+            if self.spatial is None
+            else (*self.weights.shape, *self.spatial.shape[1:])
         )
         seen = torch.full(shape, torch.nan)
         for part in self._parts(bool(kept)):
@@ -251,8 +247,8 @@ class _Backward:
     def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
         """Lists of (position of a trained step, rows): all of one step, or as many as `batch_size` allows, of several steps.
 
-        Where Ã = 0 the gradient is exactly zero, and so is the work, unless a KL term pulls there too, or other processes that
-        hold parts of this model could not go on without this one.
+        Where Ã = 0 the gradient is exactly zero, and nothing is computed, unless a KL term pulls there too, or other processes
+        that hold parts of this model have to be kept pace with.
         """
         sigmas, trained = self.trajectories.sigmas, self.trajectories.trained
         part, room = [], self.settings.batch_size
@@ -296,12 +292,12 @@ class _Backward:
         advantage = self.advantage[rows, position].to(device)
         stands_for = self.weights[rows, position].to(device)
         weight = stands_for
-        if self.place is None:
+        if self.spatial is None:
             log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)
         else:
             log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)
             each = (-1, *[1] * (log_prob.ndim - 1))
-            advantage, weight = advantage.view(each) * self.place[rows].to(device), stands_for.view(each)
+            advantage, weight = advantage.view(each) * self.spatial[rows].to(device), stands_for.view(each)
         reference = log_prob.detach() if old is None else old[rows, position].to(device)
         ratio_of = log_prob
         if noise is not None:
@@ -309,13 +305,13 @@ class _Backward:
                 gaussian, following - gaussian.std * noise[rows, position].to(device)
             )
         scale = self.scale[position]
-        objective = OBJECTIVES[settings.objective]
-        loss, statistics = objective(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight)
+        loss_of = LOSSES[settings.objective]
+        loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight)
         statistics["weight"] = stands_for.mean()
         if settings.kl_coefficient:
             with torch.no_grad(), model.reference():
                 frozen = self._velocity([(position, rows)])
-            # Of a sharded model masked samples are here too, to keep pace.
+            # Of a sharded model, samples that are not valid are here too, to keep pace.
             counted = stands_for * self.valid[rows].to(stands_for)
             divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
             statistics["kl"] = divergence.detach()
@@ -328,7 +324,7 @@ class _Backward:
         squared = (gaussian.mean.float() - old_mean).square()
         if self.trajectories.settings.log_prob_norm == "full":
             squared = squared / (2 * gaussian.std**2)
-        return squared.flatten(1).mean(1) if self.place is None else squared.mean(1)
+        return squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
 
 
 def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -> bool:

@@ -1,7 +1,6 @@
-"""What an update maximises: the clipped importance-weighted advantage and its relatives (method.md §4, §6).
+"""The losses that an update minimises: the clipped importance-weighted advantage and its relatives (method.md §4, §6).
 
-A new objective is one function `(log_prob, old_log_prob, advantage, clip, weight) -> (loss, statistics)` and its row in
-OBJECTIVES.
+A new loss is one function `(log_prob, old_log_prob, advantage, clip, weight) -> (loss, statistics)` and one row in LOSSES.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def clipped_objective(
     Args:
         log_prob, old_log_prob, advantage: of one shape, any.
         clip: c.
-        weight: of a shape that fits, how many entries each stands for in the loss and all statistics.
+        weight: of a shape that broadcasts to the others, how many entries each entry counts for, in the loss and all statistics.
 
     Returns:
         The scalar loss, and a dict of detached scalars: `ratio` (mean ρ), `clip_high` and `clip_low` (shares of entries where
@@ -36,12 +35,12 @@ def clipped_objective(
     return (weight * torch.maximum(unclipped, clipped)).mean(), _statistics(log_ratio, outside, weight)
 
 
-def log_hinge_objective(
+def log_hinge(
     log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip: float, weight: Tensor | float = 1.0
 ) -> tuple[Tensor, dict]:
     """loss = mean of max(0, ξ·|Ã| - Ã·log ρ) (PCPO, 2509.25774); as `clipped_objective`, with ξ = clip.
 
-    Where it is not zero its gradient is that of -Ã·log ρ, which near ρ = 1 keeps digits that ρ - 1 loses.
+    Where it is not zero its gradient is that of -Ã·log ρ, which keeps more digits near ρ = 1 than ρ - 1 does.
     """
     log_ratio = log_prob - old_log_prob
     reached = advantage * log_ratio >= clip * advantage.abs()
@@ -50,7 +49,7 @@ def log_hinge_objective(
     return (weight * loss).mean(), _statistics(log_ratio, outside, weight)
 
 
-OBJECTIVES: dict[str, Callable[..., tuple]] = {"clipped": clipped_objective, "log_hinge": log_hinge_objective}
+LOSSES: dict[str, Callable[..., tuple]] = {"clipped": clipped_objective, "log_hinge": log_hinge}
 
 
 @torch.no_grad()

@@ -1,12 +1,12 @@
-"""Prompts to trajectories: the sampling loop, and the same transition taken again for the update."""
+"""From prompts to trajectories: the sampling loop, and the same transition taken again for the update."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,15 @@ import numpy as np
 import torch
 
 from ..host import devices, distributed
-from .rewards.overlap import Ahead
+from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .types import Prompts, SamplerSettings, Trajectories
+from .types import KeptGraph, Prompts, SamplerSettings, Share, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import Condition, FlowModel
-    from .inference.guidance import Composition
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 
@@ -38,20 +37,19 @@ def sample(
     keep_graph: bool = False,
     keep_predictions: bool = False,
     on_step: Callable[[], None] = lambda: None,
-    ahead: Ahead | None = None,
+    overlap: Overlap | None = None,
 ) -> Trajectories:
-    """Samples a group of `group_size` trajectories for every prompt; of several processes each its share of them.
+    """Samples a group of `group_size` trajectories for every prompt; each of several processes samples its share of them.
 
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
-    which prompts are sampled beside it change a trajectory.
-
-    With `settings.merge_adapter` the adapter is part of the weights meanwhile, unless graphs are kept: those have to reach it.
+    the other prompts of the iteration change a trajectory. With `settings.merge_adapter` the adapter is merged into the weights
+    meanwhile, unless graphs are kept: those have to reach the adapter.
 
     Args:
         keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
-        keep_predictions: keep x̂0 at every step, to be looked at; takes as much memory again as the latents.
+        keep_predictions: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
-        ahead: rewards that score what has been sampled, while the next `batch_size` samples are made.
+        overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
         ValueError: group_size < 2, an unknown ode_solver, fewer steps after a window where none ends, settings under which no
@@ -66,46 +64,29 @@ def sample(
     if misfit := untrainable(settings, sigmas):
         raise ValueError(str(misfit))
     condition = model.condition(prompts.texts, settings)
-    share = distributed.share(len(prompts.texts) * group_size)
-    if model.is_sharded and share.total % distributed.world():
-        raise ValueError(
-            f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
-            "Fix: change prompts_per_iteration or group_size"
-        )
+    share = _share(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
-    sources = [
-        (_generator(seed, position, 0), _generator(seed, position, row % group_size + 1))
-        for row in share.rows
-        for position in [prompts.positions[row // group_size]]
+    walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
+    shape = model.latent_shape(settings.height, settings.width, settings.frames)
+    streams = [
+        _noise(shape, settings, seed, prompts.positions[row // group_size], row % group_size) for row in share.rows
     ]
+    overlap = overlap or Overlap()
     parts, pictures = [], []
-    ahead = ahead or Ahead()
-    with ahead.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
+    with overlap.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
         for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-            own = [sources[row] for row in rows]
-            keep = (keep_graph, keep_predictions)
-            parts.append(_sample_part(model, condition, groups[rows], own, sigmas, settings, *keep, on_step))
+            parts.append(walk(groups[rows], [streams[row] for row in rows]))
             if scored:
-                pictures.append(model.decode(parts[-1]["final"]))
+                pictures.append(model.decode(parts[-1].final))
                 scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
-    latents, predictions, final, log_probs = (
-        torch.cat([part[name] for part in parts]) for name in ("latents", "predictions", "final", "log_probs")
-    )
-    stds, trained = parts[0]["stds"], parts[0]["trained"]
-    kept = None
-    if keep_graph:
-        kept = [torch.cat(velocities) for velocities in zip(*(part["kept"] for part in parts), strict=True)]
-    images = torch.cat(pictures) if pictures else model.decode(final, settings.batch_size)
+    paths = _joined(parts)
+    images = torch.cat(pictures) if pictures else model.decode(paths.final, settings.batch_size)
     if scored:
         scored.images = weakref.ref(images)
     return Trajectories(
-        latents=latents,
-        final=final,
+        **vars(paths),
         images=images,
         sigmas=sigmas,
-        trained=trained,
-        stds=stds,
-        log_probs=log_probs,
         groups=groups,
         share=share,
         prompts=prompts.texts,
@@ -113,12 +94,9 @@ def sample(
         settings=settings,
         policy_version=model.version,
         seed=seed,
-        kept=kept,
-        unconditional_gradient=model.unconditional_gradient,
-        predictions=predictions if keep_predictions else None,
-        decode=model.decode,
+        model=model,
         seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
-        ahead=ahead,
+        overlap=overlap,
     )
 
 
@@ -129,14 +107,15 @@ def generate(
     settings: SamplerSettings,
     seeds: list[int],
     on_step: Callable[[], None] = lambda: None,
-    compose: Composition | None = None,
+    compose: Callable[[int, Callable[[], Tensor]], Tensor] | None = None,
 ) -> Tensor:
     """Pictures [B, H, W, 3] by the deterministic sampler, one for each text and seed: for evaluation, not for training.
 
-    `on_step` is called before every model call and may raise to stop; `compose` puts several adapters' velocities together.
+    `on_step` is called before every model call and may raise to stop. `compose(step, call)` puts the velocities of several
+    adapters together (`inference.guidance`); `call()` is that of the adapter which is active.
     """
     model.come_back()
-    settings = replace(settings, kind="ode", window=None)  # all steps: a window's rest may be cut short
+    settings = replace(settings, kind="ode", window=None)  # all steps, since those after a window may be fewer
     sigmas = model.sigmas(settings)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
     images = []
@@ -147,8 +126,8 @@ def generate(
 
     for rows in torch.arange(len(texts)).split(settings.batch_size or len(texts)):
         condition = model.condition([texts[row] for row in rows], settings)
-        x = torch.stack([torch.randn(shape, generator=_generator(seeds[row], 0, 0)) for row in rows]).to(model.device)
-        # Encoders and autoencoder do without the adapter, and may need the memory. Composed adapters change at every call.
+        x = torch.stack([torch.randn(shape, generator=stream(seeds[row], 0, 0)) for row in rows]).to(model.device)
+        # Not around the encoders and the autoencoder, which may need the memory. Composed adapters change at every call.
         with _merged(model, settings.merge_adapter and compose is None):
             for step, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
                 call = partial(predict, x, sigma, condition)
@@ -164,14 +143,14 @@ def model_calls(steps: int, samples: int, batch_size: int) -> int:
 
 
 def first_of_each(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with different numbers, the first of each, by rising number; and for each of [B] which of those has its number."""
+    """The first row of each different number, by rising number; and for each of [B] which of those rows has its number."""
     _, inverse = numbers.unique(return_inverse=True)
     none = torch.full((int(inverse.max()) + 1,), len(numbers))
     return none.scatter_reduce(0, inverse, torch.arange(len(numbers)), "amin"), inverse
 
 
 def at_one_point(trajectories: Trajectories, steps: Tensor | int) -> Tensor | bool:
-    """Whether a group's members have not parted yet at these steps: they share their noise, and none was added before."""
+    """Whether a group's members are still at one point at these steps: they started there, and no noise was added before."""
     return trajectories.settings.shared_noise & (steps <= trajectories.trained[0])
 
 
@@ -186,10 +165,10 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     steps = torch.as_tensor(steps).expand(len(rows))
     levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[steps]
     x = trajectories.latents[rows, steps].to(model.device)
-    # Who is where, as numbers.
+    # A number for each different point: that of the group where its members are at one point, else that of the sample.
     count = len(trajectories.prompts)
-    places = torch.where(at_one_point(trajectories, steps), groups, count + rows)
-    points = places + steps * (count + len(trajectories.groups))
+    points = torch.where(at_one_point(trajectories, steps), groups, count + rows)
+    points = points + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
     return _velocity(model, condition, x, groups, levels, settings, points)
 
@@ -198,13 +177,27 @@ def sampled_noise(trajectories: Trajectories) -> Tensor:
     """The noise [B, T', C, h, w] that the trained steps added, drawn again from the same streams."""
     settings, shape = trajectories.settings, trajectories.latents.shape[2:]
     group_size = trajectories.share.total // len(trajectories.prompts)
-    noise = []
+    sampled = []
     for row in trajectories.share.rows:
-        own = _generator(trajectories.seed, trajectories.positions[row // group_size], row % group_size + 1)
-        if not settings.shared_noise:
-            torch.randn(shape, generator=own)  # where it began
-        noise.append(torch.stack([torch.randn(shape, generator=own) for _ in trajectories.trained]))
-    return torch.stack(noise)
+        position = trajectories.positions[row // group_size]
+        noise = _noise(shape, settings, trajectories.seed, position, row % group_size)
+        next(noise)  # where it started
+        sampled.append(torch.stack([next(noise) for _ in trajectories.trained]))
+    return torch.stack(sampled)
+
+
+def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:
+    """Log-probs of the sampled points by latent position, [B, T', h, w], under the policy that sampled them.
+
+    The rollout stores only their means; but x_{j+1} = μ + std·noise, so that the noise is enough to compute them.
+    """
+    noise, norm = sampled_noise(trajectories), trajectories.settings.log_prob_norm
+    stds = [trajectories.stds[step] for step in trajectories.trained]
+    maps = [
+        Gaussian(torch.zeros_like(noise[:, position]), std).log_prob_map(std * noise[:, position], norm)
+        for position, std in enumerate(stds)
+    ]
+    return torch.stack(maps, 1)
 
 
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
@@ -218,15 +211,14 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
-    if not model.uses_graphs:
+    wish = model.wish
+    if not wish.uses_graphs or model.is_sharded:
+        # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
         return False
-    if model.is_sharded:
-        # Each process would decide by its own free memory, and all have to call it equally often.
-        return False
-    # Decided once, wherever a window stands: the free memory moves from one iteration to the next, and the two ways differ in
-    # rounding.
+    # Decided once, wherever a window stands: the free memory changes from one iteration to the next, and updates with and
+    # without kept graphs differ in rounding.
     trained = sum(kind != "ode" for kind in step_kinds(settings))
-    case = replace(settings, window=None), trained, samples, model.unconditional_gradient
+    case = replace(settings, window=None), trained, samples, wish.unconditional_gradient
     if case not in model.graph_decisions:
         need = model.graph_bytes(settings) * samples * trained
         model.graph_decisions[case] = need <= GRAPH_MEMORY_SHARE * devices.free_memory(model.device)
@@ -237,55 +229,73 @@ def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager
     return model.merged() if wanted else contextlib.nullcontext()
 
 
-def _sample_part(model, condition, groups, sources, sigmas, settings, keep_graph, keep_predictions, on_step) -> dict:
-    """Samples some of the trajectories together; `sources` has a noise stream of its group and one of its own for each."""
-    shape, kinds = model.latent_shape(settings.height, settings.width, settings.frames), step_kinds(settings)
-    x = torch.stack([torch.randn(shape, generator=group if settings.shared_noise else own) for group, own in sources])
-    x = x.to(model.device)
-    visited, predictions, log_probs, kept, stds, trained = [x], [], [], [], [], []
+@dataclass(frozen=True)
+class _Paths:
+    """What the loop makes of some samples; fields as in `Trajectories`."""
+
+    latents: Tensor
+    final: Tensor
+    log_probs: Tensor
+    stds: tuple[float, ...]
+    trained: tuple[int, ...]
+    kept: KeptGraph | None
+    predictions: Tensor | None
+
+
+def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_step, groups, noise) -> _Paths:
+    """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`."""
+    x = _drawn(noise).to(model.device)
+    visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
     before = None
-    for j, kind in enumerate(kinds):
+    for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
         on_step()
         points = groups if settings.shared_noise and not trained else None
         with torch.set_grad_enabled(keep_graph and kind != "ode"):
-            velocity = _velocity(model, condition, x, groups, sigmas[j], settings, points)
-            gaussian = transition(
-                kind, velocity, x, sigmas[j], sigmas[j + 1], eta=settings.eta, sigma_after_first=sigmas[1]
-            )
-            stochastic = gaussian.std >= MIN_STD
-            following = gaussian.mean.detach()
-            if stochastic:
-                noise = torch.stack([torch.randn(shape, generator=own) for _, own in sources])
-                following = following + gaussian.std * noise.to(x.device)
-                log_prob = gaussian.log_prob(following, settings.log_prob_norm).detach()
-        if kind == "ode" and settings.ode_solver == "adams_bashforth":
-            following = adams_bashforth(velocity, x, sigmas[j], sigmas[j + 1], before)
-        before = (velocity, sigmas[j]) if kind == "ode" else None
-        clean = x - sigmas[j] * velocity.detach()
+            v = _velocity(model, condition, x, groups, sigma, settings, points)
+            gaussian = transition(kind, v, x, sigma, sigma_next, eta=settings.eta, sigma_after_first=sigmas[1])
+        clean, stochastic = x - sigma * v.detach(), gaussian.std >= MIN_STD
+        if stochastic:
+            x_next = gaussian.sample(_drawn(noise).to(x.device)).detach()
+            log_probs.append(gaussian.log_prob(x_next, settings.log_prob_norm).detach())
+            trained.append(j)
+            velocities.append(v)
+        elif kind == "ode" and settings.ode_solver == "adams_bashforth":
+            x_next = adams_bashforth(v, x, sigma, sigma_next, before)
+        else:
+            x_next = gaussian.mean.detach()
+        before = (v, sigma) if kind == "ode" else None
+        x = x_next
+        visited.append(x)
+        stds.append(gaussian.std)
         if keep_predictions:
             predictions.append(clean)
-        stds.append(gaussian.std)
-        if stochastic:
-            trained.append(j)
-            log_probs.append(log_prob)
-            if keep_graph:
-                kept.append(velocity)
-        x = following
-        visited.append(x)
     # To the host only now: a transfer at every step would make the accelerator wait each time.
-    return {
-        "latents": torch.stack(visited, 1).cpu(),
-        "predictions": torch.stack(predictions, 1).cpu() if keep_predictions else clean[:0].cpu(),
-        "final": (clean if stochastic else x).cpu(),  # of a trained last step without its noise
-        "log_probs": torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
-        "kept": kept,
-        "stds": tuple(stds),
-        "trained": tuple(trained),
-    }
+    return _Paths(
+        latents=torch.stack(visited, 1).cpu(),
+        final=(clean if stochastic else x).cpu(),  # of a trained last step without its noise
+        log_probs=torch.stack(log_probs, 1).cpu() if log_probs else torch.empty(len(groups), 0),
+        stds=tuple(stds),
+        trained=tuple(trained),
+        kept=KeptGraph(velocities, model.wish.unconditional_gradient) if keep_graph else None,
+        predictions=torch.stack(predictions, 1).cpu() if keep_predictions else None,
+    )
+
+
+def _joined(parts: Sequence[_Paths]) -> _Paths:
+    """All samples of one rollout, in their order."""
+    first = parts[0]
+    tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("latents", "final", "log_probs")}
+    kept = predictions = None
+    if first.kept is not None:
+        steps = zip(*(part.kept for part in parts), strict=True)
+        kept = KeptGraph(map(torch.cat, steps), first.kept.unconditional_gradient)
+    if first.predictions is not None:
+        predictions = torch.cat([part.predictions for part in parts])
+    return replace(first, **tensors, kept=kept, predictions=predictions)
 
 
 def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
-    """One model call, with one forward pass for all samples that have the same number in `points` [B]; None: all apart."""
+    """One model call, with one forward pass for all samples that have the same number in `points` [B]; None: for each sample."""
     levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
     guidance = model.guidance_at(float(levels[0]), settings)
     if points is None:
@@ -297,7 +307,29 @@ def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, poin
     return velocity[inverse.to(x.device)]
 
 
-def _generator(seed: int, position: int, member: int) -> torch.Generator:
-    """An independent stream for each of (seed, prompt position, member); member 0 is the group itself."""
-    state = np.random.SeedSequence([seed, position, member]).generate_state(1, np.uint64)[0]
+def _share(model: FlowModel, samples: int) -> Share:
+    share = distributed.share(samples)
+    if model.is_sharded and share.total % distributed.world():
+        raise ValueError(
+            f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
+            "Fix: change prompts_per_iteration or group_size"
+        )
+    return share
+
+
+def stream(*numbers: int, branch: Sequence[int] = ()) -> torch.Generator:
+    """A source of random numbers that depends on these numbers alone; another `branch` gives an independent one."""
+    state = np.random.SeedSequence(numbers, spawn_key=tuple(branch)).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+
+
+def _noise(shape: Sequence[int], settings: SamplerSettings, seed: int, position: int, member: int) -> Iterator[Tensor]:
+    """The noise of one sample: first where it starts, the same for its whole group or not, then that of each stochastic step."""
+    group, own = stream(seed, position, 0), stream(seed, position, member + 1)
+    yield torch.randn(shape, generator=group if settings.shared_noise else own)
+    while True:
+        yield torch.randn(shape, generator=own)
+
+
+def _drawn(noise: Sequence[Iterator[Tensor]]) -> Tensor:
+    return torch.stack([next(sample) for sample in noise])

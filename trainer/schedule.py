@@ -1,4 +1,7 @@
-"""Which of a sampler's steps are stochastic, and what its settings cannot be, by numbers alone: no model, no torch."""
+"""The schedule of a rollout: its noise levels, the kind of each step, and where the window of stochastic steps stands.
+
+All of it follows from the settings alone, so that a graph can be checked before a model is loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,26 @@ if TYPE_CHECKING:
     from .types import SamplerSettings
 
 
+def noise_levels(settings: SamplerSettings, shift: float) -> tuple[float, ...]:
+    """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
+
+    Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
+
+    Args:
+        shift: the checkpoint's own, which counts where the settings have none.
+    """
+    import torch  # the sampler's node imports this module, and the list of nodes must not load torch
+
+    shift, end = settings.shift or shift, settings.window_end
+    u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
+    if settings.transitions < settings.steps:
+        rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
+        u = torch.cat([u[:end], rest])
+    return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
+
+
 def step_kinds(settings: SamplerSettings) -> list[str]:
-    """The sampler kind of each of the T transitions: `ode` outside the window and, unless it is trained, for the last one."""
+    """The sampler kind of each of the T transitions: `ode` outside the window, and for the last one unless it is trained."""
     inside = range(settings.window[0] if settings.window else 0, settings.window_end)
     last = settings.transitions - 1
     return [
@@ -26,17 +47,8 @@ def step_kinds(settings: SamplerSettings) -> list[str]:
     ]
 
 
-def noise_levels(settings: SamplerSettings, shift: float) -> list[float]:
-    """What `FlowModel.sigmas` gives, up to rounding, for a checkpoint of that shift."""
-    steps, end, own = settings.steps, settings.window_end, settings.shift or shift
-    u = [1 - j / steps for j in range(end + 1)]
-    left = settings.transitions - end
-    u += [u[end] * (left - j) / left for j in range(1, left + 1)]
-    return [own * level / (1 + (own - 1) * level) for level in u]
-
-
 def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
-    """What no model could sample with these settings."""
+    """What is wrong with these settings, whatever the model."""
     if group_size < 2:
         message = f"group_size must be at least 2, not {group_size}: an advantage compares the samples of a group"
         yield Misfit("group_size", message, "2 or more")
@@ -55,7 +67,7 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
 
 
 def untrainable(settings: SamplerSettings, sigmas: Sequence[float]) -> Misfit | None:
-    """What is wrong where no transition is stochastic, which the noise levels alone decide."""
+    """What is wrong where no transition is stochastic: the noise levels decide that."""
     levels = zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)
     for kind, sigma, following in levels:
         # a transition's std does not depend on where it starts
@@ -84,20 +96,20 @@ def window_start(
     seed: int = 0,
     train_last_step: bool = False,
 ) -> int:
-    """The first step of the window, a function of the iteration alone, so that a resumed run goes on where it was.
+    """The first step of the window (MixGRPO). It depends on the iteration alone, so that a resumed run has the same windows.
 
     The window stays within the steps that can be trained, 0 … T'-1, so it never trains fewer than `length`: T' = T - 1 unless
-    the last step is trained too. Its places are 0, s, 2s … and always the last one, T' - length, after which it wraps.
+    the last step is trained too. It starts at 0, s, 2s … and finally at the last possible start, T' - length; then at 0 again.
 
     Args:
         iteration: counted from 0.
         steps: T of the sampler.
         length: of the window.
-        mode: "progressive": each place for `every` iterations. "progressive_decay": the place at step l only for
-            ⌈every · exp(-k·max(0, l - 13))⌉ with k = 0.1, so that late steps get less. "random": any place, drawn anew for
-            each iteration.
+        mode: "progressive": each start for `every` iterations. "progressive_decay": the start at step l only for
+            ⌈every · exp(-k·max(0, l - 13))⌉ with k = 0.1, so that late steps get less. "random": a start drawn for each
+            iteration.
         stride: s, of both progressive modes.
-        seed: of "random"; a draw depends on it and the iteration alone.
+        seed: of "random"; a draw depends on the seed and the iteration alone.
 
     Raises:
         ValueError: an unknown mode, or a window longer than the steps that can be trained.
@@ -114,7 +126,7 @@ def window_start(
         import numpy as np  # here, since few graphs need it
 
         return int(np.random.default_rng([seed, iteration]).integers(last + 1))
-    places = [*range(0, last, stride), last]
+    starts = [*range(0, last, stride), last]
     rate = DECAY if mode == "progressive_decay" else 0.0
-    stays = [math.ceil(every * math.exp(-rate * max(0, place - DECAY_FROM))) for place in places]
-    return places[bisect_right(list(accumulate(stays)), iteration % sum(stays))]
+    stays = [math.ceil(every * math.exp(-rate * max(0, start - DECAY_FROM))) for start in starts]
+    return starts[bisect_right(list(accumulate(stays)), iteration % sum(stays))]

@@ -2,24 +2,26 @@
 
 B trajectories, T transitions, T' trained transitions, K objectives, P prompts (one group each), [C, h, w] latent; of a
 video [C, F, h, w], wherever [C, h, w] is written.
-All are frozen: a node returns a new value, it never edits what it was given. The one exception travels as a handle,
-`trainer.flow.FlowModel`, which the update changes in place.
+All are frozen: a node returns a new value and never changes the one that it received. What lives and changes is typed as a
+`Handle`: the model on the model edge, and three fields of `Trajectories`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from .flow.base import FlowModel
     from .rewards import Reward
-    from .rewards.overlap import Ahead
+    from .rewards.overlap import Overlap
 
+_T = TypeVar("_T")
+Handle = Annotated[_T, "no value: it lives, changes in place, and is the same object wherever it is named"]
 Metrics = Mapping[str, float]
 
 # --- Options: what a user may choose from. Of each the first one is the default, unless a settings class says another. ---
@@ -44,7 +46,7 @@ STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
-LOSS_NAMES = ("clipped", "log_hinge")  # the rows of the table in losses.py, whose functions need torch
+LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
@@ -54,6 +56,11 @@ STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", 
 SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
 
 # --- The values ---
+
+# In place of a score. Both take the sample out of the update. A reward returns NaN, or None; every other value that is not
+# finite is a failure too, since nobody divides by zero on purpose.
+FAILED = math.nan  # the sample should have been scored
+LEFT_OUT = math.inf  # the reward does not apply to the sample
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,37 @@ class RunSettings:
 
 
 @dataclass(frozen=True)
+class NextRollout:
+    """What an update needs of the rollout that follows it: the one value that travels against the graph's edges.
+
+    The update writes it onto the model as `FlowModel.wish`; the sampler decides by it whether to keep graphs, and of which
+    kind (`rollout.graph_fits`, `FlowModel.negative_half`). A checkpoint stores it, so that a resumed run samples the same.
+    """
+
+    unconditional_gradient: bool = True  # whether the negative half of guidance has a gradient
+    uses_graphs: bool = True  # whether a graph that the rollout keeps would be used
+
+
+class KeptGraph(list["Tensor"]):
+    """The velocity [B, C, h, w] of each trained step with its autograd graph: a handle, since one backward pass uses it up.
+
+    `unconditional_gradient`: whether the graphs go through the negative half of guidance.
+    """
+
+    def __init__(self, velocities: Iterable[Tensor], unconditional_gradient: bool):
+        super().__init__(velocities)
+        self.unconditional_gradient = unconditional_gradient
+
+    def take(self) -> list[Tensor]:
+        """The velocities, for whoever asks first; nothing is left here, so that their memory is free after use."""
+        velocities = list(self)
+        self.clear()
+        return velocities
+
+
+@dataclass(frozen=True)
 class Share:
-    """Which rows of the whole batch a process holds: all of them, where it trains alone."""
+    """Which rows of the whole batch a process holds: all rows if it trains alone."""
 
     rows: range
     total: int
@@ -160,17 +196,15 @@ class Trajectories:
         stds: T standard deviations of the transitions.
         log_probs: [B, T'] float32, of the sampled points under the policy that sampled them.
         groups: [B] int64, the number of each sample's prompt, 0 … P-1.
-        share: where these B samples stand in the whole batch, whose P prompts several processes may share.
+        share: which rows of the whole batch these B samples are; several processes may share its P prompts.
         prompts: P texts.
-        positions: each one's position in the dataset, which its noise depends on.
-        policy_version: the number of updates the policy had seen when it sampled.
-        seed: of all their noise.
-        kept: where the graph was kept, the velocity [B, C, h, w] of each trained step, attached to it. Good for one backward
-            pass.
-        unconditional_gradient: whether those graphs reach through the negative half of guidance.
-        predictions: [B, T, C, h, w] float32, x̂0 at every visited point, where somebody wants to look at them; else None.
-        decode: latents [N, C, h, w] to pictures [N, H, W, 3], a method of the model that sampled.
-        ahead: where the Reward Stack finds what was scored while these were sampled, and asks for the next ones.
+        positions: each prompt's position in the dataset, which its noise depends on.
+        policy_version: the number of updates that the policy had received when it sampled.
+        seed: of all noise.
+        kept: the graphs of the trained steps, if they were kept for the update.
+        predictions: [B, T, C, h, w] float32, x̂0 at every visited point, if they were kept for the preview.
+        model: the model that sampled.
+        overlap: where the Reward Stack finds the scores that were made during sampling, and says whom to ask next time.
     """
 
     latents: Tensor
@@ -186,31 +220,29 @@ class Trajectories:
     settings: SamplerSettings
     policy_version: int
     seed: int
-    kept: list[Tensor] | None = None
-    unconditional_gradient: bool = True
+    kept: Handle[KeptGraph] | None = None
     predictions: Tensor | None = None
-    decode: Callable[[Tensor], Tensor] | None = None
+    model: Handle[FlowModel] | None = None
     seconds: float = 0.0
     positions: tuple[int, ...] = ()
-    ahead: Ahead | None = None
+    overlap: Handle[Overlap] | None = None
 
     @property
     def texts(self) -> list[str]:
         """The prompt of each of the B samples."""
         return [self.prompts[group] for group in self.groups.tolist()]
 
-    def made_by(self, model: FlowModel) -> bool:
-        return self.decode is None or self.decode.__self__ is model
+    def made_by(self, model: Handle[FlowModel]) -> bool:
+        return self.model is None or self.model is model
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the reward models said: `values` [B, K] float32, not finite where there is no score (`rewards.base.FAILED` and
-    `LEFT_OUT`).
+    """What the rewards said: `values` [B, K] float32, FAILED or LEFT_OUT where there is no score.
 
-    `held_out` [B, H] are rewards that are logged and never trained on. `rewards` are the scorers themselves, trained ones
-    first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts. `seconds` is
-    what each reward took, `waited` how long the iteration stood still for all of them; None: for the sum.
+    `held_out` [B, H] are the scores of rewards that are logged and never trained on. `rewards` are the rewards themselves,
+    trained ones first, so that an evaluation can score other pictures by the same measure; `prompts` are the P groups' texts.
+    `seconds` is what each reward took; `waited` is how long the iteration stood still for all of them, None for the sum.
     """
 
     values: Tensor
@@ -235,10 +267,10 @@ class StepCredit:
         delta: [B, T], ΔS_j = S_{j+1} - S_j.
         similarity: [B, T+1], S_j = cos(x_j, x̂0).
         trained: the T' transition numbers.
-        node: the id of the graph's node that gave this credit, which shows it on the canvas.
-        place: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
+        node: the id of the graph's node that made this credit; the canvas shows the credit there.
+        spatial: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
         ratio_scale: T' factors of the densities' log-ratio log ρ_j, whatever the sampler's log_prob_norm; empty: 1.
-        regulated: whether the log-ratio's bias is taken out (GRPO-Guard).
+        regulated: whether the log-ratio's bias is removed (GRPO-Guard).
     """
 
     weights: Tensor
@@ -250,14 +282,14 @@ class StepCredit:
     sigmas: tuple[float, ...] = ()
     seconds: float = 0.0
     node: str = ""
-    place: Tensor | None = None
+    spatial: Tensor | None = None
     ratio_scale: tuple[float, ...] = ()
     regulated: bool = False
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What: one advantage a sample [B] and, for the eye, the objectives' coefficients [B, K]."""
+    """What: one advantage z for each sample [B] and, to look at, the objectives' coefficients [B, K]."""
 
     advantage: Tensor
     coefficients: Tensor
@@ -265,7 +297,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Advantages:
-    """The effective advantage Ã [B, T'] of every trained step, with all it was made of."""
+    """The effective advantage Ã [B, T'] of every trained step, and all that it was made of."""
 
     step_advantage: Tensor
     per_objective: Tensor  # [B, K], clipped and scaled
@@ -280,7 +312,7 @@ class Advantages:
 
 @dataclass(frozen=True)
 class Report:
-    """One finished iteration, for the eye and the log."""
+    """One finished iteration, to look at and to log."""
 
     metrics: Metrics
     advantages: Advantages

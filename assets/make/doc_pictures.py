@@ -36,7 +36,7 @@ from ...trainer.inference import guidance
 from ...trainer.networks import preprocess
 from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
-from ...trainer.pictures import plots
+from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
 from ...trainer.rewards import reward_class
 from ...trainer.rewards.base import score, score_stack
@@ -51,7 +51,7 @@ from ..examples import reward_server as example_server
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
 MOST_BYTES = 60_000
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")  # Okabe-Ito, as trainer/plots.py has it
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")  # Okabe-Ito, as trainer/pictures/figures.py has them
 
 # The quickstart's sampler, and prompts of its evaluation.
 SETTINGS = SamplerSettings(
@@ -126,7 +126,7 @@ def single_reward_run(name: str) -> Path:
 
 def embedded_model():
     images = rollout.generate(model(), list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
-    return plots.sample_grid(images, CAPTIONS)
+    return grids.sample_grid(images, CAPTIONS)
 
 
 def model_memory():
@@ -269,7 +269,7 @@ def window_places():
 
 
 def sampler_group():
-    return plots.sample_grid(trajectories(1).images, [f"sample {number}" for number in range(12)], columns=6, scale=2)
+    return grids.sample_grid(trajectories(1).images, [f"sample {number}" for number in range(12)], columns=6, scale=2)
 
 
 def reward_strip(kind: str, digits: int = 3):
@@ -287,7 +287,7 @@ def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
     captions = [f"{values[row]:.{digits}g}" for row in order]
     if prompts:
         captions = [f"{value}: {own.texts[row]}" for value, row in zip(captions, order.tolist(), strict=True)]
-    return plots.sample_grid(own.images[order], captions, columns=4)
+    return grids.sample_grid(own.images[order], captions, columns=4)
 
 
 def reward_views():
@@ -328,7 +328,7 @@ def reward_python():
 
 
 def reward_table():
-    return plots.reward_table(scores(2), trajectories(2).images)
+    return heatmaps.reward_table(scores(2), trajectories(2).images)
 
 
 def frames_seen(choose: Callable[[int, int], list[int]]):
@@ -423,7 +423,7 @@ def credit_places():
     own = trajectories(4)
     network = shared(PatchFeatures, ROOT / "assets" / "shapes-clip", "cpu")
     rows = [0, 12, 24, 36]
-    return plots.lit(own.images[rows], credit_map(network, own)[rows])
+    return heatmaps.lit(own.images[rows], credit_map(network, own)[rows])
 
 
 def moca_z():
@@ -540,7 +540,7 @@ def reward_curves():
     history, evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
     # Two rewards a row, where the plot itself would put four: a help page is narrow.
     rows = [("clip_t", "colorfulness"), ("sharpness", "accuracy")]
-    return np.concatenate([plots.reward_curves(_only(history, names), evaluations) for names in rows])
+    return np.concatenate([curves.reward_curves(_only(history, names), evaluations) for names in rows])
 
 
 def before_after():
@@ -549,7 +549,7 @@ def before_after():
     with policy.reference():
         before = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
     after = rollout.generate(policy, list(CAPTIONS), SETTINGS, [0, 1, 2, 3])
-    return plots.before_after(before, after, CAPTIONS)
+    return grids.before_after(before, after, CAPTIONS)
 
 
 def guidance_grid():
@@ -565,7 +565,7 @@ def guidance_grid():
         with guidance.composed(model(), guides, SETTINGS.steps) as compose:
             images.append(rollout.generate(model(), [CAPTIONS[0]], SETTINGS, [0], compose=compose))
     captions = [f"colour {right:g}, sharpness {down:g}" for right, down in pairs]
-    return plots.sample_grid(torch.cat(images), captions, columns=len(gammas), scale=2)
+    return grids.sample_grid(torch.cat(images), captions, columns=len(gammas), scale=2)
 
 
 def icon():

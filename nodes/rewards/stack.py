@@ -42,12 +42,12 @@ class RewardStack:
 
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
-        from ...trainer.pictures import plots
+        from ...trainer.pictures import grids, heatmaps
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
         scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
-        stills = plots.stills(trajectories.images)
-        table = results.picture(lambda: plots.reward_table(scores, stills))
+        stills = grids.stills(trajectories.images)
+        table = results.picture(lambda: heatmaps.reward_table(scores, stills))
 
         def payload():
             sheet = payloads.thumbnail_sheet(stills)
@@ -60,12 +60,12 @@ class RewardStack:
     def _scores(trajectories, rewards, overlap):
         from ...trainer.rewards.base import score_stack, trained_first
 
-        rewards, ahead = trained_first(rewards), trajectories.ahead
-        scored = ahead.take(trajectories.images, rewards) if overlap else None
+        rewards, handle = trained_first(rewards), trajectories.overlap
+        scored = handle.take(trajectories.images, rewards) if overlap else None
         # In the same parts with overlap and without: a network's rounding may depend on how many pictures it sees.
         size = trajectories.settings.batch_size if overlap else 0
         known = scored.parts() if scored else ()
         steps = stopping.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
         scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, known)
-        (ahead.expect if overlap else ahead.release)(rewards)
+        (handle.expect if overlap else handle.release)(rewards)
         return replace(scores, waited=scored.waited) if scored else scores

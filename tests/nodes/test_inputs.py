@@ -17,7 +17,10 @@ def test_one_line_an_input():
     assert fine == coarse | {"round": False} and all(type(coarse[name]) is float for name in ("default", "min", "max"))
     assert inputs.choice(("a", "b"), tip="c") == (["a", "b"], {"default": "a", "tooltip": "c"})
     assert inputs.choice(("a", "b"), "b", tip="c")[1]["default"] == "b"
-    assert [inputs.seed(advances=moves, tip="a")[1]["control_after_generate"] for moves in (False, True)] == [False, True]
+    assert [inputs.seed(advances=moves, tip="a")[1]["control_after_generate"] for moves in (False, True)] == [
+        False,
+        True,
+    ]
     assert inputs.counter(tip="a")[1]["control_after_generate"] is True
     assert inputs.socket("OTCA_MODEL") == ("OTCA_MODEL", {})
 
@@ -33,7 +36,9 @@ def test_names_that_are_said_without_torch_are_those_of_the_functions():
 def test_a_wrong_link_is_named():
     node = NODE_CLASS_MAPPINGS["OTCA_TCDWeights"]
     said = inputs.miswired(node.INPUT_TYPES(), {"trajectories": "OTCA_TRAJECTORIES", "scores": "OTCA_MODEL"})
-    assert said == "scores receives OTCA_MODEL where OTCA_SCORES is needed. Fix: connect a node that outputs OTCA_SCORES"
+    assert (
+        said == "scores receives OTCA_MODEL where OTCA_SCORES is needed. Fix: connect a node that outputs OTCA_SCORES"
+    )
     assert inputs.miswired(node.INPUT_TYPES(), {"trajectories": "*", "w_min": "FLOAT", "floor": "STRING"}) is None
 
 

@@ -141,17 +141,17 @@ def test_a_picture_takes_the_place_of_a_link(tmp_path, name):
     """Seen before: it was written to where the link leads, whatever file that is."""
     import numpy as np
 
-    from comfyui_otca.trainer.pictures import plots
+    from comfyui_otca.trainer.pictures import grids
 
     victim = fill(tmp_path, {"victim": b"theirs", name: b""}) / "victim"
     (tmp_path / name).unlink()
     os.symlink(victim, tmp_path / name)
-    plots.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
+    grids.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
     assert victim.read_bytes() == b"theirs" and not (tmp_path / name).is_symlink()
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises(files.NotOurs, match="is a folder, and a file is to be written there. Fix: move it"):
-        plots.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
+        grids.save(np.zeros((4, 4, 3), np.uint8), tmp_path / name)
     assert not list(tmp_path.rglob(".*")), "nothing is left aside"
 
 

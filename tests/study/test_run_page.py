@@ -17,7 +17,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study import diagram
 from comfyui_otca.study import run_page as report
-from comfyui_otca.trainer.pictures import plots
+from comfyui_otca.trainer.pictures import figures
 
 VOID = {"meta", "img", "br"}
 
@@ -222,7 +222,7 @@ def test_an_svg_has_the_pages_ink_and_its_text():
         figure.axes[0].legend()
         return figure
 
-    code = plots.svg(draw)
+    code = figures.svg(draw)
     assert code.startswith("<svg") and "#000000" not in code and "currentColor" in code and "<metadata" not in code
     assert "$a_b$ &amp; &lt;c&gt;" in code
     used, given = set(re.findall(r"#([\w.]+)", code)), re.findall(r' id="([^"]*)"', code)

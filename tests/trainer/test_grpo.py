@@ -105,8 +105,8 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio
             log_prob = ratio(density, taken, sample, position)
             log_ratio = log_prob - (log_prob.detach() if old is None else old[sample, position])
             advantage = advantages.step_advantage[sample, position]
-            if advantages.credit.place is not None:
-                advantage = advantage * advantages.credit.place[sample]
+            if advantages.credit.spatial is not None:
+                advantage = advantage * advantages.credit.spatial[sample]
             loss = (objective or clipped)(log_ratio, advantage).mean()
             if kl:
                 with torch.no_grad(), model.reference():
@@ -561,7 +561,7 @@ def placed(judged):
 
     def judge(taken):
         place = torch.rand(taken.latents[:, 0, 0].shape, generator=torch.Generator().manual_seed(8)) + 0.1
-        return credited(judged(taken), place=place / place.mean((1, 2), keepdim=True))
+        return credited(judged(taken), spatial=place / place.mean((1, 2), keepdim=True))
 
     return judge
 
@@ -576,7 +576,7 @@ def test_credit_by_place(moved, sample, placed, keep_graph):
     assert_same_gradients(gradients(moved), expected)
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6) and metrics["ratio/drift"] < 1e-6
     moved.version = taken.policy_version
-    update(moved, taken, credited(advantages, place=None), STILL)
+    update(moved, taken, credited(advantages, spatial=None), STILL)
     everywhere = gradients(moved)
     assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
 
@@ -587,7 +587,7 @@ def test_everywhere_alike_is_no_place(moved, sample, judged):
     update(moved, taken, advantages, STILL)
     expected = gradients(moved)
     moved.version = taken.policy_version
-    update(moved, taken, credited(advantages, place=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
+    update(moved, taken, credited(advantages, spatial=torch.ones(taken.latents[:, 0, 0].shape)), STILL)
     assert_same_gradients(gradients(moved), expected)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from comfyui_otca.trainer.groups import group_advantages
 from comfyui_otca.trainer.grpo import clipped_objective
-from comfyui_otca.trainer.losses import log_hinge_objective
+from comfyui_otca.trainer.losses import log_hinge
 
 NAN = float("nan")
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -260,7 +260,7 @@ def test_log_hinge_by_hand():
     # ξ 0.1. Ã 2, log ρ 0: 0.2. Ã 2, log ρ 0.3: 0, reached. Ã -1, log ρ 0.3: 0.1 + 0.3. Ã -1, log ρ -0.2: 0, reached.
     log_prob = torch.tensor([1.0, 1.3, 1.3, 0.8], dtype=torch.float64, requires_grad=True)
     advantage = torch.tensor([2.0, 2.0, -1.0, -1.0], dtype=torch.float64)
-    loss, statistics = log_hinge_objective(log_prob, torch.ones(4, dtype=torch.float64), advantage, 0.1)
+    loss, statistics = log_hinge(log_prob, torch.ones(4, dtype=torch.float64), advantage, 0.1)
     loss.backward()
     assert loss.item() == pytest.approx(0.6 / 4)
     assert log_prob.grad.tolist() == pytest.approx([-0.5, 0.0, 0.25, 0.0])
@@ -272,7 +272,7 @@ def test_log_hinge_by_hand():
 def test_on_policy_both_objectives_pull_alike(advantage, clip):
     """At ρ = 1 nothing is clipped, whatever the margin."""
     gradients = []
-    for own in (clipped_objective, log_hinge_objective):
+    for own in (clipped_objective, log_hinge):
         log_prob = torch.zeros(len(advantage), dtype=torch.float64, requires_grad=True)
         own(log_prob, log_prob.detach(), torch.tensor(advantage, dtype=torch.float64), clip)[0].backward()
         gradients.append(log_prob.grad.tolist())

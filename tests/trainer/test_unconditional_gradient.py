@@ -14,7 +14,7 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.flow.base import NEGATIVE, Condition
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import Scores
+from comfyui_otca.trainer.types import NextRollout, Scores
 
 SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
 SIZES["wan22"] = SIZES["wan21"]
@@ -71,7 +71,7 @@ def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(loa
     condition = model.condition(TEXTS, guided)
 
     def velocity(unconditional):
-        model.unconditional_gradient = unconditional
+        model.wish = NextRollout(unconditional)
         result = model.velocity(noise, sigma, condition, GUIDANCE)
         result.square().mean().backward()
         return result.detach(), gradients(model)
@@ -97,7 +97,7 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
     with torch.no_grad():
         before = model.velocity(noise, 0.9, condition, GUIDANCE)
         plain = calls.copy()
-        model.unconditional_gradient = False
+        model.wish = NextRollout(unconditional_gradient=False)
         assert torch.equal(model.velocity(noise, 0.9, condition, GUIDANCE), before)
     assert calls == plain * 2
     model.velocity(noise, 0.9, condition, GUIDANCE)
@@ -107,13 +107,13 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
 def test_autograd_saves_half(load, guided):
     model = load()
     full = model.graph_bytes(guided)
-    model.unconditional_gradient = False
+    model.wish = NextRollout(unconditional_gradient=False)
     assert 0.4 * full < model.graph_bytes(guided) < 0.6 * full
 
 
 def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guided, noise):
     model = load(dtype="bfloat16")
-    model.unconditional_gradient = False
+    model.wish = NextRollout(unconditional_gradient=False)
     model.velocity(noise, 0.9, model.condition(TEXTS, guided), GUIDANCE).square().mean().backward()
     found = gradients(model)
     for target in model.LORA_TARGETS:
@@ -156,6 +156,6 @@ def test_a_checkpoint_remembers_it(load, guided, sample, tmp_path):
     update(model, taken, judged(taken), HALF)
     checkpoint.save(model, tmp_path, 1)
     again = load()
-    assert again.unconditional_gradient
+    assert again.wish.unconditional_gradient
     checkpoint.restore(again, tmp_path)
-    assert not again.unconditional_gradient
+    assert not again.wish.unconditional_gradient

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
+
+from ..rollout import stream
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +55,5 @@ def draw(pull: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def generator(seed: int, version: int) -> torch.Generator:
-    """The stream of one update: of the rollout's seed and the policy's version, so that a resumed run draws the same."""
-    state = np.random.SeedSequence([seed, version], spawn_key=(1,)).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+    """The stream of one update: of the rollout's seed and the policy's version, so that a resumed run draws the same steps."""
+    return stream(seed, version, branch=(1,))

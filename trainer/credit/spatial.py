@@ -1,7 +1,7 @@
 """Where in the picture the credit goes: a map over the latent, from features of the decoded pictures (VIPO, 2511.18719).
 
 The paper's equations reached us at second hand: centred PCA of patch features, its leading components added up by their share of
-the variance, smoothed and brought to mean 1. The sign of a component, which PCA leaves open, is our choice and told below.
+the variance, smoothed and brought to mean 1. The sign of a component, which PCA leaves open, is our choice, see `spatial_map`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _TINY = torch.finfo(torch.float64).tiny
 
 
-def place_map(features: Tensor, shape: Sequence[int], components: int = 3, smoothing: float = 1.0, floor: float = 0.0):
+def spatial_map(
+    features: Tensor, shape: Sequence[int], components: int = 3, smoothing: float = 1.0, floor: float = 0.0
+):
     """Which latent positions hold what the picture is about, [B, *shape], of mean 1 for each sample.
 
     Of each sample by itself: the patches' features are centred, z_k is their projection on the k-th principal component, of unit
@@ -42,24 +44,24 @@ def place_map(features: Tensor, shape: Sequence[int], components: int = 3, smoot
     z, variance = _components(flat - flat.mean(1, keepdim=True), components)
     z = z * torch.where(z.pow(3).mean(1, keepdim=True) < 0, -1.0, 1.0)
     share = variance[:, :components] / variance.sum(1, keepdim=True).clamp(min=_TINY)
-    found = (z * share[:, None]).sum(2).view(batch, 1, *grid)
+    salience = (z * share[:, None]).sum(2).view(batch, 1, *grid)
     if smoothing:
-        found = _smoothed(found, smoothing)
+        salience = _smoothed(salience, smoothing)
     resize = {"mode": "bilinear", "antialias": True} if len(shape) == 2 else {"mode": "area"}
-    found = torch.nn.functional.interpolate(found, tuple(shape), **resize)[:, 0]
-    found = found - found.amin(tuple(range(1, found.ndim)), keepdim=True)
-    mean = found.flatten(1).mean(1).view(-1, *[1] * len(shape))
+    salience = torch.nn.functional.interpolate(salience, tuple(shape), **resize)[:, 0]
+    salience = salience - salience.amin(tuple(range(1, salience.ndim)), keepdim=True)
+    mean = salience.flatten(1).mean(1).view(-1, *[1] * len(shape))
     # A picture without any structure has nothing but rounding errors to divide by.
     alike = (variance.sum(1) <= 1e-12 * flat.square().sum((1, 2))).view(mean.shape)
-    found = torch.where(alike, 1.0, found / torch.where(alike, 1.0, mean))
-    return (floor + (1 - floor) * found).float()
+    salience = torch.where(alike, 1.0, salience / torch.where(alike, 1.0, mean))
+    return (floor + (1 - floor) * salience).float()
 
 
 def credit_map(network: PatchFeatures, trajectories: Trajectories, **options) -> Tensor:
-    """`place_map` of the trajectories' pictures or videos on their latent grid."""
+    """`spatial_map` of the trajectories' pictures or videos on their latent grid."""
     images = trajectories.images
     features = network.patches(images.flatten(0, -4)).unflatten(0, images.shape[:-3])
-    return place_map(features, trajectories.latents.shape[3:], **options)
+    return spatial_map(features, trajectories.latents.shape[3:], **options)
 
 
 def _components(centred: Tensor, count: int) -> tuple[Tensor, Tensor]:

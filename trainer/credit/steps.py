@@ -116,7 +116,7 @@ def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Se
         latents, final, trained: as for `tcd`; similarities are reported though not used.
         stds: the T transitions' s_j·√Δ_j.
     """
-    return _given(latents, final, trained, stds, "noise_aware")
+    return _alike(latents, final, trained, stds, "noise_aware")
 
 
 def pcpo(
@@ -125,8 +125,8 @@ def pcpo(
     """Proportionate credit (PCPO, 2509.25774): log ρ̃_j = ζ·Δ_j/c_j·log ρ_j with ζ = Σ c_j / Σ Δ_j.
 
     The sums are over all steps that could be trained, so that a window that moves over them leaves ζ as it is. Left alone, a step
-    pulls as hard as its log-ratio is sensitive to the velocity, c_j; so scaled, as it is long. The paper's other half is the
-    objective `log_hinge`.
+    counts by how sensitive its log-ratio is to the velocity, c_j; with this scale it counts by its length. The paper's other
+    half is the loss `log_hinge`.
 
     Args:
         latents, final, trained: as for `tcd`; similarities are reported though not used.
@@ -138,7 +138,7 @@ def pcpo(
     last = len(steps) - 1  # deterministic, unless it is trained
     possible = [j for j, c in enumerate(sensitivities) if math.isfinite(c) and (j != last or j in trained)]
     zeta = sum(sensitivities[j] for j in possible) / sum(steps[j] for j in possible)
-    credit = _given(latents, final, trained, [1.0] * len(steps), "pcpo")
+    credit = _alike(latents, final, trained, [1.0] * len(steps), "pcpo")
     return replace(credit, ratio_scale=tuple(zeta * steps[j] / sensitivities[j] for j in trained))
 
 
@@ -156,12 +156,12 @@ def grpo_guard(
     """
     trained = _checked(trained, latents.shape[1] - 1)
     inverse = [1 / (sigma - following) for sigma, following in zip(sigmas, sigmas[1:], strict=False)]
-    credit = _given(latents, final, trained, inverse, "grpo_guard")
+    credit = _alike(latents, final, trained, inverse, "grpo_guard")
     return replace(credit, ratio_scale=tuple(stds[j] for j in trained), regulated=True)
 
 
 def combined(first: StepCredit, second: StepCredit) -> StepCredit:
-    """Both credits at once: weights are multiplied and scaled to mean 1 again, and so are places.
+    """Both credits at once: weights are multiplied and scaled to mean 1 again, and so are the maps over the latent.
 
     ΔS, and with it MOCA's exploration, is the first one's.
 
@@ -181,7 +181,7 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
     return replace(
         first,
         weights=weights,
-        place=_both(first.place, second.place),
+        spatial=_both(first.spatial, second.spatial),
         ratio_scale=first.ratio_scale or second.ratio_scale,
         regulated=first.regulated or second.regulated,
         method=f"{first.method} · {second.method}",
@@ -189,33 +189,32 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
     )
 
 
-def placed(credit: StepCredit, place: Tensor) -> StepCredit:
-    """The same credit, where in the latent `place` [B, h, w] or [B, F, h, w] says, and where it went already.
+def with_spatial(credit: StepCredit, spatial: Tensor) -> StepCredit:
+    """The same credit, spread over the latent by the map `spatial` [B, h, w] or [B, F, h, w], and by the map it has already.
 
     Raises:
         ValueError: a credit of other samples.
     """
-    if len(credit.weights) != len(place):
+    if len(credit.weights) != len(spatial):
         raise ValueError(
-            f"credit: it is of {len(credit.weights)} samples, the trajectories are {len(place)}. Fix: connect both to the same "
+            f"credit: it is of {len(credit.weights)} samples, the trajectories are {len(spatial)}. Fix: connect both to the same "
             "SDE Sampler"
         )
-    return replace(credit, place=_both(credit.place, place), method=f"{credit.method} · place")
+    return replace(credit, spatial=_both(credit.spatial, spatial), method=f"{credit.method} · spatial")
 
 
 def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """The product of two places, of mean 1."""
-    places = [place for place in (first, second) if place is not None]
-    return _mean_one(math.prod(places)) if places else None
+    """The product of two maps over the latent, of mean 1."""
+    maps = [spatial for spatial in (first, second) if spatial is not None]
+    return _mean_one(math.prod(maps)) if maps else None
 
 
-def _given(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:
+def _alike(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:
     """The same weights, one for each of the T transitions, for every sample, brought to mean 1 over the trained ones."""
     similarity, delta = similarity_gain(latents, final)
     trained = _checked(trained, delta.shape[1])
-    own = torch.tensor([weights[j] for j in trained]).expand(len(latents), -1)
-    own = _mean_one(own)
-    return StepCredit(own, own / own.sum(1, keepdim=True), delta, similarity, trained, method=method)
+    alike = _mean_one(torch.tensor([weights[j] for j in trained]).expand(len(latents), -1))
+    return StepCredit(alike, alike / alike.sum(1, keepdim=True), delta, similarity, trained, method=method)
 
 
 def _mean_one(values: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 
 from ...host import devices, distributed
 from ...host.resident import Resident
+from .. import schedule
+from ..types import NextRollout
 from . import merging
 from .sizes import RULES
 
@@ -118,8 +120,7 @@ class FlowModel(Resident, ABC):
         self.version_at_start = 0
         self._adapter: dict | None = None  # what it was made with
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
-        self.unconditional_gradient = True  # of guidance's negative half, as the last update wanted it
-        self.uses_graphs = True  # whether the last update could use graphs that a rollout kept
+        self.wish = NextRollout()  # of the last update
         self.is_sharded = False  # its weights over several processes, which then have to call it equally often
         self._forwards = [0, 0]  # samples that went through a network since they were asked for: all, and with gradient
         self._is_merged = False
@@ -162,7 +163,7 @@ class FlowModel(Resident, ABC):
 
     def negative_half(self):
         """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and self.unconditional_gradient)
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
@@ -296,16 +297,8 @@ class FlowModel(Resident, ABC):
         return Condition(tensors)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
-
-        Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
-        """
-        shift, end = settings.shift or self.shift(settings), settings.window_end
-        u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
-        if settings.transitions < settings.steps:
-            rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
-            u = torch.cat([u[:end], rest])
-        return tuple((shift * u / (1 + (shift - 1) * u)).tolist())
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+        return schedule.noise_levels(settings, settings.shift or self.shift(settings))
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
@@ -356,7 +349,7 @@ class FlowModel(Resident, ABC):
         self._optimizer = self.ema = None
         self.version = self.nonfinite_in_a_row = 0
         self.loss_scale = LossScale.of(self.dtype)
-        self.unconditional_gradient = self.uses_graphs = True
+        self.wish = NextRollout()
         self.start_iteration, self._forwards = None, [0, 0]
 
     def shard_frozen(self) -> None:
@@ -554,7 +547,7 @@ class FlowModel(Resident, ABC):
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
-        kind = shape, self.unconditional_gradient
+        kind = shape, self.wish.unconditional_gradient
         if kind not in self._graph_bytes:
             networks = self.experts.values()
             weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}

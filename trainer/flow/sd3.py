@@ -41,7 +41,7 @@ class StableDiffusion3(ImageModel):
         if NEGATIVE + "tokens" not in tensors:
             return self._predict(levels, *positive)
         negative = x, tensors[NEGATIVE + "tokens"], tensors[NEGATIVE + "pooled"]
-        if torch.is_grad_enabled() and not self.unconditional_gradient:
+        if torch.is_grad_enabled() and not self.wish.unconditional_gradient:
             with self.negative_half():
                 away = self._predict(levels, *negative)
             towards = self._predict(levels, *positive)

@@ -12,7 +12,7 @@ from ...host import devices, search
 from .. import rollout
 from ..flow import load_flow_model
 from ..flow import saved as weights
-from ..pictures import plots
+from ..pictures import grids
 from ..run.layout import WORKFLOW
 from ..types import SAMPLER_NODE, SamplerSettings
 from . import guidance
@@ -66,13 +66,13 @@ def sample_to_file(
         if run or guides:
             images = rollout.generate(model, texts, settings, numbers, compose=compose)
     if run or guides:
-        picture = plots.before_after(plots.stills(base), plots.stills(images), texts, len(texts), titles)
+        picture = grids.before_after(grids.stills(base), grids.stills(images), texts, len(texts), titles)
     else:
-        picture = plots.sample_grid(plots.stills(base), texts)
+        picture = grids.sample_grid(grids.stills(base), texts)
     path = output or _free_name(folder if run else Path("."))
-    plots.save(picture, path)
+    grids.save(picture, path)
     if images.ndim == 5:
-        plots.save_video(images, texts, path.with_suffix(".mp4"))
+        grids.save_video(images, texts, path.with_suffix(".mp4"))
     return path
 
 

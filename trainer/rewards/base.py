@@ -16,7 +16,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import stopping
 from ...host.resident import Resident
-from ..types import Scores
+from ..groups import per_group
+from ..types import FAILED, LEFT_OUT, Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 VIDEO_FRAMES = 8  # that a reward for pictures looks at
-# In place of a score; both mask their sample. A reward says NaN, or None; what else is not finite has failed too, since nobody
-# divides by zero on purpose.
-FAILED = math.nan  # it should have been scored
-LEFT_OUT = math.inf  # the reward does not apply to it
 
 
 class RewardError(RuntimeError):
@@ -265,6 +262,6 @@ def score_stack(
         held_out=stack(held_out),
         held_out_names=tuple(reward.name for reward in held_out),
         rewards=tuple(rewards),
-        prompts=tuple(prompts[(groups == group).nonzero()[0, 0]] for group in groups.unique()),
+        prompts=tuple(prompts[member.nonzero()[0, 0]] for member in per_group(groups)),
         seconds={name: sum(part.seconds[name] for part in parts) for name in names},
     )

@@ -1,4 +1,4 @@
-"""Scoring ahead: what has been sampled is scored while the next samples are made, by a thread of its own."""
+"""Overlap of scoring and sampling: a thread scores what has been sampled while the next samples are made."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 
 
-class Ahead:
-    """What a sampler and the Reward Stack below it tell each other from one iteration to the next.
+class Overlap:
+    """What a sampler and the Reward Stack below it share from one iteration to the next.
 
-    The sampler runs before the stack, so it knows whom to ask from the stack's last run; at the first one it asks nobody.
-    Rewards are only borrowed: one whose node has changed is gone, with its network.
+    The sampler runs before the stack, so it knows the rewards from the stack's last run; in the first iteration it asks none.
+    It holds weak references: a reward whose node has changed is gone, with its network.
     """
 
     def __init__(self):
@@ -37,16 +37,16 @@ class Ahead:
         self._stream: torch.cuda.Stream | None = None
 
     def expect(self, rewards: Sequence[Reward]) -> None:
-        """From now on these score ahead, in this order."""
+        """From now on these rewards score during sampling, in this order."""
         self._rewards = list(map(weakref.ref, rewards))
 
     def release(self, rewards: Sequence[Reward]) -> None:
-        """These do so no more. Those of another stack may."""
+        """These rewards no longer do; those of another stack may."""
         if _alive(self._rewards) == list(rewards):
             self._rewards = []
 
     def take(self, images: Tensor, rewards: Sequence[Reward]) -> Scored | None:
-        """What these rewards said of these very pictures, given out once; None where they were not asked."""
+        """The scores that these rewards gave these very pictures, handed out once; None where they were not asked."""
         scored = self._scored
         if scored is None or not scored.answers(images, rewards):
             return None
@@ -55,12 +55,12 @@ class Ahead:
 
     @contextlib.contextmanager
     def scoring(self, device: torch.device) -> Iterator[Scored | None]:
-        """Takes pictures to score while others are sampled on that device; all are scored when it ends. None: nobody waits.
+        """Takes pictures to score while others are sampled on that device; all are scored when it ends. None: no reward waits.
 
-        A reward that fails is no failure here: whoever takes the scores hears of it.
+        A reward that fails raises nothing here, but where its scores are taken.
 
         Raises:
-            host.interrupts(): the user asked to stop. The thread has ended by then.
+            stopping.interrupts(): the user asked to stop. The thread has ended by then.
         """
         rewards = _alive(self._rewards)
         self._scored = None
@@ -103,8 +103,8 @@ class Scored:
     images: weakref.ref[Tensor] | None = None
     waited = 0.0
 
-    def __init__(self, rewards: list[weakref.ref[Reward]], place: Callable[[], AbstractContextManager]):
-        self._rewards, self._place = rewards, place
+    def __init__(self, rewards: list[weakref.ref[Reward]], beside: Callable[[], AbstractContextManager]):
+        self._rewards, self._beside = rewards, beside
         self._parts: list[Future[Columns]] = []
         self._count = 0
         self._abandoned = threading.Event()
@@ -143,10 +143,10 @@ class Scored:
 
         stopping.check_stop()
         try:
-            with self._place():
+            with self._beside():
                 return score_part(_alive(self._rewards), images, prompts, first)
         except BaseException:
-            self._abandoned.set()  # the iteration fails, whatever the others say
+            self._abandoned.set()  # the iteration fails, whatever the other rewards do
             raise
 
 

@@ -20,7 +20,7 @@ from ...host import distributed
 from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, is_own, mark_own, new_folder, open_plain, put_back, read_json, remove_own
 from ..flow.lora import read_tensors, write_tensors
-from ..types import RunSettings
+from ..types import NextRollout, RunSettings
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
@@ -78,8 +78,8 @@ def save(
         state = {"iteration": iteration, "policy_version": model.version}
         state |= {"nonfinite_in_a_row": model.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
-        state |= {"processes": distributed.world(), "unconditional_gradient": model.unconditional_gradient}
-        state["uses_graphs"] = model.uses_graphs
+        state |= {"processes": distributed.world(), "unconditional_gradient": model.wish.unconditional_gradient}
+        state["uses_graphs"] = model.wish.uses_graphs
         state |= identity or {}
         state["loss_scale"] = [model.loss_scale.value, model.loss_scale.good]
         if model.ema is not None:
@@ -190,7 +190,7 @@ def _restore(model: FlowModel, place: Path, state: dict) -> int:
     torch.set_rng_state(read_tensors(place / RNG)["torch"])
     model.loss_scale.value, model.loss_scale.good = state["loss_scale"]
     model.version, model.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
-    model.unconditional_gradient, model.uses_graphs = state["unconditional_gradient"], state["uses_graphs"]
+    model.wish = NextRollout(state["unconditional_gradient"], state["uses_graphs"])
     if state["processes"] != distributed.world() and distributed.is_main():
         logger.warning(
             "%s was written by %d processes and is read by %d: sums are rounded in another order, so figures may differ in "

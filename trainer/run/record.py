@@ -22,7 +22,7 @@ from ...host.machine import alive
 from .. import rollout
 from ..flow import lora
 from ..flow import saved as weights
-from ..pictures import plots
+from ..pictures import curves, grids, heatmaps
 from ..rewards.base import RewardError, failing, score
 from ..types import RunSettings
 from ..workflow import graph, lineage
@@ -474,26 +474,26 @@ class Run:
     @_writing
     def _show_evaluation(self, images: Tensor, captions: list[str], row: Mapping) -> None:
         """Pictures and figures."""
-        iteration, stills = row["iteration"], plots.stills(images)
+        iteration, stills = row["iteration"], grids.stills(images)
         self._before_after(stills, captions, iteration)
         means = {f"evaluation/{name}": figures["mean"] for name, figures in row["rewards"].items()}
         self.figures().write(iteration, means)
         place = self.folder / SAMPLES / f"{iteration:06d}"
-        plots.save(plots.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
+        grids.save(grids.sample_grid(stills[:32], captions[:32]), place.with_suffix(".png"))
         if images.ndim == 5:
-            plots.save_video(images[:32], captions[:32], place.with_suffix(".mp4"))
+            grids.save_video(images[:32], captions[:32], place.with_suffix(".mp4"))
 
     def curves(self) -> np.ndarray:
-        return plots.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
+        return curves.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
 
     @_writing
     def plot(self) -> None:
         """Draws rewards.png and credit.png anew."""
         if not self.writes:
             return
-        plots.save(self.curves(), self.folder / "rewards.png")
+        grids.save(self.curves(), self.folder / "rewards.png")
         if self._last is not None:
-            plots.save(plots.credit_over_time(self.history, self._last), self.folder / "credit.png")
+            grids.save(heatmaps.credit_over_time(self.history, self._last), self.folder / "credit.png")
 
     @_writing
     def save(self, model: FlowModel) -> None:
@@ -566,7 +566,7 @@ class Run:
             first.parent.mkdir(exist_ok=True)
             lora.write_tensors(first, {"images": (images * 255).round().byte()})
         elif files.present(first) and (before := _pictures(first, images)) is not None:
-            plots.save(plots.before_after(before.float() / 255, images, captions), self.folder / "samples.png")
+            grids.save(grids.before_after(before.float() / 255, images, captions), self.folder / "samples.png")
 
 
 def _which(state: os.stat_result) -> tuple[int, int]:

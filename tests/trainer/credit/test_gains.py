@@ -88,7 +88,7 @@ def walk(latents, trained, groups=None, shared_noise=True, batch_size=0):
         settings=settings,
         policy_version=0,
         seed=0,
-        decode=model.decode,
+        model=model,
     )
 
 

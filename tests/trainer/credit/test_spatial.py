@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfyui_otca.host import paths
-from comfyui_otca.trainer.credit.spatial import credit_map, place_map
+from comfyui_otca.trainer.credit.spatial import credit_map, spatial_map
 from comfyui_otca.trainer.networks.features import PatchFeatures
 
 
@@ -17,12 +17,12 @@ def test_one_patch_that_stands_out_by_hand():
     """Of four patches one is different: its component is 3a, -a, -a, -a, so that after moving to 0 it has all the credit."""
     features = torch.zeros(1, 2, 2, 5)
     features[0, 0, 1] = torch.tensor([1.0, 2.0, 0.0, 0.0, 3.0])
-    found = place_map(features, (2, 2), smoothing=0)
+    found = spatial_map(features, (2, 2), smoothing=0)
     torch.testing.assert_close(found, torch.tensor([[[0.0, 4.0], [0.0, 0.0]]]), rtol=0, atol=1e-6)
-    halved = place_map(features, (2, 2), smoothing=0, floor=0.5)
+    halved = spatial_map(features, (2, 2), smoothing=0, floor=0.5)
     torch.testing.assert_close(halved, torch.tensor([[[0.5, 2.5], [0.5, 0.5]]]), rtol=0, atol=1e-6)
     # The sign of the features is no matter: what stands out covers the smaller part.
-    torch.testing.assert_close(place_map(-features, (2, 2), smoothing=0), found, rtol=0, atol=1e-6)
+    torch.testing.assert_close(spatial_map(-features, (2, 2), smoothing=0), found, rtol=0, atol=1e-6)
 
 
 def by_numpy(features, components):
@@ -42,7 +42,7 @@ def by_numpy(features, components):
 @pytest.mark.parametrize("components", [1, 3, 6])
 def test_components_are_added_by_their_share(components):
     features = torch.randn((2, 4, 4, 6), generator=torch.Generator().manual_seed(3))
-    found = place_map(features, (4, 4), components=components, smoothing=0)
+    found = spatial_map(features, (4, 4), components=components, smoothing=0)
     for sample in range(2):
         expected = by_numpy(features[sample], components)
         expected = expected - expected.min()
@@ -51,25 +51,25 @@ def test_components_are_added_by_their_share(components):
 
 def test_every_sample_is_by_itself_and_of_mean_one():
     features = torch.randn((3, 5, 5, 8), generator=torch.Generator().manual_seed(1))
-    found = place_map(features, (10, 12))
+    found = spatial_map(features, (10, 12))
     assert found.shape == (3, 10, 12) and found.dtype == torch.float32
     torch.testing.assert_close(found.mean((1, 2)), torch.ones(3))
     assert found.min() >= 0
-    torch.testing.assert_close(place_map(features[1:2], (10, 12))[0], found[1])
-    assert place_map(features, (10, 12), smoothing=3.0).std() < found.std()
+    torch.testing.assert_close(spatial_map(features[1:2], (10, 12))[0], found[1])
+    assert spatial_map(features, (10, 12), smoothing=3.0).std() < found.std()
 
 
 def test_a_picture_of_nothing_has_credit_everywhere():
     features = torch.randn(1, 1, 1, 8, generator=torch.Generator().manual_seed(1)).expand(2, 5, 5, 8).clone()
     features[1] += torch.rand(5, 5, 8, generator=torch.Generator().manual_seed(2))
-    found = place_map(features, (10, 10))
+    found = spatial_map(features, (10, 10))
     assert (found[0] == 1).all() and found[1].std() > 0.1
 
 
 def test_frames_of_a_video_have_their_components_in_common():
     features = torch.zeros(1, 4, 3, 3, 2)
     features[0, 2:, 1, 1] = 1.0  # something appears in the second half
-    found = place_map(features, (2, 3, 3), smoothing=0)
+    found = spatial_map(features, (2, 3, 3), smoothing=0)
     assert found.shape == (1, 2, 3, 3)
     assert found[0, 1, 1, 1] == pytest.approx(18.0, abs=1e-4), "all credit in one of 2 · 3 · 3 positions"
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.credit.steps import combined, grpo_guard, noise_aware, pcpo, placed, tcd, uniform
+from comfyui_otca.trainer.credit.steps import combined, grpo_guard, noise_aware, pcpo, tcd, uniform, with_spatial
 from comfyui_otca.trainer.sde import sensitivities
 
 FINAL = torch.tensor([[1.0, 0.0]])
@@ -301,7 +301,7 @@ def test_noise_aware_by_hand():
     assert_values(credit.weights, [0.5, 1.0, 1.5])
     assert_values(credit.raw, [1 / 6, 2 / 6, 3 / 6])
     assert_values(credit.delta, [0.8, -0.2, 0.2, 0.2])
-    assert credit.ratio_scale == () and not credit.regulated and credit.place is None
+    assert credit.ratio_scale == () and not credit.regulated and credit.spatial is None
 
 
 def flow_schedule():
@@ -349,19 +349,19 @@ def test_combined_by_hand():
     # 8/3, 0, 8/3, 4/3 of mean 5/3
     assert_values(both.weights, [1.6, 0.0, 1.6, 0.8])
     assert torch.equal(both.raw, first.raw) and torch.equal(both.delta, first.delta)
-    assert both.method == "tcd · noise_aware" and both.place is None and both.ratio_scale == ()
+    assert both.method == "tcd · noise_aware" and both.spatial is None and both.ratio_scale == ()
 
 
 def test_combined_keeps_places_scales_and_the_guard():
     plain = uniform(BENT, FINAL, range(4))
     place = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])
-    there = replace(plain, place=place, ratio_scale=(1.0, 2.0, 3.0, 4.0))
+    there = replace(plain, spatial=place, ratio_scale=(1.0, 2.0, 3.0, 4.0))
     guard = replace(plain, ratio_scale=(2.0, 2.0, 0.5, 1.0), regulated=True)
     both = combined(replace(there, ratio_scale=()), guard)
-    assert torch.equal(both.place, place) and both.ratio_scale == (2.0, 2.0, 0.5, 1.0) and both.regulated
-    twice = combined(there, replace(plain, place=place))
+    assert torch.equal(both.spatial, place) and both.ratio_scale == (2.0, 2.0, 0.5, 1.0) and both.regulated
+    twice = combined(there, replace(plain, spatial=place))
     # 4, 0, 1, 1 of mean 1.5
-    torch.testing.assert_close(twice.place, torch.tensor([[[4.0, 0.0], [1.0, 1.0]]]) / 1.5)
+    torch.testing.assert_close(twice.spatial, torch.tensor([[[4.0, 0.0], [1.0, 1.0]]]) / 1.5)
     assert twice.ratio_scale == (1.0, 2.0, 3.0, 4.0) and not twice.regulated
 
 
@@ -374,7 +374,7 @@ def test_two_that_rescale_the_ratio_do_not_combine():
 
 def test_a_place_of_other_samples_is_refused():
     with pytest.raises(ValueError, match="credit: it is of 1 samples, the trajectories are 2. Fix: connect both"):
-        placed(uniform(BENT, FINAL, range(4)), torch.ones(2, 3, 3))
+        with_spatial(uniform(BENT, FINAL, range(4)), torch.ones(2, 3, 3))
 
 
 def test_credits_of_different_steps_do_not_combine():
@@ -385,7 +385,7 @@ def test_credits_of_different_steps_do_not_combine():
 def test_a_second_place_is_multiplied_with_the_first():
     credit = uniform(torch.ones(1, 3, 1), torch.ones(1, 1), (0, 1))
     first, second = torch.tensor([[[0.5, 1.5]]]), torch.tensor([[[1.5, 0.5]]])
-    both = placed(placed(credit, first), torch.tensor([[[1.8, 0.2]]]))
+    both = with_spatial(with_spatial(credit, first), torch.tensor([[[1.8, 0.2]]]))
     # 0.5·1.8 and 1.5·0.2 are 0.9 and 0.3, of mean 0.6.
-    torch.testing.assert_close(both.place, torch.tensor([[[1.5, 0.5]]]))
-    torch.testing.assert_close(placed(placed(credit, first), second).place, torch.ones(1, 1, 2))
+    torch.testing.assert_close(both.spatial, torch.tensor([[[1.5, 0.5]]]))
+    torch.testing.assert_close(with_spatial(with_spatial(credit, first), second).spatial, torch.ones(1, 1, 2))

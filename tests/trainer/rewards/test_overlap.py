@@ -18,10 +18,9 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.rewards import RewardError, reward_class
-from comfyui_otca.trainer.rewards import overlap as ahead
+from comfyui_otca.trainer.rewards import RewardError, overlap, reward_class
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.rewards.overlap import Ahead
+from comfyui_otca.trainer.rewards.overlap import Overlap
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import Prompts
@@ -55,11 +54,11 @@ class Telling(Reward):
 
 @pytest.fixture
 def overlapped(still_model, small_settings):
-    """overlapped(Ahead, on_step): two groups of three, in parts of two."""
+    """overlapped(Overlap, on_step): two groups of three, in parts of two."""
 
     def take(own, on_step=lambda: None):
         settings = small_settings(batch_size=2)
-        return rollout.sample(still_model, PROMPTS, settings, group_size=3, seed=7, on_step=on_step, ahead=own)
+        return rollout.sample(still_model, PROMPTS, settings, group_size=3, seed=7, on_step=on_step, overlap=own)
 
     return take
 
@@ -76,7 +75,7 @@ def stack(trajectories, *rewards, overlap=True):
 
 
 def test_the_first_rollout_is_scored_by_the_stack_and_the_next_ones_ahead(overlapped, still_model):
-    own, first, second = Ahead(), Telling(), Telling("watched", held_out=True)
+    own, first, second = Overlap(), Telling(), Telling("watched", held_out=True)
     before = stack(overlapped(own), second, first)
     parts = [(2, ["a red circle"] * 2), (2, ["a red circle", "a blue square"]), (2, ["a blue square"] * 2)]
     assert first.asked == second.asked == [(True, *part) for part in parts]
@@ -95,7 +94,7 @@ def test_the_first_rollout_is_scored_by_the_stack_and_the_next_ones_ahead(overla
 
 def test_a_part_is_scored_before_the_next_one_is_complete(overlapped):
     """Without overlap this would wait for ever."""
-    own, calls, scored = Ahead(), [], threading.Event()
+    own, calls, scored = Overlap(), [], threading.Event()
 
     class Waiting(Telling):
         def score(self, images, prompts):
@@ -115,18 +114,18 @@ def test_a_part_is_scored_before_the_next_one_is_complete(overlapped):
 
 
 def test_whoever_was_not_asked_is_asked_by_the_stack(overlapped):
-    own, first, second = Ahead(), Telling(), Telling()
+    own, first, second = Overlap(), Telling(), Telling()
     stack(overlapped(own), first)
     trajectories = overlapped(own)
     assert stack(trajectories, second).values.shape == (6, 1)
     assert [alone for alone, *_ in second.asked] == [True] * 3, "these were not the stack's rewards any more"
-    taken, other = overlapped(own), overlapped(Ahead())
-    other = stack(replace(other, ahead=own), second)
+    taken, other = overlapped(own), overlapped(Overlap())
+    other = stack(replace(other, overlap=own), second)
     assert len(second.asked) == 9 and torch.equal(other.values, stack(taken, second).values), "other pictures"
 
 
 def test_switched_off_nobody_scores_ahead(overlapped):
-    own, reward = Ahead(), Telling()
+    own, reward = Overlap(), Telling()
     stack(overlapped(own), reward)
     stack(overlapped(own), reward, overlap=False)
     assert [count for _, count, _ in reward.asked] == [2, 2, 2, 2, 2, 2, 6], "all at once, as ever"
@@ -135,7 +134,7 @@ def test_switched_off_nobody_scores_ahead(overlapped):
 
 
 def test_a_second_stack_takes_nothing_from_the_first(overlapped):
-    own, first, second = Ahead(), Telling(), Telling()
+    own, first, second = Overlap(), Telling(), Telling()
     for _ in range(2):
         trajectories = overlapped(own)
         stack(trajectories, second, overlap=False)
@@ -146,7 +145,7 @@ def test_a_second_stack_takes_nothing_from_the_first(overlapped):
 
 
 def test_rewards_are_only_borrowed(overlapped):
-    own, reward = Ahead(), Telling()
+    own, reward = Overlap(), Telling()
     stack(overlapped(own), reward)
     overlapped(own)
     gone = weakref.ref(reward)
@@ -166,7 +165,7 @@ def test_a_failure_is_told_by_the_stack_and_once(overlapped):
                 raise OSError("the scorer's disk is gone")
             return images.mean((1, 2, 3))
 
-    own, reward = Ahead(), Shaky()
+    own, reward = Overlap(), Shaky()
     stack(overlapped(own), reward)
     reward.broken = True
     trajectories = overlapped(own)
@@ -182,7 +181,7 @@ def test_what_cannot_be_scored_is_numbered_as_in_the_rollout(overlapped, caplog)
         def score(self, images, prompts):
             return torch.tensor([0.5, torch.nan if "blue" in prompts[0] else 1.0])
 
-    own, reward = Ahead(), Blind()
+    own, reward = Overlap(), Blind()
     for _ in range(2):
         caplog.clear()
         scores = stack(overlapped(own), reward)
@@ -213,7 +212,7 @@ class Patient(Telling):
 
 @pytest.mark.parametrize("calls", [6, 12], ids=["amid sampling", "waiting for scores"])
 def test_a_stop_ends_the_thread_too(overlapped, calls):
-    own, reward, made = Ahead(), Patient(), []
+    own, reward, made = Overlap(), Patient(), []
     stack(overlapped(own), reward)
 
     def on_step():
@@ -232,7 +231,7 @@ def test_a_stop_ends_the_thread_too(overlapped, calls):
 
 def test_comfyuis_interrupt_is_met_by_the_thread_that_runs_the_graph(overlapped, comfyui):
     """ComfyUI tells of it once: a helper that asked would take it away."""
-    own, reward = Ahead(), Patient()
+    own, reward = Overlap(), Patient()
     stack(overlapped(own), reward)
     comfyui.checks, comfyui.interrupt_after = 0, 9
     with pytest.raises(comfyui.Interrupt):
@@ -241,7 +240,7 @@ def test_comfyuis_interrupt_is_met_by_the_thread_that_runs_the_graph(overlapped,
 
 
 def test_an_error_of_the_sampler_ends_the_thread_too(overlapped):
-    own, reward = Ahead(), Patient()
+    own, reward = Overlap(), Patient()
     stack(overlapped(own), reward)
 
     def on_step():
@@ -266,24 +265,24 @@ ON = {
 }
 
 
-def _train(workflow, folder, is_ahead=True):
-    """Its exit code, its lines, and how many samples were in each part that was scored ahead."""
+def _train(workflow, folder, overlapping=True):
+    """Its exit code, its lines, and how many samples were in each part that was scored during sampling."""
     terminal.output = folder
     record._open.clear()
-    parts, own, expect = [], ahead.Scored._score, Ahead.expect
-    ahead.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
-    if not is_ahead:
-        Ahead.expect = lambda self, rewards: None
+    parts, own, expect = [], overlap.Scored._score, Overlap.expect
+    overlap.Scored._score = lambda self, images, *rest: parts.append(len(images)) or own(self, images, *rest)
+    if not overlapping:
+        Overlap.expect = lambda self, rewards: None
     try:
         code = train(workflow, say=lambda line: None)
     finally:
-        ahead.Scored._score, Ahead.expect = own, expect
+        overlap.Scored._score, Overlap.expect = own, expect
     return code, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()], parts
 
 
 def test_a_training_is_the_same_bit_for_bit(small_workflow, tmp_path):
     code, lines, parts = _train(small_workflow(ON), tmp_path / "ahead")
-    plain_code, plain, none = _train(small_workflow(ON), tmp_path / "plain", is_ahead=False)
+    plain_code, plain, none = _train(small_workflow(ON), tmp_path / "plain", overlapping=False)
     assert code == plain_code == 0 and parts == [2, 2, 2] and none == []
     for ours, row in zip(lines, plain, strict=True):
         assert {k: v for k, v in ours.items() if v != row[k]}.keys() <= {

@@ -236,7 +236,7 @@ def test_resumed_after_a_kill_at_any_iteration(finished_run, small_workflow, tmp
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, monkeypatch, number, code):
-    objective, calls = grpo.OBJECTIVES["clipped"], []
+    objective, calls = grpo.LOSSES["clipped"], []
 
     def raising(*arguments):
         calls.append(1)
@@ -245,7 +245,7 @@ def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, m
         return objective(*arguments)
 
     before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setitem(grpo.OBJECTIVES, "clipped", raising)
+    monkeypatch.setitem(grpo.LOSSES, "clipped", raising)
     folder = tmp_path / "run"
     got, printed, _ = otca("train", workflow_file, "--output", folder)
     monkeypatch.undo()

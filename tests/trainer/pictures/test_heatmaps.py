@@ -1,0 +1,74 @@
+"""Heatmaps and the table of scores: their colours, their rows, and scores that are missing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import tcd
+from comfyui_otca.trainer.pictures import heatmaps
+from comfyui_otca.trainer.types import Scores
+
+pytestmark = pytest.mark.painted
+
+
+def scores(values, held_out=None):
+    values = torch.tensor(values)
+    groups = torch.arange(len(values)) // 2
+    held_out = torch.empty(len(values), 0) if held_out is None else torch.tensor(held_out)
+    names = tuple(f"r{k}" for k in range(values.shape[1]))
+    held_out_names = tuple(f"h{k}" for k in range(held_out.shape[1]))
+    prompts = tuple(f"prompt {g}" for g in range(len(values) // 2))
+    return Scores(values, names, (1.0,) * len(names), groups, held_out, held_out_names, (), prompts)
+
+
+def credit(samples, steps=3):
+    path = torch.randn(samples, steps + 1, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    return tcd(path, path[:, -1], range(steps))
+
+
+def test_advantages_of_both_signs_get_both_colors():
+    advantages = fuse(scores([[0.0], [1.0], [0.0], [1.0]]), credit(4), "weighted_advantages")
+    picture = heatmaps.advantage_heatmap(advantages).astype(int)
+    orange = (picture[..., 0] > picture[..., 2] + 60).mean()
+    purple = (picture[..., 2] > picture[..., 1] + 60).mean()
+    assert orange > 0.05 and purple > 0.05
+
+
+def test_a_table_survives_scores_that_are_missing():
+    table = heatmaps.reward_table(
+        scores([[0.0], [float("nan")], [2.0], [3.0]], [[1.0], [0.0], [1.0], [1.0]]), torch.rand(4, 8, 8, 3)
+    )
+    assert table.ndim == 3 and table.std() > 5
+
+
+def test_what_a_reward_does_not_apply_to_has_no_score_in_the_table(monkeypatch):
+    from matplotlib.axes import Axes
+
+    written, write = [], Axes.text
+    monkeypatch.setattr(
+        Axes, "text", lambda axes, x, y, text, **how: (written.append(text), write(axes, x, y, text, **how))
+    )
+    heatmaps.reward_table(scores([[0.5], [float("inf")], [float("nan")], [3.0]]), torch.rand(4, 8, 8, 3))
+    assert written == ["0.5", "–", "nan", "3"]
+
+
+def test_credit_is_drawn_from_history():
+    history = [
+        {"iteration": i, "reward/a/mean": None if i == 2 else float(i), **{f"credit/step/{j}": 1.0 for j in range(3)}}
+        for i in (1, 2, 3)
+    ]
+    advantages = fuse(scores([[0.0], [1.0]]), credit(2), "moca")
+    over_time = heatmaps.credit_over_time(history, advantages)
+    assert over_time.shape[0] > heatmaps.advantage_heatmap(advantages).shape[0]
+
+
+def test_a_moving_windows_credit_has_a_row_for_every_step_that_was_ever_trained():
+    history = [{"iteration": i, "loss": 0.0, f"credit/step/{i}": 1.0, f"credit/step/{i + 1}": 1.0} for i in (9, 2, 3)]
+    assert heatmaps.credit_steps(history) == [2, 3, 4, 9, 10]
+    advantages = fuse(scores([[0.0], [1.0]]), credit(2), "moca")
+    still = heatmaps.credit_over_time(history[:1], advantages)
+    moved = heatmaps.credit_over_time(history, advantages)
+    # Two rows, then five, 0.26 inches each.
+    assert moved.shape[0] - still.shape[0] == round(3 * 0.26 * 110)

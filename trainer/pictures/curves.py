@@ -1,0 +1,108 @@
+"""Reward curves of a run as pictures [H, W, 3] uint8, or as figures for its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .figures import COLORS, new_figure, rendered
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def reward_curves(
+    history: Sequence[Mapping], evaluations: Sequence[Mapping], changed: Sequence[int] = ()
+) -> np.ndarray:
+    """One panel a reward: each iteration's mean, a running mean, and the fixed evaluation as points."""
+    return rendered(curves_figure(history, evaluations, panels(history), changed))
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One reward among the curves: its keys in the metrics begin with `key`."""
+
+    key: str
+    name: str
+    label: str
+    color: str
+
+
+def panels(history: Sequence[Mapping]) -> list[Panel]:
+    """One a reward, held-out ones last."""
+    kinds = [(name, kind) for kind in ("reward", "held_out") for name in _names(history, f"{kind}/", "/mean")]
+    return [
+        Panel(f"{kind}/{name}", name, name if kind == "reward" else f"{name} (held out)", COLORS[number % len(COLORS)])
+        for number, (name, kind) in enumerate(kinds)
+    ]
+
+
+def curves_figure(
+    history: Sequence[Mapping],
+    evaluations: Sequence[Mapping],
+    chosen: Sequence[Panel],
+    changed: Sequence[int] = (),
+) -> Figure:
+    """Each reward's iteration means, their running mean, and the fixed evaluation as points. A dotted line stands before each
+    iteration that was the first with a changed value."""
+    columns = min(4, max(1, len(chosen)))
+    rows = math.ceil(len(chosen) / columns)
+    figure = new_figure(3.6 * columns, 2.9 * rows + 0.4)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axis, panel in zip(axes, chosen, strict=False):
+        _draw_panel(axis, panel, history, evaluations)
+        for number, iteration in enumerate(changed):
+            label = None if number else "a value was changed"
+            axis.axvline(iteration - 0.5, color="#777777", linestyle=":", linewidth=1, label=label)
+    for axis in axes[len(chosen) :]:
+        axis.set_axis_off()
+    if chosen:
+        axes[0].legend(fontsize=7)
+    return figure
+
+
+def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    x = np.array([row["iteration"] for row in history])
+    mean = np.array([row.get(f"{panel.key}/mean", np.nan) for row in history], dtype=float)
+    axis.plot(x, mean, color=panel.color, alpha=0.3, linewidth=1, label="iteration mean")
+    axis.plot(x, _running_mean(mean), color=panel.color, linewidth=2, label="running mean")
+    points = [(row["iteration"], row["rewards"][panel.name]) for row in evaluations if panel.name in row["rewards"]]
+    points = [(x, figures) for x, figures in points if figures["mean"] is not None]
+    if points:
+        axis.errorbar(
+            [p[0] for p in points],
+            [p[1]["mean"] for p in points],
+            [p[1]["standard_error"] for p in points],
+            color="#333333",
+            marker="o",
+            markersize=4,
+            linewidth=1,
+            capsize=2,
+            label="evaluation ± s.e.",
+        )
+    axis.set_title(panel.label, fontsize=10)
+    axis.set_xlabel("iteration", fontsize=8)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.tick_params(labelsize=8)
+    axis.grid(alpha=0.25)
+
+
+def _names(history: Sequence[Mapping], prefix: str, suffix: str = "") -> list[str]:
+    keys = {key: None for row in history for key in row if key.startswith(prefix) and key.endswith(suffix)}
+    return [key.removeprefix(prefix).removesuffix(suffix) for key in keys]
+
+
+def _running_mean(values: np.ndarray) -> np.ndarray:
+    window = max(1, len(values) // 10)
+    known, filled = np.isfinite(values), np.nan_to_num(values)
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    total, count = np.append(0, filled.cumsum()), np.append(0, known.cumsum())
+    with np.errstate(invalid="ignore"):  # nothing known in the window: NaN, which leaves a gap in the line
+        return (total[ends] - total[starts]) / (count[ends] - count[starts])

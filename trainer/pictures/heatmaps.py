@@ -1,0 +1,162 @@
+"""Heatmaps as pictures [H, W, 3] uint8: credit and advantages by step, credit over training, the table of scores."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ..advantages import correlation, standing
+from ..types import LEFT_OUT
+from .figures import COLORS, DIVERGING, SEQUENTIAL, new_figure, rendered
+from .grids import sample_grid, stills
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from ..types import Advantages, Scores, StepCredit
+
+
+def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:
+    """Step weights w of every sample: rows are samples by group, columns the trained steps with their σ."""
+    weights = credit.weights.cpu().numpy()
+    order = np.argsort(groups.numpy(), kind="stable")
+    title = f"Step weights w ({credit.method}): where each sample's credit goes"
+    return _heatmap(
+        weights[order], credit, groups.numpy()[order], prompts, title, "weight w", SEQUENTIAL, (0, weights.max()), 1.0
+    )
+
+
+def advantage_heatmap(advantages: Advantages) -> np.ndarray:
+    """Effective advantage Ã of every sample: within a group the best sample is on top."""
+    effective, groups = advantages.step_advantage.cpu().numpy(), advantages.scores.groups.numpy()
+    order = np.lexsort((-advantages.fused.advantage.numpy(), groups))
+    limit = max(abs(effective).max(), 1e-6)
+    title = "Effective advantage Ã: orange steps are reinforced, purple ones discouraged; best sample on top"
+    prompts, limits = advantages.scores.prompts, (-limit, limit)
+    return _heatmap(effective[order], advantages.credit, groups[order], prompts, title, "Ã", DIVERGING, limits, 0.0)
+
+
+def lit(images: Tensor, spatial: Tensor) -> np.ndarray:
+    """Pictures, or a video's middle frames, side by side with themselves lit by a map over their latent [B, (F,) h, w]."""
+    pictures = stills(images)
+    maps = spatial[:, spatial.shape[1] // 2] if spatial.ndim == 4 else spatial
+    size = pictures.shape[1:3]
+    maps = torch.nn.functional.interpolate(maps[:, None], size, mode="bicubic", antialias=True)[:, 0]
+    light = (0.15 + 0.85 * maps / maps.flatten(1).amax(1).view(-1, 1, 1)).clamp(0, 1)
+    both = torch.cat([pictures, pictures * light[..., None]], 2)
+    return sample_grid(both, [""] * len(both), columns=4, scale=max(1, 240 // both.shape[2]))
+
+
+def reward_table(scores: Scores, images: Tensor, limit: int = 48) -> np.ndarray:
+    """Samples x rewards: thumbnails and raw scores, coloured by how far each is from its group's mean.
+
+    The title says how the rewards correlate, so that a conflict is seen before training.
+    """
+    names = [*scores.names, *(f"{name}\n(held out)" for name in scores.held_out_names)]
+    values = torch.cat([scores.values, scores.held_out], 1)
+    standings = standing(scores)
+    shown = min(len(values), limit)
+    figure = new_figure(2.4 + 1.2 * len(names), 1.2 + 0.3 * shown)
+    thumbnails, table = figure.subplots(1, 2, width_ratios=(0.3, 1.2 * len(names)), sharey=True)
+    height, width = images.shape[1:3]
+    strip = images[:shown].reshape(shown * height, width, 3).numpy()
+    thumbnails.imshow(strip.clip(0, 1), aspect="auto", interpolation="nearest", extent=(0, 1, shown - 0.5, -0.5))
+    thumbnails.set_axis_off()
+    table.imshow(standings[:shown].numpy(), cmap=DIVERGING, aspect="auto", vmin=-3, vmax=3)
+    for row, column in np.ndindex(shown, len(names)):
+        ink = "white" if abs(standings[row, column]) > 1.8 else "black"
+        table.text(column, row, _score(values[row, column].item()), ha="center", va="center", fontsize=8, color=ink)
+    for bound in np.flatnonzero(np.diff(scores.groups[:shown].numpy())):
+        table.axhline(bound + 0.5, color="black", linewidth=1.2)
+    table.set_xticks(range(len(names)), names, fontsize=9)
+    table.xaxis.tick_top()
+    table.tick_params(left=False)
+    heading = f"Scores of {shown} of {len(values)} samples: orange is above the group's mean, purple below"
+    figure.suptitle("\n".join([heading, *_correlations(scores)]), fontsize=9)
+    return rendered(figure)
+
+
+def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.ndarray:
+    """Above: mean weight of each step as training went on. Below: the last iteration's effective advantages."""
+    credit, steps = advantages.credit, credit_steps(history)
+    # What follows the last trained step may be another schedule than it was in earlier iterations.
+    labels = [_step_label(credit, step, " ") if step <= credit.trained[-1] else str(step) for step in steps]
+    top, bottom = rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
+    width = max(top.shape[1], bottom.shape[1])
+    return np.concatenate([_widened(top, width), _widened(bottom, width)])
+
+
+def credit_steps(history: Sequence[Mapping]) -> list[int]:
+    """Numbers of all steps that were ever trained: a window moves."""
+    prefix = "credit/step/"
+    return sorted({int(key.removeprefix(prefix)) for row in history for key in row if key.startswith(prefix)})
+
+
+def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
+    """Mean weight of each trained step as training went on."""
+    from matplotlib.ticker import MaxNLocator
+
+    field = np.array([[row.get(f"credit/step/{step}", np.nan) for row in history] for step in steps], dtype=float)
+    figure = new_figure(9, 1.2 + 0.26 * len(steps))
+    axis = figure.subplots()
+    image = axis.imshow(
+        field,
+        cmap=SEQUENTIAL,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(history[0]["iteration"] - 0.5, history[-1]["iteration"] + 0.5, len(steps) - 0.5, -0.5),
+    )
+    axis.set_yticks(range(len(steps)), labels, fontsize=8)
+    axis.set_xlabel("iteration", fontsize=9)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
+    figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
+    return figure
+
+
+def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral) -> np.ndarray:
+    rows = len(field)
+    body_height = max(3, rows * (0.16 if rows <= 24 else 0.11))
+    figure = new_figure(9, 2.2 + body_height)
+    body, strip = figure.subplots(2, 1, height_ratios=(body_height, 0.8), sharex=True)
+    image = body.imshow(field, cmap=cmap, aspect="auto", vmin=limits[0], vmax=limits[1], interpolation="nearest")
+    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1), rows]
+    for bound in bounds[1:-1]:
+        body.axhline(bound - 0.5, color="black", linewidth=1.2)
+    centers = [(a + b - 1) / 2 for a, b in zip(bounds, bounds[1:], strict=False)]
+    body.set_yticks(centers, ["\n".join(textwrap.wrap(prompts[groups[a]], 24)[:3]) for a in bounds[:-1]], fontsize=8)
+    body.set_ylabel("samples, by prompt", fontsize=9)
+    body.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=body, label=label, fraction=0.05)
+    strip.bar(range(field.shape[1]), field.mean(0) - neutral, bottom=neutral, color=COLORS[0])
+    strip.axhline(neutral, color="black", linewidth=0.8)
+    strip.set_ylabel("mean", fontsize=8)
+    strip.tick_params(labelsize=8)
+    strip.set_xticks(range(field.shape[1]), [_step_label(credit, step, "\n") for step in credit.trained], fontsize=8)
+    strip.set_xlabel("denoising step, in sampling order, with its noise level", fontsize=9)
+    return rendered(figure)
+
+
+def _step_label(credit: StepCredit, step: int, separator: str) -> str:
+    return f"{step}{separator}σ {credit.sigmas[step]:.2f}" if credit.sigmas else str(step)
+
+
+def _score(value: float) -> str:
+    return "–" if value == LEFT_OUT else f"{value:.3g}"
+
+
+def _correlations(scores: Scores) -> list[str]:
+    """One line a pair of trained rewards that can be compared."""
+    matrix = correlation(standing(scores)[:, : len(scores.names)])
+    pairs = [(i, j) for i in range(len(matrix)) for j in range(i) if matrix[i, j].isfinite()]
+    return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
+
+
+def _widened(picture: np.ndarray, width: int) -> np.ndarray:
+    missing = width - picture.shape[1]
+    return np.pad(picture, ((0, 0), (0, missing), (0, 0)), constant_values=255)
