@@ -1,12 +1,13 @@
 """Stage 5a, when: how much credit each denoising step gets."""
 
 from ..host import devices, search
-from . import live, payloads
-from .rewards import complaint
+from ..trainer.types import FLOORS, NORMALIZATIONS, PROXIES
+from . import payloads, results
+from .inputs import DEVICE, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
 
 class _Credit:
-    """A credit node: its method is a function of trainer/credit.py."""
+    """A credit node: its method is a function of trainer/credit/steps.py."""
 
     CATEGORY = "OTCA/credit"
     RETURN_TYPES = ("OTCA_CREDIT", "IMAGE")
@@ -15,6 +16,10 @@ class _Credit:
     FUNCTION = "weigh"
     RESCALES_RATIO = False  # whether the credit holds factors of the log-ratio, of which there can be one set
     OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"trajectories": socket("OTCA_TRAJECTORIES")}, "hidden": {"node_id": "UNIQUE_ID"}}
 
     def _weighed(self, trajectories, node_id, method, *options):
         """The credit, with the seconds it took, and its heatmap."""
@@ -32,10 +37,9 @@ class _Credit:
         from ..trainer.pictures import heatmaps
 
         credit = replace(credit, node=node_id)
-        heatmap = live.picture(lambda: heatmaps.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
-        return live.shown(
-            node_id, "credit", (credit, heatmap, *pictures), lambda: payloads.credit(credit, trajectories), trajectories
-        )
+        heatmap = results.picture(lambda: heatmaps.weight_heatmap(credit, trajectories.groups, trajectories.prompts))
+        payload = {"credit": lambda: payloads.credit(credit, trajectories)}
+        return results.shown(node_id, (credit, heatmap, *pictures), payload, trajectories)
 
 
 class TCDWeights(_Credit):
@@ -48,52 +52,34 @@ class TCDWeights(_Credit):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "w_min": (
-                    "FLOAT",
-                    {
-                        "default": 0.5,
-                        "min": 0.0,
-                        "max": 1.0,
-                        "step": 0.05,
-                        "tooltip": "Every step keeps at least this weight; 1 is plain GRPO (not with clamp), 0 only TCD.",
-                    },
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "w_min": number(
+                    0.5, 0, 1, step=0.05, tip="Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
                 ),
-                "floor": (
-                    ["affine", "waterfill", "clamp"],
-                    {
-                        "default": "affine",
-                        "tooltip": "How the floor is applied. affine: mixed with uniform. waterfill: only what lies below is "
-                        "lifted, the mean stays 1. clamp: lifted, the mean may exceed 1.",
-                    },
+                "floor": choice(
+                    FLOORS,
+                    tip="How w_min is applied. affine: TCD is mixed with equal weights. waterfill: only weights below w_min "
+                    "are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
                 ),
-                "normalize": (
-                    ["mean", "sum"],
-                    {
-                        "default": "mean",
-                        "tooltip": "mean: weights average 1. sum: they add up to 1, without a floor (Eq. 8).",
-                    },
+                "normalize": choice(
+                    NORMALIZATIONS, tip="mean: the weights average 1. sum: they add up to 1, without w_min (Eq. 8)."
                 ),
             },
             "optional": {
-                "proxy": (
-                    ["latents", "prediction", "image_features", "measured_gain"],
-                    {
-                        "default": "latents",
-                        "tooltip": "What a step's progress is measured by. latents: as published, without a model call. "
-                        "prediction: the latent that the model foresees. image_features: an encoder's view of the foreseen "
-                        "picture. measured_gain: its rewards, the upper bound.",
-                    },
+                "proxy": choice(
+                    PROXIES,
+                    tip="What measures a step's progress. latents: the latent, as published, without a model call. "
+                    "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
+                    "picture. measured_gain: the rewards of the predicted picture, the upper bound.",
                 ),
-                "model": ("OTCA_MODEL", {"tooltip": "The one that sampled; for every proxy but latents."}),
-                "scores": ("OTCA_SCORES", {"tooltip": "Of these trajectories; for the proxy measured_gain."}),
-                "features": (
-                    "STRING",
-                    {
-                        "default": "shapes-clip",
-                        "tooltip": "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, "
-                        "the name of one, or a hub id in the local cache.",
-                    },
+                "model": socket("OTCA_MODEL", tip="The model that sampled. Every proxy but latents needs it."),
+                "scores": socket(
+                    "OTCA_SCORES", tip="Scores of these trajectories. The proxy measured_gain needs them."
+                ),
+                "features": text(
+                    "shapes-clip",
+                    tip="The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
+                    "of one, or a hub id in the local cache.",
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -104,16 +90,11 @@ class TCDWeights(_Credit):
         from ..trainer.credit import proxies
         from ..trainer.networks import features as encoders
 
-        declared = cls.INPUT_TYPES()
-        for name, given in input_types.items():
-            wanted = {**declared["required"], **declared["optional"]}[name][0]
-            if isinstance(wanted, str) and given not in (wanted, "*"):
-                return f"{name} receives {given} where {wanted} is needed. Fix: connect a node that outputs {wanted}"
-        if proxy is None or features is None:
-            return True  # linked: what comes is known only when the graph runs
-        wrong = proxies.complaint(proxy, input_types)
-        if wrong is None and proxy == "image_features":
-            wrong = complaint("features", search.model, features, encoders.MARKER)
+        wrong = miswired(cls.INPUT_TYPES(), input_types)
+        if wrong is None and proxy is not None and features is not None:  # else linked: known when the graph runs
+            wrong = proxies.complaint(proxy, input_types)
+            if wrong is None and proxy == "image_features":
+                wrong = complaint("features", search.model, features, encoders.MARKER)
         return wrong or True
 
     @classmethod
@@ -123,66 +104,43 @@ class TCDWeights(_Credit):
         return reads(features, "an image encoder", "features") if proxy in (None, "image_features") else []
 
     @devices.outside_inference
-    def weigh(
-        self,
-        trajectories,
-        w_min,
-        floor,
-        normalize,
-        proxy="latents",
-        model=None,
-        scores=None,
-        features="shapes-clip",
-        node_id="",
-    ):
+    def weigh(self, trajectories, proxy="latents", model=None, scores=None, features="shapes-clip", node_id="", **how):
         from dataclasses import replace
 
         from ..trainer.credit.steps import from_similarity, tcd
 
         if proxy == "latents":
-            return self._weighed(trajectories, node_id, tcd, w_min, floor, normalize)
+            return self._weighed(trajectories, node_id, lambda *of: tcd(*of, **how))
         from ..trainer.credit import proxies
         from ..trainer.networks import features as encoders
 
         # Held by the node, so that it is loaded once and not in every iteration.
         self.encoder = encoders.load(features) if proxy == "image_features" else None
 
-        def by_proxy(latents, final, trained, *options):
+        def by_proxy(latents, final, trained):
             similarity = proxies.similarity(proxy, trajectories, model, scores, self.encoder)
-            return replace(from_similarity(similarity, trained, *options), method=f"tcd, {proxy}")
+            return replace(from_similarity(similarity, trained, **how), method=f"tcd, {proxy}")
 
-        return self._weighed(trajectories, node_id, by_proxy, w_min, floor, normalize)
+        return self._weighed(trajectories, node_id, by_proxy)
 
 
 class UniformWeights(_Credit):
     TITLE = "Uniform Weights"
-    DESCRIPTION = "Every trained step alike (DanceGRPO, Flow-GRPO)."
+    DESCRIPTION = "Every trained step has the same weight (DanceGRPO, Flow-GRPO)."
 
     @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "timestep_fraction": (
-                    "FLOAT",
-                    {
-                        "default": 1.0,
-                        "min": 0.05,
-                        "max": 1.0,
-                        "step": 0.05,
-                        "tooltip": "Below 1 each sample trains a random share of its steps (DanceGRPO: 0.6).",
-                    },
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "timestep_fraction": number(
+                    1,
+                    0.05,
+                    1,
+                    step=0.05,
+                    tip="Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6).",
                 ),
-                "seed": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 2**63 - 1,
-                        "control_after_generate": True,
-                        "tooltip": "Of that choice; advances by one with every iteration.",
-                    },
-                ),
+                "seed": seed(advances=True, tip="Seed of that choice. It advances by one with every iteration."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -199,11 +157,7 @@ class UniformWeights(_Credit):
 
 class NoiseAwareWeights(_Credit):
     TITLE = "Noise-Aware Weights"
-    DESCRIPTION = "A step counts as much as it explores: in proportion to the noise it adds (TempFlow-GRPO)."
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
+    DESCRIPTION = "A step counts as much as it explores: in proportion to the noise that it adds (TempFlow-GRPO)."
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
@@ -215,13 +169,9 @@ class NoiseAwareWeights(_Credit):
 class PCPOWeights(_Credit):
     TITLE = "PCPO Weights"
     DESCRIPTION = (
-        "Proportionate credit: a step pulls as hard as it is long (PCPO). With GRPO Step's objective log_hinge."
+        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's objective log_hinge."
     )
     RESCALES_RATIO = True
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
@@ -229,18 +179,13 @@ class PCPOWeights(_Credit):
         from ..trainer.sde import sensitivities
 
         settings, sigmas = trajectories.settings, trajectories.sigmas
-        own = sensitivities(settings.kind, sigmas, settings.eta)
-        return self._weighed(trajectories, node_id, pcpo, own, sigmas)
+        return self._weighed(trajectories, node_id, pcpo, sensitivities(settings.kind, sigmas, settings.eta), sigmas)
 
 
 class GRPOGuard(_Credit):
     TITLE = "GRPO-Guard"
-    DESCRIPTION = "Importance ratios of one size at every step, so that clipping meets all alike (GRPO-Guard)."
+    DESCRIPTION = "Importance ratios of one size at every step, so that clipping acts on all steps alike (GRPO-Guard)."
     RESCALES_RATIO = True
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"trajectories": ("OTCA_TRAJECTORIES",)}, "hidden": {"node_id": "UNIQUE_ID"}}
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
@@ -257,12 +202,9 @@ class CombineCredit(_Credit):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "credit_1": (
-                    "OTCA_CREDIT",
-                    {"tooltip": "Its movement of the latent is the one that MOCA Fuse explores by."},
-                ),
-                "credit_2": ("OTCA_CREDIT", {"tooltip": "Of the same trajectories."}),
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "credit_1": socket("OTCA_CREDIT", tip="First credit. MOCA Fuse explores by its measure of movement."),
+                "credit_2": socket("OTCA_CREDIT", tip="Second credit, of the same trajectories."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -285,48 +227,20 @@ class SpatialCredit(_Credit):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "credit": ("OTCA_CREDIT", {"tooltip": "The weights of the steps, which stay as they are."}),
-                "model": (
-                    "STRING",
-                    {
-                        "default": "shapes-clip",
-                        "tooltip": "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
-                        "facebook/dinov2-base.",
-                    },
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "credit": socket("OTCA_CREDIT", tip="The weights of the steps, which stay as they are."),
+                "model": text(
+                    "shapes-clip",
+                    tip="A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
+                    "facebook/dinov2-base.",
                 ),
-                "components": (
-                    "INT",
-                    {"default": 3, "min": 1, "max": 64, "tooltip": "Principal components that are added up (K)."},
-                ),
-                "smoothing": (
-                    "FLOAT",
-                    {
-                        "default": 1.0,
-                        "min": 0.0,
-                        "max": 16.0,
-                        "step": 0.1,
-                        "tooltip": "Of the map, in patches; 0: none.",
-                    },
-                ),
-                "floor": (
-                    "FLOAT",
-                    {
-                        "default": 0.0,
-                        "min": 0.0,
-                        "max": 1.0,
-                        "step": 0.05,
-                        "tooltip": "What every position keeps of its credit; 1: the map is without effect.",
-                    },
+                "components": integer(3, 1, 64, tip="Number of principal components that are added up (K)."),
+                "smoothing": number(1, 0, 16, step=0.1, tip="Radius of the map's smoothing, in patches. 0: none."),
+                "floor": number(
+                    0, 0, 1, step=0.05, tip="Share of its credit that every position keeps. 1: the map has no effect."
                 ),
             },
-            "optional": {
-                "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
-                "dtype": (
-                    ["auto", "float32", "bfloat16", "float16"],
-                    {"default": "auto", "tooltip": "Of the vision model. auto: float32."},
-                ),
-            },
+            "optional": {"device": DEVICE, "dtype": dtype(tip="Precision of the vision model. auto: float32.")},
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
@@ -343,22 +257,11 @@ class SpatialCredit(_Credit):
         return reads(model, "an image encoder", "model")
 
     @devices.outside_inference
-    def weigh(
-        self,
-        trajectories,
-        credit,
-        model,
-        components,
-        smoothing,
-        floor,
-        device="auto",
-        dtype="auto",
-        node_id="",
-    ):
+    def weigh(self, trajectories, credit, model, device="auto", dtype="auto", node_id="", **how):
         import time
         from dataclasses import replace
 
-        from ..trainer.credit import spatial as place
+        from ..trainer.credit import spatial
         from ..trainer.credit.steps import with_spatial
         from ..trainer.networks import features
         from ..trainer.networks.network import shared
@@ -367,8 +270,7 @@ class SpatialCredit(_Credit):
         started = time.perf_counter()
         # Held by the node, so that it is loaded once and not in every iteration.
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
-        own = place.credit_map(self.network, trajectories, components=components, smoothing=smoothing, floor=floor)
-        credit = with_spatial(credit, own)
+        credit = with_spatial(credit, spatial.credit_map(self.network, trajectories, **how))
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = live.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
+        places = results.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
         return self._shown(credit, trajectories, node_id, places)

@@ -1,5 +1,7 @@
 """Stage 2: prompts."""
 
+from .inputs import complaint, counter, integer, lines, seed, switch, text
+
 
 class PromptDataset:
     TITLE = "Prompt Dataset"
@@ -16,60 +18,29 @@ class PromptDataset:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "prompts": (
-                    "STRING",
-                    {"multiline": True, "default": "", "tooltip": "One prompt a line. Used when no file is named."},
+                "prompts": lines(tip="The prompts, one a line. Used when no file is named."),
+                "prompts_per_iteration": integer(4, 1, 4096, tip="Prompts in one iteration; each makes one group."),
+                "index": counter(
+                    tip="Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
                 ),
-                "prompts_per_iteration": (
-                    "INT",
-                    {"default": 4, "min": 1, "max": 4096, "tooltip": "Groups in one iteration, one prompt each."},
-                ),
-                "index": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 2**31,
-                        "control_after_generate": True,
-                        "tooltip": "Selects the prompts. Advances by one with every iteration (canvas: set it to increment).",
-                    },
-                ),
-                "shuffle": ("BOOLEAN", {"default": True, "tooltip": "A new order in every pass over the prompts."}),
-                "seed": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 2**63 - 1,
-                        "control_after_generate": False,  # else the canvas would change every seed after each prompt
-                        "tooltip": "Seed of the shuffling.",
-                    },
-                ),
+                "shuffle": switch(True, tip="Puts the prompts into a new order in every pass over them."),
+                "seed": seed(tip="Seed of the shuffling."),
             },
             "optional": {
-                "file": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, in "
-                        "ComfyUI's input folder or one that you allow. Used instead of the text box.",
-                    },
+                "file": text(
+                    tip="A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, in ComfyUI's "
+                    "input folder or one that you allow. Used instead of the text box."
                 ),
             },
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, prompts, file=""):
-        from ..host.access.permissions import NotAllowed
-        from ..trainer.prompts import PromptError, read_prompts
+        from ..trainer.prompts import read_prompts
 
         if file is None or (prompts is None and not file):
             return True  # linked: what comes is known only when the graph runs
-        try:
-            read_prompts(prompts, file)
-        except (NotAllowed, PromptError) as error:
-            return f"file: {error}" if file else f"prompts: {error}"
-        return True
+        return complaint("file" if file else "prompts", read_prompts, prompts or "", file) or True
 
     @classmethod
     def WANTS(cls, file="", **_):
@@ -88,5 +59,4 @@ class PromptDataset:
         from ..trainer.prompts import choose, read_prompts, warn_of_two_sources
 
         warn_of_two_sources(prompts, file)
-
         return (choose(read_prompts(prompts, file), prompts_per_iteration, index, seed if shuffle else None),)

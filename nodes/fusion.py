@@ -1,14 +1,13 @@
 """Stage 5b, what: how the objectives become one advantage, and which samples it is trained on."""
 
 from ..host import devices
-from . import live, payloads
+from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
+from . import payloads, results
+from .inputs import choice, integer, socket, switch
 
-_STD_SCOPE = (
-    ["group", "batch"],
-    {
-        "default": "group",
-        "tooltip": "Rewards are divided by their spread in the group, or in the whole batch (Flow-GRPO).",
-    },
+_STD_SCOPE = choice(
+    STD_SCOPES,
+    tip="Where the spread that divides the rewards is measured: in each group, or in the whole batch (Flow-GRPO).",
 )
 
 
@@ -19,60 +18,68 @@ class _Advantages:
     OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
 
-    def _shown(self, node_id, advantages):
+    def _shown(self, node_id, advantages, credit=None, trajectories=None):
+        """`credit` is the payload of a node that gives credit too, and so has the heatmap of both."""
         from ..trainer.pictures import heatmaps
 
-        heatmap = live.picture(lambda: heatmaps.advantage_heatmap(advantages))
-        return live.shown(
-            node_id, "advantages", (advantages, heatmap), lambda: payloads.advantages(node_id, advantages)
-        )
+        heatmap = results.picture(lambda: heatmaps.advantage_heatmap(advantages))
+        shown = {"credit": credit} if credit else {}
+        shown["advantages"] = lambda: payloads.advantages(node_id, advantages)
+        return results.shown(node_id, (advantages, heatmap), shown, trajectories)
 
 
 class _Fuse(_Advantages):
+    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one."""
+
     FUNCTION = "fuse"
-
-    def _fuse(self, scores, credit, node_id, method, **options):
-        from ..host import distributed
-        from ..trainer.advantages import fuse
-
-        return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), method, **options))
-
-
-class MOCAFuse(_Fuse):
-    TITLE = "MOCA Fuse"
-    DESCRIPTION = "Multi-objective credit allocation (OTCA): the closed-form min-norm problem with exploration."
+    METHOD = ""
 
     @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "scores": ("OTCA_SCORES",),
-                "credit": ("OTCA_CREDIT",),
-                "exploration": (
-                    ["literal", "centered"],
-                    {
-                        "default": "literal",
-                        "tooltip": "literal: as published, where λ is nearly always 0 or 1. centered: measures how far a "
-                        "sample's movement is from its group's mean.",
-                    },
-                ),
-                "recenter": (
-                    ["none", "group"],
-                    {
-                        "default": "none",
-                        "tooltip": "group: subtract each group's mean of z, which literal MOCA leaves positive.",
-                    },
-                ),
+                "scores": socket("OTCA_SCORES"),
+                "credit": socket("OTCA_CREDIT"),
+                **cls.own_inputs(),
                 "std_scope": _STD_SCOPE,
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
+    @classmethod
+    def own_inputs(cls):
+        return {}
+
     @devices.outside_inference
-    def fuse(self, scores, credit, exploration, recenter, std_scope, node_id=""):
-        return self._fuse(
-            scores, credit, node_id, "moca", exploration=exploration, recentering=recenter, std_scope=std_scope
-        )
+    def fuse(self, scores, credit, node_id="", **options):
+        from ..host import distributed
+        from ..trainer.advantages import fuse
+
+        whole = (distributed.whole(value) for value in (scores, credit))
+        options = {"method": self.METHOD, **options}
+        return self._shown(node_id, fuse(*whole, **options))
+
+
+class MOCAFuse(_Fuse):
+    TITLE = "MOCA Fuse"
+    DESCRIPTION = "Multi-objective credit allocation (OTCA): the closed-form min-norm problem with exploration."
+    METHOD = "moca"
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "exploration": choice(
+                EXPLORATIONS,
+                tip="How a sample's movement is measured. literal: as published, where λ is nearly always 0 or 1. centered: by "
+                "its distance from the group's mean.",
+            ),
+            "recenter": choice(
+                RECENTERINGS, tip="group: subtracts each group's mean of z, which literal MOCA leaves positive."
+            ),
+        }
+
+    def fuse(self, recenter, **inputs):
+        return super().fuse(recentering=recenter, **inputs)
 
 
 class WeightedFuse(_Fuse):
@@ -82,27 +89,12 @@ class WeightedFuse(_Fuse):
     )
 
     @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "scores": ("OTCA_SCORES",),
-                "credit": ("OTCA_CREDIT",),
-                "mode": (
-                    ["weighted_advantages", "weighted_sum"],
-                    {
-                        "default": "weighted_advantages",
-                        "tooltip": "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, "
-                        "then normalise.",
-                    },
-                ),
-                "std_scope": _STD_SCOPE,
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    def own_inputs(cls):
+        tip = "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
+        return {"mode": choice(WEIGHTED_FUSIONS, tip=tip)}
 
-    @devices.outside_inference
-    def fuse(self, scores, credit, mode, std_scope, node_id=""):
-        return self._fuse(scores, credit, node_id, mode, std_scope=std_scope)
+    def fuse(self, mode, **inputs):
+        return super().fuse(method=mode, **inputs)
 
 
 class BestOfN(_Advantages):
@@ -114,25 +106,9 @@ class BestOfN(_Advantages):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "advantages": ("OTCA_ADVANTAGES",),
-                "best": (
-                    "INT",
-                    {
-                        "default": 4,
-                        "min": 1,
-                        "max": 1024,
-                        "tooltip": "Samples with the highest advantage, of each prompt.",
-                    },
-                ),
-                "worst": (
-                    "INT",
-                    {
-                        "default": 4,
-                        "min": 0,
-                        "max": 1024,
-                        "tooltip": "Samples with the lowest advantage, of each prompt.",
-                    },
-                ),
+                "advantages": socket("OTCA_ADVANTAGES"),
+                "best": integer(4, 1, 1024, tip="Samples of each prompt that are kept for their high advantage."),
+                "worst": integer(4, 0, 1024, tip="Samples of each prompt that are kept for their low advantage."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -147,58 +123,41 @@ class BestOfN(_Advantages):
 class MinNormFuse(_Fuse):
     TITLE = "Min-Norm Fuse"
     DESCRIPTION = "The min-norm problem without exploration (MGDA): a sample is pushed only where all objectives agree."
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {"scores": ("OTCA_SCORES",), "credit": ("OTCA_CREDIT",), "std_scope": _STD_SCOPE},
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
-
-    @devices.outside_inference
-    def fuse(self, scores, credit, std_scope, node_id=""):
-        return self._fuse(scores, credit, node_id, "min_norm", std_scope=std_scope)
+    METHOD = "min_norm"
 
 
-class StepwiseGain(_Fuse):
+class StepwiseGain(_Advantages):
     TITLE = "Stepwise Gain"
     DESCRIPTION = (
         "Credit by reward itself (Stepwise-Flow-GRPO): each step's advantage is what it added to the rewards of the predicted "
         "picture. Scores a picture a step."
     )
+    FUNCTION = "fuse"
 
     @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": ("OTCA_MODEL", {"tooltip": "The one that sampled: predicts the picture at every step."}),
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "scores": ("OTCA_SCORES", {"tooltip": "Of these trajectories. Their trained rewards are asked again."}),
-                "tweedie_steps": (
-                    "INT",
-                    {
-                        "default": 5,
-                        "min": 1,
-                        "max": 100,
-                        "tooltip": "Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at "
-                        "high noise; the paper takes 5.",
-                    },
+                "model": socket("OTCA_MODEL", tip="The model that sampled. It predicts the picture at every step."),
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "scores": socket(
+                    "OTCA_SCORES", tip="Scores of these trajectories. Their trained rewards are asked again."
                 ),
-                "per_step": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "Off: a group's gains are normalised over all its steps together, as in the paper. On: every "
-                        "step by itself.",
-                    },
+                "tweedie_steps": integer(
+                    5,
+                    1,
+                    100,
+                    tip="Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at high "
+                    "noise. The paper takes 5.",
                 ),
-                "fusion": (
-                    ["weighted_advantages", "weighted_sum"],
-                    {
-                        "default": "weighted_advantages",
-                        "tooltip": "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw "
-                        "gains, then normalise.",
-                    },
+                "per_step": switch(
+                    tip="Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
+                    "separately."
+                ),
+                "fusion": choice(
+                    WEIGHTED_FUSIONS,
+                    tip="weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
+                    "normalise.",
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -206,27 +165,11 @@ class StepwiseGain(_Fuse):
 
     @devices.outside_inference
     def fuse(self, model, trajectories, scores, tweedie_steps, per_step, fusion, node_id=""):
-        import time
         from dataclasses import replace
 
-        from ..host import distributed
-        from ..trainer.advantages import fuse_gains
-        from ..trainer.credit.gains import stepwise_gains
-        from ..trainer.credit.steps import similarity_gain
-        from ..trainer.pictures import heatmaps
+        from ..trainer.credit.gains import advantages_of_gains
 
-        started = time.perf_counter()
-        gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
-        similarity, _ = similarity_gain(trajectories.latents, trajectories.final)
-        seconds = time.perf_counter() - started
-        whole = (distributed.whole(value) for value in (gains, similarity, scores))
-        advantages = fuse_gains(*whole, trajectories.trained, fusion, per_step)
-        credit = replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds, node=node_id)
+        advantages = advantages_of_gains(model, trajectories, scores, tweedie_steps, fusion=fusion, per_step=per_step)
+        credit = replace(advantages.credit, node=node_id)
         advantages = replace(advantages, credit=credit)
-        heatmap = live.picture(lambda: heatmaps.advantage_heatmap(advantages))
-        # It is credit and fusion in one, and so has the heatmap of the one with the advantages of the other.
-        shown = {
-            "credit": lambda: payloads.credit(credit, trajectories),
-            "advantages": lambda: payloads.advantages(node_id, advantages),
-        }
-        return live.shown_all(node_id, (advantages, heatmap), shown, trajectories)
+        return self._shown(node_id, advantages, lambda: payloads.credit(credit, trajectories), trajectories)

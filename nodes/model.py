@@ -2,8 +2,12 @@
 
 from ..host import claim, comfyui, devices, paths, search
 from ..host.names import plain_name
+from ..trainer.flow import SINGLE_FILES, LoadOptions
 from ..trainer.run.layout import CHECKPOINTS
+from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
+from .inputs import DEVICE, choice, complaint, dtype, found, integer, number, seed, socket, switch, text
 
+MARKER = "model_index.json"
 MOST_RANK = 1024
 
 
@@ -22,115 +26,54 @@ class LoadFlowModel:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": (
-                    paths.list_models("model_index.json"),
-                    {"tooltip": "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."},
+                "model": found(
+                    paths.list_models(MARKER),
+                    tip="A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/.",
                 ),
-                "lora_rank": (
-                    "INT",
-                    {
-                        "default": 16,
-                        "min": 1,
-                        "max": MOST_RANK,
-                        "tooltip": "Rank of the adapter: how much it can change.",
-                    },
+                "lora_rank": integer(16, 1, MOST_RANK, tip="Rank of the adapter: how much it can change."),
+                "lora_alpha": number(
+                    16, 0.01, 4096, step=0.5, tip="Alpha of the adapter, which is scaled by alpha / rank."
                 ),
-                "lora_alpha": (
-                    "FLOAT",
-                    {
-                        "default": 16.0,
-                        "min": 0.01,
-                        "max": 4096.0,
-                        "step": 0.5,
-                        "tooltip": "The adapter is scaled by alpha / rank.",
-                    },
-                ),
-                "seed": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 2**63 - 1,
-                        "control_after_generate": False,  # else the canvas would change it, and load anew, each time
-                        "tooltip": "Seed of the adapter's initial weights.",
-                    },
-                ),
-                "dtype": (
-                    ["auto", "float32", "bfloat16", "float16"],
-                    {
-                        "default": "auto",
-                        "tooltip": "Of the frozen weights. auto: bfloat16 on an accelerator, else float32. "
-                        "The adapter is always float32.",
-                    },
+                "seed": seed(tip="Seed of the adapter's initial weights."),
+                "dtype": dtype(
+                    tip="Precision of the frozen weights. auto: bfloat16 on an accelerator, else float32. The adapter is always "
+                    "float32."
                 ),
             },
             "optional": {
-                "path": (
-                    "STRING",
-                    {"default": "", "tooltip": "A model folder anywhere else; used instead of `model` when not empty."},
+                "path": text(tip="A model folder anywhere else. Used instead of `model` when not empty."),
+                "lora_targets": text(
+                    tip="Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
+                    "feed-forward layers."
                 ),
-                "lora_targets": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "Comma-separated ends of module names; empty: the family's attention and "
-                        "feed-forward layers.",
-                    },
+                "device": DEVICE,
+                "max_sequence_length": integer(
+                    LoadOptions.max_sequence_length,
+                    0,
+                    4096,
+                    tip="Tokens of the text encoder. 0: the tokenizer's own limit, at most 512.",
                 ),
-                "device": ("STRING", {"default": "auto", "tooltip": "auto, cpu, cuda, cuda:1 …"}),
-                "max_sequence_length": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 4096,
-                        "tooltip": "Tokens of the text encoder; 0: the tokenizer's own limit, at most 512.",
-                    },
-                ),
-                "resume_run": (
+                "resume_run": choice(
                     ["", *paths.list_runs()],
-                    {
-                        "default": "",
-                        "tooltip": "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to "
-                        "go on with it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
-                    },
+                    tip="On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
+                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
                 ),
-                "training": (
-                    ["lora", "full"],
-                    {
-                        "default": "lora",
-                        "tooltip": "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter.",
-                    },
+                "training": choice(
+                    TRAININGS, tip="lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
                 ),
-                "transformer_file": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
-                    },
+                "transformer_file": text(
+                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer."
                 ),
-                "download": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "A hub id as path (owner/name) may be downloaded; else only the local cache is searched.",
-                    },
+                "download": switch(
+                    tip="A hub id as path (owner/name) may be downloaded. Off: only the local cache is searched."
                 ),
-                "memory": (
-                    "OTCA_MEMORY",
-                    {"tooltip": "From Model Memory: ways to hold a large model in little memory."},
+                "memory": socket("OTCA_MEMORY", tip="From Model Memory: ways to hold a large model in little memory."),
+                "files": socket(
+                    "OTCA_FILES", tip="From Model Files: single files in place of the folder's own weights."
                 ),
-                "files": (
-                    "OTCA_FILES",
-                    {"tooltip": "From Model Files: single files in place of the folder's own weights."},
-                ),
-                "start_from": (
+                "start_from": choice(
                     ["", *paths.list_adapters()],
-                    {
-                        "default": "",
-                        "tooltip": "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh "
-                        "adapter.",
-                    },
+                    tip="A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter.",
                 ),
             },
         }
@@ -148,126 +91,120 @@ class LoadFlowModel:
         training="lora",
         lora_rank=None,
     ):
-        from ..host.access.addresses import is_hub_id
-        from ..host.access.permissions import NotAllowed
-        from ..trainer.flow import TRAININGS, FlowModelError, check_model_folder
-
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is none of {', '.join(TRAININGS)}"
         if lora_rank is not None and not 1 <= lora_rank <= MOST_RANK:
             return f"lora_rank = {lora_rank} is out of range. Fix: give one from 1 to {MOST_RANK}"
-        if start_from and (wrong := _wrong_start(start_from, resume_run, training, lora_rank)):
-            return f"start_from: {wrong}"
-
-        if resume_run and not comfyui.in_comfyui():
-            return "resume_run: goes on with a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
-        if resume_run:
-            try:
-                folder = paths.run_folder(plain_name(resume_run))
-            except ValueError as error:
-                return f"resume_run = {resume_run!r} {error}"
-            if not (folder / CHECKPOINTS).is_dir():
-                return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
-            try:
-                claim.check(folder)
-            except claim.Claimed as error:
-                return f"resume_run: {error}"
-        known = paths.list_models("model_index.json")
-        if path is None or (model is None and not path):
-            return True  # linked: what comes is known only when the graph runs
-        if not path and model not in known:
-            return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
-        try:
-            given = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
-            if search.may_download(path, download):
-                return True  # it may not be here yet
-            # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
-            check_model_folder(search.model(path or model, "model_index.json"), None if files is None else given)
-        except FileNotFoundError as error:
-            more = ", or switch download on" if is_hub_id(path) else ""
-            return f"{'path' if path else 'model'}: {error}{more}"
-        except (FlowModelError, NotAllowed) as error:
-            return f"{'path' if path else 'model'}: {error}"
-        return True
+        return (
+            (start_from and _wrong_start(start_from, resume_run, training, lora_rank))
+            or (resume_run and _wrong_resume(resume_run))
+            or _wrong_model(model, path, transformer_file, download, files)
+            or True
+        )
 
     @classmethod
     def WANTS(cls, model="", path="", transformer_file="", download=False, start_from="", **_):
         from ..host.access.wants import downloads, reads
 
-        files = [
+        return [
+            *(reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")),
             *reads(transformer_file, "its transformer", "transformer_file"),
             *reads(start_from, "an adapter", "start_from"),
+            *downloads(path, download, "path"),
         ]
-        named = reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")
-        return [*named, *files, *downloads(path, download, "path")]
 
     @devices.outside_inference
     def load(
         self,
         model,
-        lora_rank,
-        lora_alpha,
-        seed,
-        dtype,
         path="",
-        lora_targets="",
         device="auto",
-        max_sequence_length=0,
         transformer_file="",
         download=False,
         resume_run="",
-        training="lora",
         memory=None,
         files=None,
         start_from="",
+        **options,
     ):
-        from ..trainer.flow import SINGLE_FILES, load_flow_model
+        from ..trainer.flow import load_flow_model
         from ..trainer.inference import guidance
         from ..trainer.run.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
-        found = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}
+        own_files = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}
         devices.make_room()
         devices.empty_cache()
         if search.may_download(path, download):
-            search.download(path, without=found)
-        loaded = load_flow_model(
-            search.model(path or model, "model_index.json"),
-            lora_rank=lora_rank,
-            lora_alpha=lora_alpha,
-            lora_targets=lora_targets,
-            seed=seed,
-            dtype=dtype,
-            device=devices.chosen_device(device),
-            max_sequence_length=max_sequence_length,
-            files=found,
-            training=training,
-            **(memory or {}),
-        )
+            search.download(path, without=own_files)
+        folder, device = search.model(path or model, MARKER), devices.chosen_device(device)
+        loaded = load_flow_model(folder, device=device, files=own_files, **options, **(memory or {}))
         run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
         start(loaded, Start(run, guidance.find(start_from) if start_from else None))
         return (loaded,)
 
 
 def _wrong_start(start_from, resume_run, training, rank):
-    """What keeps a model from beginning with that adapter; empty where nothing does."""
+    """What keeps a model from beginning with that adapter; None where nothing does."""
     from ..trainer.flow import lora
     from ..trainer.inference import guidance
 
     if resume_run:
-        return f"resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
+        return f"start_from: resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"
     if training == "full":
-        return "all weights are trained, and what is named here is an adapter. Fix: training = lora, or leave it empty"
+        return "start_from: all weights are trained, and this names an adapter. Fix: training = lora, or leave it empty"
     try:
         adapter = guidance.find(start_from)
-        found = {rank for file in guidance.files_of(adapter) for rank in lora.ranks(file)}
+        ranks = {rank for file in guidance.files_of(adapter) for rank in lora.ranks(file)}
     except (OSError, ValueError) as error:
-        return str(error)
-    if len(found) != 1:
-        return f"{adapter} is no LoRA of one rank. Fix: choose a file that training wrote"
-    if rank is not None and found != {rank}:
-        return f"{adapter} is of rank {min(found)}, and lora_rank is {rank}. Fix: lora_rank = {min(found)}"
-    return ""
+        return f"start_from: {error}"
+    if len(ranks) != 1:
+        return f"start_from: {adapter} is no LoRA of one rank. Fix: choose a file that training wrote"
+    if rank is not None and ranks != {rank}:
+        only = min(ranks)
+        return f"start_from: {adapter} is of rank {only}, and lora_rank is {rank}. Fix: lora_rank = {only}"
+    return None
+
+
+def _wrong_resume(run):
+    """What keeps a run of the canvas from being resumed; None where nothing does."""
+    if not comfyui.in_comfyui():
+        return "resume_run: resumes a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"
+    try:
+        folder = paths.run_folder(plain_name(run))
+    except ValueError as error:
+        return f"resume_run = {run!r} {error}"
+    if not (folder / CHECKPOINTS).is_dir():
+        return f"resume_run: {folder} has no checkpoints. Fix: give the name of a run in {folder.parent}"
+    try:
+        claim.check(folder)
+    except claim.Claimed as error:
+        return f"resume_run: {error}"
+    return None
+
+
+def _wrong_model(model, path, transformer_file, download, files):
+    """What is wrong with a model's folder or its single files; None where nothing is, or where it may be downloaded."""
+    from ..host.access.addresses import is_hub_id
+    from ..trainer.flow import check_model_folder
+
+    if path is None or (model is None and not path):
+        return None  # linked: what comes is known only when the graph runs
+    known = paths.list_models(MARKER)
+    if not path and model not in known:
+        return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
+    name = "path" if path else "model"
+    try:
+        own_files = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
+        if search.may_download(path, download):
+            return None  # it may not be here yet
+        # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
+        check_model_folder(search.model(path or model, MARKER), None if files is None else own_files)
+    except FileNotFoundError as error:
+        return f"{name}: {error}" + (", or switch download on" if is_hub_id(path) else "")
+    except (ValueError, PermissionError) as error:
+        return f"{name}: {error}"
+    return None
 
 
 class ModelMemory:
@@ -284,49 +221,26 @@ class ModelMemory:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "quantize": (
-                    ["none", "8bit", "4bit"],
-                    {"default": "none", "tooltip": "Holds the frozen transformer in so few bits, by bitsandbytes."},
+                "quantize": choice(
+                    QUANTIZATIONS, tip="Bits in which bitsandbytes holds the frozen transformer's weights."
                 ),
-                "offload_encoders": (
-                    "BOOLEAN",
-                    {"default": False, "tooltip": "Text encoders are on the device only while they embed new prompts."},
+                "offload_encoders": switch(tip="Text encoders are on the device only while they embed new prompts."),
+                "vae_tiling": switch(tip="Decodes large pictures in tiles: less memory, faint seams."),
+                "gradient_checkpointing": switch(
+                    tip="Computes activations twice instead of storing them: much less memory, a third slower."
                 ),
-                "vae_tiling": (
-                    "BOOLEAN",
-                    {"default": False, "tooltip": "Decodes large pictures in tiles: less memory, faint seams."},
+                "attention": choice(
+                    ATTENTIONS, tip="Attention backend of diffusers. auto: the one that diffusers chooses."
                 ),
-                "gradient_checkpointing": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "Computes activations twice instead of storing them: much less memory, a third slower.",
-                    },
-                ),
-                "attention": (
-                    ["auto", "native", "flash", "_flash_3", "sage", "xformers", "flex"],
-                    {"default": "auto", "tooltip": "diffusers' attention backend; auto: its own choice."},
-                ),
-                "compile": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "torch.compile of the transformer's blocks: slow first call, then faster.",
-                    },
+                "compile": switch(
+                    tip="torch.compile of the transformer's blocks: a slow first call, faster ones after it."
                 ),
             },
             "optional": {
-                "offload_vae": (
-                    "BOOLEAN",
-                    {"default": False, "tooltip": "The autoencoder is on the device only while it decodes."},
-                ),
-                "shard": (
-                    "BOOLEAN",
-                    {
-                        "default": False,
-                        "tooltip": "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit "
-                        "none of them. Loading takes main memory for each process. On one GPU it does nothing.",
-                    },
+                "offload_vae": switch(tip="The autoencoder is on the device only while it decodes."),
+                "shard": switch(
+                    tip="Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
+                    "them. Loading takes main memory for each process. On one GPU it does nothing."
                 ),
             },
         }
@@ -357,13 +271,11 @@ class ModelFiles:
 
     @classmethod
     def INPUT_TYPES(cls):
-        from ..trainer.flow import SINGLE_FILES
-
         return {
             "required": {
-                component: (
+                component: choice(
                     [cls.FOLDERS_OWN, *paths.list_weights(kind)],
-                    {"default": cls.FOLDERS_OWN, "tooltip": f"{cls.WHAT[component]} From ComfyUI's models/{kind}."},
+                    tip=f"{cls.WHAT[component]} A file from ComfyUI's models/{kind}.",
                 )
                 for component, kind in SINGLE_FILES.items()
             }
@@ -371,16 +283,10 @@ class ModelFiles:
 
     @classmethod
     def VALIDATE_INPUTS(cls, transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae):
-        from ..host.access.permissions import NotAllowed
-        from ..trainer.flow import SINGLE_FILES
-
-        given = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
-        for (component, kind), name in zip(SINGLE_FILES.items(), given, strict=True):
-            try:
-                if name not in (None, cls.FOLDERS_OWN):
-                    search.weights(name, kind)
-            except (FileNotFoundError, NotAllowed) as error:
-                return f"{component}: {error}"
+        names = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
+        for (component, kind), name in zip(SINGLE_FILES.items(), names, strict=True):
+            if name != cls.FOLDERS_OWN and (wrong := complaint(component, search.weights, name, kind)):
+                return wrong
         return True
 
     @classmethod

@@ -6,7 +6,9 @@ import weakref
 
 from ..host import comfyui, devices, paths, stopping
 from ..host.names import plain_name
-from . import live
+from ..trainer.types import LOSS_NAMES, RunSettings, UpdateSettings
+from . import results
+from .inputs import choice, complaint, integer, lines, number, socket, switch, text
 
 logger = logging.getLogger(__name__)
 
@@ -17,144 +19,74 @@ class GRPOStep:
     DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
     RETURN_TYPES = ("OTCA_MODEL", "OTCA_REPORT")
     RETURN_NAMES = ("model", "report")
-    OUTPUT_TOOLTIPS = ("The same model, one update on.", "This iteration's figures, for Training Run.")
+    OUTPUT_TOOLTIPS = ("The same model, one update further.", "This iteration's report, for Training Run.")
     FUNCTION = "update"
 
     @classmethod
     def INPUT_TYPES(cls):
+        default = UpdateSettings
         return {
             "required": {
-                "model": ("OTCA_MODEL",),
-                "trajectories": ("OTCA_TRAJECTORIES",),
-                "advantages": ("OTCA_ADVANTAGES",),
-                "learning_rate": (
-                    "FLOAT",
-                    {
-                        "default": 1e-4,
-                        "min": 0.0,
-                        "max": 1.0,
-                        "step": 1e-6,
-                        "round": False,
-                        "tooltip": "Of AdamW. LoRA: 1e-4 … 3e-4 for large models.",
-                    },
+                "model": socket("OTCA_MODEL"),
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "advantages": socket("OTCA_ADVANTAGES"),
+                "learning_rate": number(
+                    1e-4, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4."
                 ),
-                "clip_range": (
-                    "FLOAT",
-                    {
-                        "default": 1e-4,
-                        "min": 1e-7,
-                        "max": 1.0,
-                        "step": 1e-6,
-                        "round": False,
-                        "tooltip": "How far the importance ratio may move from 1. Small, since log-probs are averaged.",
-                    },
+                "clip_range": number(
+                    default.clip_range, 1e-7, 1, step=1e-6, fine=True, tip="How far the importance ratio may leave 1."
                 ),
-                "kl_coefficient": (
-                    "FLOAT",
-                    {
-                        "default": 0.0,
-                        "min": 0.0,
-                        "max": 100.0,
-                        "step": 0.001,
-                        "tooltip": "Pull towards the untrained model (β).",
-                    },
+                "kl_coefficient": number(
+                    default.kl_coefficient, 0, 100, step=0.001, tip="Pull towards the untrained model (β)."
                 ),
             },
             "optional": {
-                "weight_decay": (
-                    "FLOAT",
-                    {
-                        "default": 1e-4,
-                        "min": 0.0,
-                        "max": 1.0,
-                        "step": 1e-5,
-                        "round": False,
-                        "tooltip": "Of AdamW: pulls the adapter's weights towards zero.",
-                    },
+                "weight_decay": number(
+                    default.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
                 ),
-                "max_grad_norm": (
-                    "FLOAT",
-                    {
-                        "default": 1.0,
-                        "min": 1e-6,
-                        "max": 1e6,
-                        "step": 0.1,
-                        "tooltip": "Longer gradients are shortened.",
-                    },
+                "max_grad_norm": number(
+                    default.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
                 ),
-                "epochs": (
-                    "INT",
-                    {
-                        "default": 1,
-                        "min": 1,
-                        "max": 64,
-                        "tooltip": "Optimizer steps on the same samples; Stop waits for all.",
-                    },
+                "epochs": integer(
+                    default.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them."
                 ),
-                "batch_size": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 4096,
-                        "tooltip": "Samples to one forward and backward pass, of several steps where there is room; 0: all "
-                        "samples of one step. Changes memory and speed only.",
-                    },
+                "batch_size": integer(
+                    default.batch_size,
+                    0,
+                    4096,
+                    tip="Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
+                    "step. Changes memory and speed only.",
                 ),
-                "ema_decay": (
-                    "FLOAT",
-                    {
-                        "default": 0.0,
-                        "min": 0.0,
-                        "max": 0.99999,
-                        "step": 0.001,
-                        "round": False,
-                        "tooltip": "Moving average of the weights, for evaluation and saving; 0: none.",
-                    },
+                "ema_decay": number(
+                    default.ema_decay,
+                    0,
+                    0.99999,
+                    step=0.001,
+                    fine=True,
+                    tip="Decay of the average that is saved; 0: none.",
                 ),
-                "sampled_steps": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 1000,
-                        "tooltip": "Trains only so many steps of each sample, drawn by credit; the gradient is the same on "
-                        "average. 0: all.",
-                    },
+                "sampled_steps": integer(
+                    default.sampled_steps,
+                    0,
+                    1000,
+                    tip="Steps of each sample that are trained, drawn by credit; the gradient is the same on average. 0: all.",
                 ),
-                "unconditional_gradient": (
-                    "BOOLEAN",
-                    {
-                        "default": True,
-                        "tooltip": "Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. "
-                        "Saves time and memory; the gradient is another one.",
-                    },
+                "unconditional_gradient": switch(
+                    default.unconditional_gradient,
+                    tip="Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. Saves time "
+                    "and memory, and changes the gradient.",
                 ),
-                "objective": (
-                    ["clipped", "log_hinge"],
-                    {
-                        "default": "clipped",
-                        "tooltip": "clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with clip_range as its "
-                        "margin.",
-                    },
+                "objective": choice(
+                    LOSS_NAMES,
+                    tip="The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with clip_range as its "
+                    "margin.",
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
         }
 
     @devices.outside_inference
-    def update(
-        self,
-        model,
-        trajectories,
-        advantages,
-        learning_rate,
-        clip_range,
-        kl_coefficient,
-        prompt=None,
-        node_id="",
-        **optional,
-    ):
+    def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
         from ..trainer import grpo
         from ..trainer.run import ownership
         from ..trainer.run.report import report
@@ -166,9 +98,7 @@ class GRPOStep:
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
             )
         devices.make_room()
-        settings = grpo.UpdateSettings(
-            learning_rate=learning_rate, clip_range=clip_range, kl_coefficient=kl_coefficient, **optional
-        )
+        settings = UpdateSettings(**options)
         trained, samples = len(trajectories.trained), len(trajectories.groups)
         at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step
         calls = trained if at_once else -(-trained * samples // settings.batch_size)
@@ -188,71 +118,52 @@ class TrainingRun:
 
     @classmethod
     def INPUT_TYPES(cls):
+        default = RunSettings
         return {
             "required": {
-                "model": ("OTCA_MODEL",),
-                "report": ("OTCA_REPORT",),
-                "run_name": ("STRING", {"default": "otca", "tooltip": "Name of the run's folder."}),
-                "iterations": (
-                    "INT",
-                    {"default": 300, "min": 1, "max": 10**7, "tooltip": "Length of a headless training."},
+                "model": socket("OTCA_MODEL"),
+                "report": socket("OTCA_REPORT"),
+                "run_name": text("otca", tip="Name of the run's folder."),
+                "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
+                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
+                "evaluate_every": integer(
+                    default.evaluate_every, 1, 10**6, tip="Iterations between evaluations, and between new plots."
                 ),
-                "checkpoint_every": (
-                    "INT",
-                    {"default": 25, "min": 1, "max": 10**6, "tooltip": "Iterations between checkpoints."},
+                "evaluation_prompts": lines(
+                    default.evaluation_prompts, tip="Prompts of evaluations, one a line. Empty: the first iteration's."
                 ),
-                "evaluate_every": (
-                    "INT",
-                    {"default": 50, "min": 1, "max": 10**6, "tooltip": "Iterations between evaluations and new plots."},
-                ),
-                "evaluation_prompts": (
-                    "STRING",
-                    {"multiline": True, "default": "", "tooltip": "One prompt a line; empty: the first iteration's."},
-                ),
-                "evaluation_seeds": (
-                    "INT",
-                    {"default": 1, "min": 1, "max": 1024, "tooltip": "Fixed seeds to each evaluation prompt."},
+                "evaluation_seeds": integer(
+                    default.evaluation_seeds, 1, 1024, tip="Number of fixed seeds to each evaluation prompt."
                 ),
             },
             "optional": {
-                "evaluation_steps": (
-                    "INT",
-                    {"default": 0, "min": 0, "max": 1000, "tooltip": "Denoising steps there; 0: the sampler's."},
+                "evaluation_steps": integer(
+                    default.evaluation_steps,
+                    0,
+                    1000,
+                    tip="Denoising steps of evaluations. 0: as many as the sampler's.",
                 ),
-                "keep_checkpoints": (
-                    "INT",
-                    {
-                        "default": 2,
-                        "min": 1,
-                        "max": 1000,
-                        "tooltip": "Last checkpoints that stay; older ones are deleted.",
-                    },
+                "keep_checkpoints": integer(
+                    default.keep_checkpoints,
+                    1,
+                    1000,
+                    tip="Number of last checkpoints that are kept. Older ones are deleted.",
                 ),
-                "best_metric": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "The best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-                        "reward's name. Empty: none is.",
-                    },
+                "best_metric": text(
+                    default.best_metric,
+                    tip="Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
+                    "reward's name. Empty: none is kept.",
                 ),
-                "stop_after_decline": (
-                    "INT",
-                    {
-                        "default": 0,
-                        "min": 0,
-                        "max": 1000,
-                        "tooltip": "Ends a headless training when a held-out reward has declined for so many evaluations in "
-                        "a row; 0: never.",
-                    },
+                "stop_after_decline": integer(
+                    default.stop_after_decline,
+                    0,
+                    1000,
+                    tip="Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
+                    "never.",
                 ),
-                "wandb_project": (
-                    "STRING",
-                    {
-                        "default": "",
-                        "tooltip": "Sends all figures to that Weights & Biases project too, which takes pip install wandb. "
-                        "Empty: none.",
-                    },
+                "wandb_project": text(
+                    default.wandb_project,
+                    tip="Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none.",
                 ),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
@@ -260,15 +171,13 @@ class TrainingRun:
 
     @classmethod
     def VALIDATE_INPUTS(cls, run_name, wandb_project=""):
-        from ..host.access.permissions import NotAllowed, check
-        from ..host.access.wants import figures_go_out
+        from ..host.access.permissions import check
 
-        try:
-            for want in figures_go_out(wandb_project) if wandb_project is not None else ():
+        def may_send(project):
+            for want in cls.WANTS(wandb_project=project):
                 check(want)
-        except NotAllowed as error:
-            return f"wandb_project: {error}"
-        return _plain_name("run_name", run_name)
+
+        return complaint("wandb_project", may_send, wandb_project) or _plain_name("run_name", run_name)
 
     @classmethod
     def WANTS(cls, wandb_project="", **_):
@@ -280,7 +189,6 @@ class TrainingRun:
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
         from ..trainer.run import ownership
         from ..trainer.run.opening import open_run
-        from ..trainer.run.settings import RunSettings
 
         if not comfyui.in_comfyui():
             run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt or {})
@@ -291,12 +199,12 @@ class TrainingRun:
         run = ownership.check(model, prompt, node_id)
         run.settings = RunSettings(**settings)
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
-        live.makes_run(node_id, run.folder.name)
+        results.makes_run(node_id, run.folder.name)
         with _marked(run, iterations):
             run.record(model, report, last=iterations, on_step=stopping.check_stop)
-        live.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
+        results.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
-        return live.shown(node_id, "run", (live.picture(run.curves),), lambda: payload)
+        return results.shown(node_id, (results.picture(run.curves),), {"run": lambda: payload})
 
 
 @contextlib.contextmanager
@@ -327,8 +235,8 @@ class SaveLoRA:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": ("OTCA_MODEL",),
-                "filename": ("STRING", {"default": "otca_lora", "tooltip": "Name of the file, without .safetensors."}),
+                "model": socket("OTCA_MODEL"),
+                "filename": text("otca_lora", tip="Name of the file, without .safetensors."),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
         }
@@ -345,52 +253,44 @@ class SaveLoRA:
         if not distributed.is_main():
             return ()
         if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
-            logger.warning(
-                "%s: all weights were trained, so there is no adapter. otca export RUN writes the model", self.TITLE
-            )
+            message = "%s: all weights were trained, so there is no adapter. otca export RUN writes the model"
+            logger.warning(message, self.TITLE)
             return ()
-        run = model.run
-        if run is not None and not comfyui.executes(run.node):
-            run = None  # a graph that does not record what it trains must not write over what is on record
-        own = run.identity() if run is not None else {}
-        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | own
-        files = lora.save_named(model, paths.lora_folder(), self._free_name(model, run, filename), metadata)
+        # A graph that does not record what it trains must not write over what is on record.
+        run = model.run if model.run is not None and comfyui.executes(model.run.node) else None
+        identity = run.identity() if run is not None else {}
+        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | identity
+        files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)
         if run is None:
             _saved_outside.setdefault(model, set()).update(files)
         return {"ui": {"text": [str(path) for path in files]}, "result": ()}
 
-    def _free_name(self, model, run, filename):
-        """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
-        from ..trainer.flow import lora
-
-        def foreign(name):
-            places = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
-            return [place for place in places if not _is_ours(model, run, place)]
-
-        name, number = filename, 1
-        while found := foreign(name):
-            if not comfyui.in_comfyui():  # where a file is written as it was told, or not at all
-                raise ValueError(
-                    f"filename = {filename!r}: {found[0]} is there, and is not of this run; the run's own adapter is saved "
-                    "beside it. Fix: give another filename, or move that file elsewhere"
-                )
-            number += 1
-            name = f"{filename}-{number}"
-        return name
-
-
-def _is_ours(model, run, place):
-    """Whether there is no such file yet, or it holds what this very run, or this model outside of any, saved before."""
-    from ..trainer.flow import lora
-
-    if not place.exists():
-        return True
-    if run is None:
-        return place in _saved_outside.get(model, ())
-    return lora.belongs_to(place, run.identity())
-
 
 _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run
+
+
+def _free_name(model, run, filename):
+    """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
+    number, name = 1, filename
+    while foreign := _foreign_files(model, run, name):
+        if not comfyui.in_comfyui():  # where a file is written under the name that was given, or not at all
+            raise ValueError(
+                f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
+                "beside it. Fix: give another filename, or move that file elsewhere"
+            )
+        number += 1
+        name = f"{filename}-{number}"
+    return name
+
+
+def _foreign_files(model, run, name):
+    """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
+    from ..trainer.flow import lora
+
+    files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
+    saved = _saved_outside.get(model, ())
+    ours = (lambda file: file in saved) if run is None else (lambda file: lora.belongs_to(file, run.identity()))
+    return [file for file in files if file.exists() and not ours(file)]
 
 
 def _plain_name(name, value):

@@ -17,22 +17,22 @@ def settle_in() -> None:
     import folder_paths
     from server import PromptServer  # ComfyUI's module of that name
 
-    from ..nodes import live
+    from ..nodes import results
     from .memory import watch
 
     folder_paths.add_model_folder_path("otca_rewards", str(Path(folder_paths.models_dir) / "otca_rewards"))
     register(PromptServer.instance, folder_paths)
-    watch(PromptServer.instance, live.release, live.Busy)
+    watch(PromptServer.instance, results.release, results.Busy)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
-    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, live
+    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, results
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
 
-    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", live.run_at_work)
+    runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", results.run_at_work)
     add_routes(
         prompt_server.routes,
         runs=runs,
@@ -42,9 +42,9 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
             NODE_CLASS_MAPPINGS,
             NODE_DISPLAY_NAME_MAPPINGS,
             input_folder=lambda: Path(folder_paths.get_input_directory()),
-            make_room=live.make_room_for_others,
+            make_room=results.make_room_for_others,
         ),
-        live=live,
+        live=results,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )

@@ -23,7 +23,8 @@ from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..trainer.run import preflight, status
 from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
-from ..trainer.workflow.graph import RUN_NODE, resumable
+from ..trainer.types import RUN_NODE
+from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Refused

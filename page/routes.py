@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ..host.names import plain_name
-from ..trainer.workflow.graph import RUN_NODE
+from ..trainer.types import RUN_NODE
 from ..trainer.workflow.running import Workflow
 from .checks import (
     Field,
@@ -49,7 +49,7 @@ NOTHING: dict[str, Field] = {}
 
 
 class Live(Protocol):
-    """What the nodes in this process still know; the module nodes.live."""
+    """What the nodes in this process still know; the module nodes.results."""
 
     Busy: type[Exception]
 

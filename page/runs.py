@@ -32,7 +32,8 @@ from ..trainer.run.layout import (
     WORKFLOW,
 )
 from ..trainer.run.status import Status
-from ..trainer.workflow.graph import RUN_NODE, title
+from ..trainer.types import RUN_NODE
+from ..trainer.workflow.graph import title
 from ..trainer.workflow.lineage import change_line
 from . import lines
 from .checks import Refused

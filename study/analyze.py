@@ -28,7 +28,7 @@ from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
 from ..trainer.run.layout import json_line
 from ..trainer.run.loop import only
-from ..trainer.workflow.graph import SAMPLER_NODE, STACK_NODE
+from ..trainer.types import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import agreement_plot
 from .agreement import MEASURES, chance, pearson

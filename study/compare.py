@@ -32,7 +32,7 @@ from ..trainer.run.folder import RunError
 from ..trainer.run.launch import FOLDER
 from ..trainer.run.layout import EVALUATIONS, LOG, WORKFLOW, json_line, read_lines, read_own
 from ..trainer.run.loop import differences, only
-from ..trainer.workflow.graph import RUN_NODE, STEP_NODE
+from ..trainer.types import RUN_NODE, STEP_NODE
 from ..trainer.workflow.running import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity, fairness
 from .comparison import Outcome

@@ -8,17 +8,16 @@ from typing import Any, TypeVar
 from ..trainer.run import preflight
 from ..trainer.run.folder import RunError
 from ..trainer.run.loop import only
-from ..trainer.workflow.graph import RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, is_link
+from ..trainer.types import DATASET_NODE, LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
+from ..trainer.workflow.graph import is_link
 from ..trainer.workflow.problem import bounded, errors
 from ..trainer.workflow.running import Workflow
-
-MODEL_NODE, DATASET_NODE = "OTCA_LoadFlowModel", "OTCA_PromptDataset"
 
 T = TypeVar("T")
 
 # What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
 _EQUAL = {
-    MODEL_NODE: (),
+    LOAD_NODE: (),
     "OTCA_ModelFiles": (),
     "OTCA_ModelMemory": ("quantize",),
     DATASET_NODE: (),
@@ -43,7 +42,7 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
     for name, own in workflows.items():
         if found := errors(preflight.problems(own)):
             raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(found)))
-        for class_type in (MODEL_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+        for class_type in (LOAD_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
                 only(own, class_type)
             except RunError as error:

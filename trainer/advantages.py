@@ -22,15 +22,12 @@ from .fusion import (
     weighted_sum,
 )
 from .groups import gain_advantages, group_advantages, per_group
-from .types import Advantages, Fused, Scores, StepCredit
+from .types import RECENTERINGS, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
-
-RECENTERINGS = ("none", "group")
-GAIN_FUSIONS = ("weighted_advantages", "weighted_sum")
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,8 @@ def fuse_gains(
         similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
         scores: of the final pictures.
         trained: the T' transition numbers.
-        fusion: one of GAIN_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients and
-            normalises again; "weighted_sum" adds the gains first.
+        fusion: one of WEIGHTED_FUSIONS. "weighted_advantages" normalises each objective's gains, adds them by their coefficients,
+            and normalises again; "weighted_sum" adds the gains first.
         per_step: see `groups.gain_advantages`.
 
     Returns:
@@ -130,8 +127,8 @@ def fuse_gains(
     Raises:
         ValueError: an unknown fusion.
     """
-    if fusion not in GAIN_FUSIONS:
-        raise ValueError(f"fusion must be one of {GAIN_FUSIONS}, not {fusion!r}")
+    if fusion not in WEIGHTED_FUSIONS:
+        raise ValueError(f"fusion must be one of {WEIGHTED_FUSIONS}, not {fusion!r}")
     started, groups = time.perf_counter(), scores.groups
     valid = _valid(gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1), similarity)
     gains = torch.where(valid[:, None, None], gains, 0.0)

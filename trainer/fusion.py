@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from .groups import group_advantages, per_group
-from .types import Fused
+from .types import EXPLORATIONS, Fused
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-EXPLORATIONS = ("literal", "centered")
 EPSILON = 1e-6
 ADVANTAGE_LIMIT = 5.0  # A_k is clipped to ± this before it is scaled by its coefficient
 

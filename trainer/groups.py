@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .types import STD_SCOPES
+
 if TYPE_CHECKING:
     from torch import Tensor
-
-STD_SCOPES = ("group", "batch")
 
 
 def per_group(groups: Tensor, valid: Tensor | None = None) -> Iterator[Tensor]:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from .sde import MIN_STD, ODE_SOLVERS, largest_eta, transition
-from .types import WINDOW_MODES
+from .sde import MIN_STD, largest_eta, transition
+from .types import ODE_SOLVERS, WINDOW_MODES
 from .workflow.problem import Misfit
 
 if TYPE_CHECKING:

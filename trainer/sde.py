@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .types import LOG_PROB_NORMS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG_PROB_NORMS = ("full", "squared_error")
 MIN_STD = 1e-6  # below this a transition is deterministic: it has no log-probability and is never trained
 
 
@@ -144,7 +145,6 @@ def ddim_sde_schedule(velocity, x, sigma, sigma_next, eta, sigma_after_first) ->
     return _preserving(velocity, x, sigma, sigma_next, min(std, sigma_next))
 
 
-ODE_SOLVERS = ("euler", "adams_bashforth")
 KINDS: dict[str, Callable[..., Gaussian]] = {
     "ode": ode,
     "flow_sde": flow_sde,

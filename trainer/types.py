@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +25,43 @@ _T = TypeVar("_T")
 Handle = Annotated[_T, "no value: it lives, changes in place, and is the same object wherever it is named"]
 Metrics = Mapping[str, float]
 
+# --- Options: what a user may choose from. Of each the first one is the default, unless a settings class says another. ---
+
+DTYPES = ("float32", "bfloat16", "float16")  # "auto" beside these: chosen by the device
+TRAININGS = ("lora", "full")
+QUANTIZATIONS = ("none", "8bit", "4bit")
+ATTENTIONS = ("auto", "native", "flash", "_flash_3", "sage", "xformers", "flex")  # diffusers' backends
+ODE_SOLVERS = ("euler", "adams_bashforth")  # of the deterministic steps
+LOG_PROB_NORMS = ("full", "squared_error")
+KEEP_GRAPH = ("auto", "on", "off")
+WINDOW_MODES = ("progressive", "progressive_decay", "random")  # how MixGRPO's window moves
+FLOORS = ("affine", "waterfill", "clamp")  # of TCD's weights
+NORMALIZATIONS = ("mean", "sum")  # of TCD's weights
+PROXIES = {  # of a step's progress, and which inputs of TCD Weights each needs
+    "latents": (),
+    "prediction": ("model",),
+    "image_features": ("model",),
+    "measured_gain": ("model", "scores"),
+}
+STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
+EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
+RECENTERINGS = ("none", "group")
+WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
+LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
+HPS_PROVIDERS = ("transformers", "hpsv2")
+
+# Node ids that the trainer knows.
+PREFIX = "OTCA_"
+RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
+STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
+SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
+
+# --- The values ---
+
 # In place of a score. Both take the sample out of the update. A reward returns NaN, or None; every other value that is not
 # finite is a failure too, since nobody divides by zero on purpose.
 FAILED = math.nan  # the sample should have been scored
 LEFT_OUT = math.inf  # the reward does not apply to the sample
-
-WINDOW_MODES = ("progressive", "progressive_decay", "random")  # how MixGRPO's window moves
 
 
 @dataclass(frozen=True)
@@ -45,24 +76,31 @@ class Prompts:
 class SamplerSettings:
     """Everything that defines the SDE: what the update needs to take the same transition again."""
 
-    kind: str
-    eta: float
-    steps: int
-    width: int
-    height: int
-    shift: float  # 0: the checkpoint's own
-    guidance: float
+    kind: str = "dance_sde"  # a row of sde.KINDS
+    eta: float = 0.3
+    steps: int = 16
+    width: int = 512
+    height: int = 512
+    shift: float = 0.0  # 0: the checkpoint's own
+    guidance: float = 3.5
     shared_noise: bool = True
     train_last_step: bool = False
     window: tuple[int, int] | None = None  # (start, length) of the stochastic steps; None: all
-    log_prob_norm: str = "full"
+    log_prob_norm: str = "full"  # one of LOG_PROB_NORMS
     batch_size: int = 0  # samples to one model call, 0: all; changes memory and speed only
     frames: int = 1  # of a video
     negative_prompt: str = ""  # what classifier-free guidance leads away from
     guidance_2: float = 0.0  # of a second expert, below its noise level; 0: the same
     merge_adapter: bool = False  # into the weights, while sampling; changes memory, speed and rounding only
-    ode_solver: str = "euler"  # of the deterministic steps
+    ode_solver: str = "euler"  # one of ODE_SOLVERS
     fraction_after_window: float = 1.0  # of the steps that follow the window, how many are taken
+
+    @classmethod
+    def from_inputs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
+        """Of the inputs of SDE Sampler, whose `window_start` and `window_length` are both 0 where there is no window."""
+        start, length = inputs.get("window_start", 0), inputs.get("window_length", 0)
+        settings = cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
+        return replace(settings, window=(start, length or settings.steps) if start or length else None)
 
     @property
     def window_end(self) -> int:
@@ -91,7 +129,22 @@ class UpdateSettings:
     ema_decay: float = 0.0  # 0: no average is kept
     sampled_steps: int = 0  # of each sample; 0: all trained steps
     unconditional_gradient: bool = True  # False: the negative half of classifier-free guidance has no gradient
-    objective: str = "clipped"  # the loss: one of losses.LOSSES
+    objective: str = "clipped"  # the loss: one of LOSS_NAMES
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
+
+    checkpoint_every: int = 25
+    evaluate_every: int = 50
+    evaluation_prompts: str = ""
+    evaluation_seeds: int = 1
+    evaluation_steps: int = 0  # 0: as many as the sampler trains with
+    keep_checkpoints: int = 2
+    best_metric: str = ""  # of evaluations; empty: none is kept as the best
+    stop_after_decline: int = 0  # evaluations in a row; 0: never
+    wandb_project: str = ""  # empty: none
 
 
 @dataclass(frozen=True)

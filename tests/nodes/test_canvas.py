@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.host.json_files import read_json as read_object
-from comfyui_otca.nodes import live
+from comfyui_otca.nodes import results
 from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.layout import read_lines
@@ -25,7 +25,7 @@ from comfyui_otca.trainer.workflow.running import NodeError
 def queue(comfyui, monkeypatch):
     """queue(workflow, iteration): one prompt, with the seeds advanced as ComfyUI's queue does it."""
     monkeypatch.setattr(
-        live, "picture", lambda draw: None
+        results, "picture", lambda draw: None
     )  # drawn by matplotlib, which takes longer than all else here
 
     def run(workflow, iteration=0, targets=None):

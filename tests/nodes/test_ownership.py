@@ -11,7 +11,7 @@ import torch
 
 from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.folder import RunError
@@ -52,7 +52,7 @@ class Tab:
 @pytest.fixture
 def tabs(small_workflow, comfyui, monkeypatch, model):
     """tabs(run's name, changes): tabs of one ComfyUI, all with the same model."""
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
 
     def open_tab(name, changes=None):
         changes = changes or {}
@@ -139,7 +139,7 @@ def test_somebody_elses_files_are_not_written_over(tabs, runs):
 
 def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, comfyui, monkeypatch, model):
     """Its claim was: nobody else could go on with it after it was mended, until ComfyUI ended."""
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     tab = Tab(small_workflow({"OTCA_TrainingRun": RARELY}), model)
     tab.queue()
     metrics = runs / "quickstart" / "metrics.jsonl"
@@ -156,7 +156,7 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
 
 def test_the_canvas_itself_is_saved_with_the_first_iteration(small_workflow, runs, comfyui, monkeypatch):
     """Seen before: not until a value changed, so that going on after a restart lost layout, groups and notes."""
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     record_node = NODE_CLASS_MAPPINGS["OTCA_TrainingRun"]
     workflow = small_workflow({"OTCA_TrainingRun": RARELY})
     with torch.inference_mode():

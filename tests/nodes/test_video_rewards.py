@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comfyui_otca.assets.make.tiny_video_rewards import video_align, video_score
-from comfyui_otca.nodes.video_rewards import RewardVideoAlign, RewardVideoScore
+from comfyui_otca.nodes.rewards.videos import RewardVideoAlign, RewardVideoScore
 
 COMMON = ["name", "device", "dtype", "batch_size", "offload", "rescale", "clip"]
 

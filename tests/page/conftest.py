@@ -25,7 +25,7 @@ PNG = b"\x89PNG\r\n\x1a\n a picture"
 
 
 class FakeLive:
-    """What nodes.live offers, with one node known."""
+    """What nodes.results offers, with one node known."""
 
     class Busy(RuntimeError):
         pass

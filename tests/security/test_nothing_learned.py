@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, failing, score, score_stack
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
@@ -67,7 +67,7 @@ def test_what_is_left_out_on_purpose_ends_nothing(trained):
 
 def test_on_the_canvas_the_node_says_so_until_it_is_mended(small_graph, tmp_path, monkeypatch, comfyui):
     monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     content = small_graph(
         {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
     )

@@ -7,20 +7,24 @@ and points that a whole group shares are looked at once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from ...host import stopping
+from ...host import distributed, stopping
+from ..advantages import fuse_gains
 from ..rewards.base import score
 from ..rollout import at_one_point, first_of_each
+from .steps import similarity_gain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..flow.base import FlowModel
-    from ..types import Scores, Trajectories
+    from ..types import Advantages, Scores, Trajectories
 
 
 def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:
@@ -97,6 +101,19 @@ def stepwise_gains(model: FlowModel, trajectories: Trajectories, scores: Scores,
     rewards = rewards_along(model, trajectories, scores, points, tweedie_steps)
     before, after = ([points.index(step + offset) for step in trained] for offset in (0, 1))
     return rewards[:, after] - rewards[:, before]
+
+
+def advantages_of_gains(
+    model: FlowModel, trajectories: Trajectories, scores: Scores, tweedie_steps: int, **options
+) -> Advantages:
+    """`advantages.fuse_gains` with these `options`, of the stepwise gains of all processes; their seconds count as credit's."""
+    started = time.perf_counter()
+    gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
+    similarity, _ = similarity_gain(trajectories.latents, trajectories.final)
+    seconds = time.perf_counter() - started
+    whole = (distributed.whole(value) for value in (gains, similarity, scores))
+    advantages = fuse_gains(*whole, trajectories.trained, **options)
+    return replace(advantages, credit=replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds))
 
 
 def _distinct(model: FlowModel, trajectories: Trajectories, point: int) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ import torch
 from ...host import distributed
 from ..groups import total_reward
 from ..rewards.base import stills
+from ..types import PROXIES
 from .gains import is_final, predictions, rewards_along
 from .steps import similarity_gain
 
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
     from ..networks.clip import Clip
     from ..networks.features import Encoder
     from ..types import Scores, Trajectories
-
-# And which inputs of the node each needs.
-PROXIES = {
-    "latents": (),
-    "prediction": ("model",),
-    "image_features": ("model",),
-    "measured_gain": ("model", "scores"),
-}
 
 
 def complaint(proxy: str, given: Collection[str]) -> str | None:

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host.distributed import Share
-from ..types import StepCredit
+from ..types import FLOORS, NORMALIZATIONS, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 EPSILON = 1e-8
-FLOORS = ("affine", "waterfill", "clamp")
-NORMALIZATIONS = ("mean", "sum")
 
 
 def tcd(

@@ -9,10 +9,11 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..types import TRAININGS
 from .folder import check_libraries, check_model_folder
 from .options import SINGLE_FILES as SINGLE_FILES
-from .options import TRAININGS, LoadOptions, conflict
 from .options import FlowModelError as FlowModelError
+from .options import LoadOptions, conflict
 
 if TYPE_CHECKING:
     from .base import FlowModel

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from ..workflow.problem import Misfit
 
-TRAININGS = ("lora", "full")
-QUANTIZATIONS = ("none", "8bit", "4bit")
 # The networks that may come from a single file, and in which of ComfyUI's model folders its users keep it.
 SINGLE_FILES = {
     "transformer": "diffusion_models",
@@ -33,7 +31,7 @@ class LoadOptions:
     device: str = "auto"
     max_sequence_length: int = 0
     files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files in place of the folder's own
-    quantize: str = "none"  # one of QUANTIZATIONS
+    quantize: str = "none"  # one of types.QUANTIZATIONS
     offload_encoders: bool = False
     vae_tiling: bool = False
     gradient_checkpointing: bool = False

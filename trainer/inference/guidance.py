@@ -17,20 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import paths, search
+from ...host import paths, search, stopping
 from ...host.access import permissions
+from .. import rollout
 from ..flow import lora
 from ..flow.files import ADAPTER, WEIGHTS
 from ..flow.policy import TRAINED
 from ..run.layout import WORKFLOW, read_own
+from ..types import LOAD_NODE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..flow.base import FlowModel
+    from ..types import SamplerSettings
 
 BASE = "base"
-_LOADER = "OTCA_LoadFlowModel"
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,26 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
         _take_off(model, names)
 
 
+def sample(
+    model: FlowModel,
+    guides: Sequence[Guide],
+    prompts: Sequence[str],
+    settings: SamplerSettings,
+    seed: int,
+    pictures: int,
+) -> Tensor:
+    """`pictures` pictures [B, H, W, 3] or videos of each prompt under these guides, with the seeds `seed`, `seed` + 1 …
+
+    Raises:
+        FileNotFoundError, ValueError: as `composed`.
+    """
+    texts = [prompt for prompt in prompts for _ in range(pictures)]
+    seeds = [seed + number for _ in prompts for number in range(pictures)]
+    with composed(model, guides, settings.steps) as compose:
+        calls = compose.calls(settings.steps) * rollout.model_calls(1, len(texts), settings.batch_size)
+        return rollout.generate(model, texts, settings, seeds, stopping.progress(calls), compose)
+
+
 def find(source: str) -> Path:
     """The adapter of a run, by its folder or name, or a LoRA file, by its path or its name in ComfyUI's loras folders.
 
@@ -207,7 +229,7 @@ def files_of(adapter: Path) -> list[Path]:
 def _check_base(model: FlowModel, adapter: Path) -> None:
     """Adapters of two models of one shape have one shape too; a run says which model it began with."""
     graph = read_own(adapter.parent, WORKFLOW) or {}
-    loaders = [node["inputs"] for node in graph.values() if node["class_type"] == _LOADER]
+    loaders = [node["inputs"] for node in graph.values() if node["class_type"] == LOAD_NODE]
     for name in [inputs.get("path") or inputs.get("model") for inputs in loaders]:
         if not isinstance(name, str):  # linked
             continue

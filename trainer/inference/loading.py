@@ -14,8 +14,7 @@ from ..flow import load_flow_model
 from ..flow import saved as weights
 from ..pictures import grids
 from ..run.layout import WORKFLOW
-from ..types import SamplerSettings
-from ..workflow.graph import SAMPLER_NODE
+from ..types import SAMPLER_NODE, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:

@@ -178,16 +178,13 @@ class HPSv2Package(Network):
         return self.model.encode_text(self.tokenizer(list(prompts)).to(self.device)).float()
 
 
-PROVIDERS = ("transformers", "hpsv2")
-
-
 class HPSv2(ClipReward):
     """cos(image, text), unscaled (Wu et al., 2306.09341); mostly between 0.20 and 0.35.
 
     Args:
         path: HPS_v2.1_compressed.pt, by its path or by its published name.
         tokenizer: a folder with a CLIP tokenizer, the name of one, or a hub id in the local cache.
-        provider: one of PROVIDERS.
+        provider: one of types.HPS_PROVIDERS.
     """
 
     def __init__(

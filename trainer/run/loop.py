@@ -18,14 +18,13 @@ from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
 from .. import keys
 from ..rewards import RewardError
-from ..workflow.graph import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE
+from ..types import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE, RunSettings
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint, preflight
 from .folder import RunError, not_writable
 from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, read_own
 from .opening import in_the_way, on_record, open_run
-from .settings import RunSettings
 
 if TYPE_CHECKING:
     from ..flow.base import FlowModel

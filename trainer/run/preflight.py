@@ -20,9 +20,8 @@ from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
-from ..types import SamplerSettings
+from ..types import LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, SamplerSettings
 from ..workflow.declared import CONVERSIONS, Node
-from ..workflow.graph import LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
 from . import verdicts
@@ -307,7 +306,7 @@ def _devices(graph: _Graph) -> Iterator[Problem]:
 def _sampler(graph: _Graph) -> Iterator[Problem]:
     for node_id in graph.of(SAMPLER_NODE):
         values = graph.values[node_id]
-        settings = _settings(values)
+        settings = SamplerSettings.from_inputs(values)
         found = list(misfits(settings, values["group_size"]))
         loader = graph.model(node_id)
         model = graph.models.get(loader)
@@ -326,13 +325,6 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
         if values["merge_adapter"] and memory.get("quantize", "none") != "none":
             message = "the weights are quantized, and rounding to so few bits would lose the adapter"
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
-
-
-def _settings(values: Mapping[str, Any]) -> SamplerSettings:
-    start, length = values["window_start"], values["window_length"]
-    known = {name: values[name] for name in SamplerSettings.__dataclass_fields__ if name in values}
-    window = (start, length or values["steps"]) if start or length else None
-    return SamplerSettings(**known, window=window)
 
 
 # --- credit -----------------------------------------------------------------------------------------------------------

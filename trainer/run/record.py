@@ -17,6 +17,7 @@ from ..flow import lora
 from ..flow import saved as weights
 from ..pictures import curves, grids, heatmaps
 from ..rewards.base import RewardError, failing
+from ..types import RunSettings
 from ..workflow import graph, lineage
 from . import checkpoint, evaluation, layout, status, verdicts
 from .best import BestAdapter
@@ -24,7 +25,6 @@ from .folder import RunError, check_writable, run_id, writing
 from .graphs import Graphs
 from .layout import CHECKPOINTS, EVALUATIONS, METRICS
 from .lines import Lines
-from .settings import RunSettings
 from .trackers import Trackers
 
 if TYPE_CHECKING:

@@ -6,10 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-PREFIX = "OTCA_"  # of the classes of our nodes
-RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
-STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
-SAVE_NODE = "OTCA_SaveLoRA"
+from ..types import LOAD_NODE
 
 LONGEST_TITLE = 100  # characters; what is longer is cut
 

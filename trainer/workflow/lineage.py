@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .graph import LOAD_NODE, PREFIX, RUN_NODE, STACK_NODE, constants, links
+from ..types import DATASET_NODE, LOAD_NODE, PREFIX, RUN_NODE, SAMPLER_NODE, STACK_NODE
+from .graph import constants, links
 from .graph import title as title_of
 
 Graph = Mapping[str, Mapping]
 
-DATASET_NODE = "OTCA_PromptDataset"
 # The inputs that ComfyUI's queue advances after every prompt: another seed means the next iteration, and is no change.
 ADVANCING = {
     DATASET_NODE: {"index"},
-    "OTCA_SDESampler": {"seed"},
+    SAMPLER_NODE: {"seed"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
 # They name the run, what it starts from and how it is kept: whose the result is, not how it is made.

@@ -12,7 +12,7 @@ import torch
 
 from comfyui_otca.host import distributed
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
 from comfyui_otca.trainer.credit.proxies import similarity
@@ -255,16 +255,16 @@ def test_on_the_canvas_it_shows_credit_and_advantages(small_workflow, comfyui):
             assert list(shown) == ["otca_credit", "otca_advantages"], "the page wants credit first"
             assert credit["node"] == advantages["node"] == advantages["credit_node"] == "9"
             assert np.shape(credit["weights"]) == np.shape(advantages["step_advantage"]) == (6, 2)
-            assert live.last_results("9") == {"credit": credit, "advantages": advantages}
-            assert live.preview_png("9", 5, 3)
+            assert results.last_results("9") == {"credit": credit, "advantages": advantages}
+            assert results.preview_png("9", 5, 3)
             assert comfyui.bars[-1].value == comfyui.bars[-1].total
             comfyui.interrupt_after = comfyui.checks + 3
             workflow.set("9.per_step", True)
             with pytest.raises(comfyui.Interrupt):
                 workflow.run(targets=["9"])
     finally:
-        live._results.clear()
-        live._trajectories.clear()
+        results._results.clear()
+        results._trajectories.clear()
 
 
 def test_a_reward_that_breaks_on_the_way_is_named(small_graph, tmp_path):

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from comfyui_otca.nodes.rewards import RewardSharpness
+from comfyui_otca.nodes.rewards.pixels import RewardSharpness
 from comfyui_otca.trainer.networks.network import OncePerBatch
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, parse_bounds, score, score_stack
 

@@ -18,7 +18,7 @@ from PIL import Image
 
 from comfyui_otca.assets.examples import reward_server
 from comfyui_otca.host import stopping
-from comfyui_otca.nodes.external_rewards import RewardHTTP
+from comfyui_otca.nodes.rewards.external import RewardHTTP
 from comfyui_otca.trainer.rewards import http
 from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
 

@@ -64,7 +64,7 @@ def overlapped(still_model, small_settings):
 
 
 def stack(trajectories, *rewards, overlap=True):
-    from comfyui_otca.nodes.rewards import RewardStack
+    from comfyui_otca.nodes.rewards.stack import RewardStack
 
     sockets = {f"reward_{number}": reward for number, reward in enumerate(rewards, 1)}
     returned = RewardStack().score(trajectories, overlap=overlap, **sockets)

@@ -14,7 +14,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.nodes.external_rewards import RewardPython
+from comfyui_otca.nodes.rewards.external import RewardPython
 from comfyui_otca.trainer.rewards.base import RewardError, score
 from comfyui_otca.trainer.rewards.python import PythonReward
 from comfyui_otca.trainer.workflow.running import Workflow

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import checkpoint, opening, verdicts
@@ -330,7 +330,7 @@ def test_killed_amid_the_decline_it_ends_where_it_would_have(scripted, small_wor
 
 
 def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     scripted([1.0, 2.0, 3.0, 1.5, 1.0], [0.5, 0.8, 0.6, 0.4, 0.3])
     workflow = small_workflow(
         {"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}}
@@ -348,7 +348,7 @@ def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch,
 
 
 def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui, monkeypatch, tmp_path):
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow({"OTCA_TrainingRun": {**RUN, "best_metric": "nothing"}})
     with pytest.raises(NodeError, match="best_metric 'nothing' is no figure of this run. Fix: one of evaluation/sum"):
         workflow.run()

@@ -143,9 +143,9 @@ def test_who_is_not_logged_in_is_told_before_training(start, monkeypatch, tmp_pa
 
 
 def test_on_the_canvas_a_project_may_be_named_later(small_workflow, comfyui, wandb, monkeypatch):
-    from comfyui_otca.nodes import live
+    from comfyui_otca.nodes import results
 
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow()
     for iteration, project in enumerate(("", "shapes", "shapes")):
         workflow.set("OTCA_TrainingRun.wandb_project", project)

@@ -1,7 +1,11 @@
 """Rewards that look at a picture with a network: CLIP and its descendants, and BLIP's."""
 
-from ..host import paths, search
-from .rewards import NetworkReward, complaint, text_input
+from ...host import paths, search
+from ...trainer.types import HPS_PROVIDERS
+from ..inputs import choice, complaint, found, text
+from .base import NetworkReward
+
+MARKER = "preprocessor_config.json"
 
 
 class RewardClipT(NetworkReward):
@@ -12,33 +16,22 @@ class RewardClipT(NetworkReward):
 
     @classmethod
     def own_inputs(cls):
-        models = paths.list_models("preprocessor_config.json")
-        return {
-            "model": (
-                models,
-                {
-                    "tooltip": "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
-                },
-            )
-        }
+        tip = "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
+        return {"model": found(paths.list_models(MARKER), tip=tip)}
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "path": text_input(
-                "",
-                "A CLIP model folder anywhere else, or a hub id in the local cache; used instead of `model` "
-                "when not empty.",
+            "path": text(
+                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of `model` when not empty."
             )
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, path="", clip=""):
-        if path is None or (model is None and not path):
-            return super().VALIDATE_INPUTS(clip)  # linked: what comes is known only when the graph runs
-        return complaint(
-            "path" if path else "model", search.model, path or model, "preprocessor_config.json"
-        ) or super().VALIDATE_INPUTS(clip)
+        folder = None if path is None else path or model  # None: linked, known when the graph runs
+        wrong = complaint("path" if path else "model", search.model, folder, MARKER)
+        return wrong or super().VALIDATE_INPUTS(clip)
 
     def build(self, model, path="", **settings):
         return super().build(model=path or model, **settings)
@@ -53,20 +46,20 @@ class RewardAesthetic(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text_input(
-                "sac+logos+ava1-l14-linearMSE.pth", "The head's file: a path, or its name in a model folder."
+            "path": text(
+                "sac+logos+ava1-l14-linearMSE.pth", tip="The head's file: a path, or its name in a model folder."
             ),
-            "model": text_input(
+            "model": text(
                 "openai/clip-vit-large-patch14",
-                "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Shared with other "
-                "rewards on the same one.",
+                tip="The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
+                "one share it.",
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
-        from ..trainer.networks import clip as clip_network
-        from ..trainer.rewards import aesthetic
+        from ...trainer.networks import clip as clip_network
+        from ...trainer.rewards import aesthetic
 
         return (
             complaint("path", aesthetic.FILE.find, path)
@@ -86,19 +79,19 @@ class RewardPickScore(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text_input(
+            "path": text(
                 "yuvalkirstain/PickScore_v1",
-                "The checkpoint: a folder, the name of one, or a hub id in the local cache.",
+                tip="The checkpoint: a folder, the name of one, or a hub id in the local cache.",
             ),
-            "processor": text_input(
+            "processor": text(
                 "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-                "Likewise, where tokenizer and preprocessor_config.json are; used only if the checkpoint has none.",
+                tip="The same for the tokenizer and preprocessor_config.json. Used only if the checkpoint has none.",
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", processor="", clip=""):
-        from ..trainer.rewards.pickscore import FILES, find_processor
+        from ...trainer.rewards.pickscore import FILES, find_processor
 
         wrong = complaint("path", FILES.find_folder, path, "config.json")
         if path is not None and not wrong:
@@ -115,27 +108,25 @@ class RewardHPSv2(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text_input("HPS_v2.1_compressed.pt", "The published file: a path, or its name in a model folder."),
-            "tokenizer": text_input(
+            "path": text("HPS_v2.1_compressed.pt", tip="The published file: a path, or its name in a model folder."),
+            "tokenizer": text(
                 "openai/clip-vit-large-patch14",
-                "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache; any CLIP's will do.",
+                tip="A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
+                "do.",
             ),
-            "provider": (
-                ["transformers", "hpsv2"],
-                {
-                    "default": "transformers",
-                    "tooltip": "transformers needs no package. hpsv2: the authors' own, where you have one that works; the same "
-                    "scores.",
-                },
+            "provider": choice(
+                HPS_PROVIDERS,
+                tip="Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
+                "authors' package, where you have one that works.",
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", tokenizer="", provider="transformers", clip=""):
-        from ..trainer.rewards import hps
+        from ...trainer.rewards import hps
 
-        if provider not in (None, *hps.PROVIDERS):
-            return f"provider: {provider!r} is none of {', '.join(hps.PROVIDERS)}"
+        if provider not in (None, *HPS_PROVIDERS):
+            return f"provider: {provider!r} is none of {', '.join(HPS_PROVIDERS)}"
         wanted = tokenizer if provider == "transformers" else None
         return (
             complaint("path", hps.FILE.find, path)
@@ -153,17 +144,19 @@ class RewardImageReward(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text_input("ImageReward.pt", "The published file: a path, or its name in a model folder."),
-            "config": text_input("med_config.json", "Published beside it: a path, or its name in a model folder."),
-            "tokenizer": text_input(
+            "path": text("ImageReward.pt", tip="The published file: a path, or its name in a model folder."),
+            "config": text(
+                "med_config.json", tip="The file published beside it: a path, or its name in a model folder."
+            ),
+            "tokenizer": text(
                 "google-bert/bert-base-uncased",
-                "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.",
+                tip="A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.",
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", config="", tokenizer="", clip=""):
-        from ..trainer.rewards import image_reward
+        from ...trainer.rewards import image_reward
 
         return (
             complaint("path", image_reward.FILE.find, path)

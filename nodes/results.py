@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ..host import comfyui, devices, resident
+from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
-from ..trainer.workflow.graph import RUN_NODE
 from . import payloads
 
 if TYPE_CHECKING:
@@ -34,24 +34,19 @@ class Busy(RuntimeError):
     """A prompt is running, and what was asked would disturb it."""
 
 
-def shown(node: str, kind: str, result: tuple, payload: Callable[[], dict], trajectories: Trajectories | None = None):
-    """A node's return value: on the canvas with `payload` for the page, headlessly the bare result.
-
-    Args:
-        node: the node's id.
-        kind: credit, advantages, scores or run; `owner` is told by `shows_owner`.
-        trajectories: those that `preview_png` of this node shows.
-    """
-    return shown_all(node, result, {kind: payload}, trajectories)
-
-
-def shown_all(
+def shown(
     node: str,
     result: tuple,
     payloads: Mapping[str, Callable[[], dict]],
     trajectories: Trajectories | None = None,
 ):
-    """As `shown`, of a node with several kinds of payload, in their order."""
+    """A node's return value: on the canvas with what the page shows, headlessly the bare result.
+
+    Args:
+        node: the node's id.
+        payloads: by kind (credit, advantages, scores or run; `shows_owner` shows the kind owner), in the order of showing.
+        trajectories: those that `preview_png` of this node shows.
+    """
     if not comfyui.in_comfyui():
         return result
     prompt = comfyui.running_prompt()

@@ -1,7 +1,8 @@
-"""Stage 4, for videos: networks that judge a whole video in several dimensions at once."""
+"""Rewards for videos: networks that judge a whole video in several dimensions at once."""
 
-from ..host import devices
-from .rewards import NetworkReward, complaint, text_input
+from ...host import devices
+from ..inputs import complaint, integer, number, text
+from .base import NetworkReward
 
 
 class _VideoReward(NetworkReward):
@@ -20,9 +21,8 @@ class _VideoReward(NetworkReward):
         declared = super().INPUT_TYPES()
         required, optional = declared["required"], declared["optional"]
         coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
-        optional["name"][1]["tooltip"] = (
-            f"Start of the names in metrics, as in {cls.KIND}_{[*cls.DIMENSIONS][0]}; empty: that."
-        )
+        first = f"{cls.KIND}_{[*cls.DIMENSIONS][0]}"
+        optional["name"] = text(tip=f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {first}.")
         return {
             "required": required | {f"coefficient_{dimension}": coefficient for dimension in cls.DIMENSIONS},
             "optional": {f"held_out_{dimension}": held_out for dimension in cls.DIMENSIONS} | optional,
@@ -37,17 +37,17 @@ class _VideoReward(NetworkReward):
 
     @classmethod
     def network_inputs(cls):
-        batch_size = {"default": 1, "min": 0, "max": 4096, "tooltip": "Videos to one forward pass; 0: all at once."}
-        return super().network_inputs() | {"batch_size": ("INT", batch_size)}
+        batch_size = integer(1, 0, 4096, tip="Videos to one forward pass. 0: all at once.")
+        return super().network_inputs() | {"batch_size": batch_size}
 
     @devices.outside_inference
-    def build(self, name="", rescale=1.0, clip="", **given):
-        coefficients = [given.pop(f"coefficient_{dimension}") for dimension in self.DIMENSIONS]
-        held_out = [given.pop(f"held_out_{dimension}", None) for dimension in self.DIMENSIONS]
+    def build(self, name="", rescale=1.0, clip="", **inputs):
+        coefficients = [inputs.pop(f"coefficient_{dimension}") for dimension in self.DIMENSIONS]
+        held_out = [inputs.pop(f"held_out_{dimension}", None) for dimension in self.DIMENSIONS]
         rewards = []
         for dimension, coefficient, out in zip(self.DIMENSIONS, coefficients, held_out, strict=True):
             own = f"{name or self.KIND}_{dimension}"
-            rewards += super().build(coefficient, out, own, rescale, clip, dimension=dimension, **given)
+            rewards += super().build(coefficient, out, own, rescale, clip, dimension=dimension, **inputs)
         return tuple(rewards)
 
 
@@ -62,30 +62,27 @@ class RewardVideoAlign(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": text_input(
+            "model": text(
                 "KlingTeam/VideoReward",
-                "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
+                tip="VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
             ),
-            "base": text_input(
+            "base": text(
                 "Qwen/Qwen2-VL-2B-Instruct",
-                "Likewise of the Qwen2-VL under it: tokenizer and settings, and weights where `model` has an "
+                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where `model` has an "
                 "adapter only.",
             ),
-            "fps": (
-                "FLOAT",
-                {
-                    "default": 16.0,
-                    "min": 1.0,
-                    "max": 240.0,
-                    "step": 1.0,
-                    "tooltip": "Frames per second of the sampled videos (Wan 2.1: 16). It looks at two of each second.",
-                },
+            "fps": number(
+                16,
+                1,
+                240,
+                step=1,
+                tip="Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second.",
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, base, clip=""):
-        from ..trainer.rewards import video_align
+        from ...trainer.rewards import video_align
 
         wrong = complaint("model", video_align.find, model)
         if model is not None and wrong is None:
@@ -109,23 +106,17 @@ class RewardVideoScore(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": text_input(
+            "model": text(
                 "TIGER-Lab/VideoScore-v1.1",
-                "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
+                tip="VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
             ),
-            "most_frames": (
-                "INT",
-                {
-                    "default": 48,
-                    "min": 1,
-                    "max": 48,
-                    "tooltip": "Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster.",
-                },
+            "most_frames": integer(
+                48, 1, 48, tip="Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
             ),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, clip=""):
-        from ..trainer.rewards import video_score
+        from ...trainer.rewards import video_score
 
         return complaint("model", video_score.find, model) or super().VALIDATE_INPUTS(clip)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, live
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -16,10 +16,10 @@ from comfyui_otca.trainer.workflow.running import Workflow
 
 @pytest.fixture(autouse=True)
 def _forget():
-    live._results.clear()
-    live._trajectories.clear()
-    live._runs.clear()
-    live._recent.clear()
+    results._results.clear()
+    results._trajectories.clear()
+    results._runs.clear()
+    results._recent.clear()
 
 
 @pytest.fixture
@@ -45,14 +45,14 @@ def test_what_nodes_show_arrives_by_message_and_can_be_asked_for(ran, comfyui):
     owner = ("otca.result", "1", "owner")
     for node, kind in kinds.items():
         (data,) = workflow.ui[node][f"otca_{kind}"]
-        assert data["node"] == node and live.last_results(node) == {kind: data}
+        assert data["node"] == node and results.last_results(node) == {kind: data}
     assert workflow.ui["10"]["otca_advantages"][0]["credit_node"] == "9"
     (run,) = workflow.ui["12"]["otca_run"]
     told = {"node": "12", "run": "quickstart", "iteration": 1, "changes": []}
     assert run == {**told, "workflow_id": None, "made_by": lineage.fingerprint(workflow.graph, "12")}
     events = [(event, data["node"], data["kind"]) for event, data in comfyui.events]
     assert sorted(events) == sorted([("otca.result", node, kind) for node, kind in kinds.items()] + [owner] * 2)
-    assert live.last_results("99") == {}
+    assert results.last_results("99") == {}
 
 
 def queued(comfyui, graph, canvas):
@@ -62,12 +62,12 @@ def queued(comfyui, graph, canvas):
 
 def test_a_run_is_at_work_while_its_own_prompt_is(small_workflow, comfyui, monkeypatch):
     """Two canvases whose nodes have the same ids, one run each; and the first is queued again after the second."""
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     one, other = (small_workflow({"OTCA_TrainingRun": {"run_name": name}}) for name in ("one", "other"))
     seen = []
 
     def evaluate(*arguments, **options):
-        seen.append((live.run_at_work("one"), live.run_at_work("other")))
+        seen.append((results.run_at_work("one"), results.run_at_work("other")))
 
     monkeypatch.setattr(record.Run, "record", evaluate)
     for workflow, canvas in ((one, "first canvas"), (other, "second canvas")):
@@ -76,27 +76,27 @@ def test_a_run_is_at_work_while_its_own_prompt_is(small_workflow, comfyui, monke
             workflow.run(targets=["12"])
     assert seen == [(True, False), (False, True)], "while it evaluates"
     queued(comfyui, one.graph, "first canvas")
-    assert live.run_at_work("one") and not live.run_at_work("other")
+    assert results.run_at_work("one") and not results.run_at_work("other")
     queued(comfyui, {"12": {"class_type": "OTCA_PreviewSteps", "inputs": {}}}, "first canvas")
-    assert not live.run_at_work("one"), "a part of the graph, without the run"
+    assert not results.run_at_work("one"), "a part of the graph, without the run"
     comfyui.running.clear()
-    assert not live.run_at_work("one")
+    assert not results.run_at_work("one")
 
 
 def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
-    monkeypatch.setattr(live, "MOST_WORKFLOWS", 2)
+    monkeypatch.setattr(results, "MOST_WORKFLOWS", 2)
     for canvas in ("a", "b", "a", "c"):
         queued(comfyui, {}, canvas)
-        live.makes_run("12", f"run of {canvas}")
-        live.shown("9", "credit", (), dict)
-    known = {canvas: bool(live.last_results("9", canvas)) for canvas in "abc"}
+        results.makes_run("12", f"run of {canvas}")
+        results.shown("9", "credit", (), dict)
+    known = {canvas: bool(results.last_results("9", canvas)) for canvas in "abc"}
     assert known == {"a": True, "b": False, "c": True}, "a ran again after b"
-    assert sorted(live._runs.values()) == ["run of a", "run of c"]
+    assert sorted(results._runs.values()) == ["run of a", "run of c"]
 
 
 def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui, monkeypatch):
     """R3: a freshly opened copy of a template showed what an older one had made, since both had one id."""
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow()
     queued(comfyui, workflow.graph, "a")
     with torch.inference_mode():
@@ -106,7 +106,7 @@ def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui,
         graph = workflow.graph
         for (node, name), value in (changes or {}).items():
             graph[node]["inputs"][name] = value
-        return set(live.results_of(graph, canvas))
+        return set(results.results_of(graph, canvas))
 
     everything = {"1", "8", "9", "10", "12"}
     assert shown() == everything
@@ -118,43 +118,43 @@ def test_results_are_shown_for_the_graph_that_made_them(small_workflow, comfyui,
 
 
 def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comfyui, monkeypatch):
-    monkeypatch.setattr(live, "picture", lambda draw: None)
+    monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow()
     queued(comfyui, workflow.graph, None)
     with torch.inference_mode():
         workflow.run(targets=["9"])
     graph = workflow.graph
-    assert "9" in live.results_of(graph, "any canvas")
+    assert "9" in results.results_of(graph, "any canvas")
     graph["9"]["inputs"]["w_min"] = 0.125
-    assert "9" not in live.results_of(graph, "any canvas")
+    assert "9" not in results.results_of(graph, "any canvas")
 
 
 def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
-    from comfyui_otca.nodes import live
+    from comfyui_otca.nodes import results
 
     terminal.output = tmp_path / "run"
     workflow = small_workflow()
     outputs = workflow.run()
-    assert live._results == {} and set(workflow.ui) == {"13"}, "Save LoRA says where it saved"
+    assert results._results == {} and set(workflow.ui) == {"13"}, "Save LoRA says where it saved"
     assert outputs["3"][0].predictions is None
 
 
 def test_preview_is_what_the_model_saw(weighed):
     _, outputs = weighed
     trajectories = outputs["3"][0]
-    picture = Image.open(io.BytesIO(live.preview_png("9", 4, 3))).convert("RGB")
+    picture = Image.open(io.BytesIO(results.preview_png("9", 4, 3))).convert("RGB")
     # At the last step x̂0 is the final latent, so its preview is the sampled picture itself.
     shown = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).reshape(40, 40, 3)
     assert torch.equal(shown, (trajectories.images[4] * 255).round().byte())
-    earlier = live.preview_png("9", 4, 0)
-    assert earlier != live.preview_png("9", 4, 3)
-    assert earlier == live.preview_png("9", 3, 0), "one group shares its noise, so step 0 predicts one and the same"
+    earlier = results.preview_png("9", 4, 0)
+    assert earlier != results.preview_png("9", 4, 3)
+    assert earlier == results.preview_png("9", 3, 0), "one group shares its noise, so step 0 predicts one and the same"
 
 
 def test_preview_of_what_does_not_exist(weighed):
     for sample, step in ((6, 0), (-1, 0), (0, 4), (0, -1)):
         with pytest.raises(LookupError, match=f"sample {sample}, step {step}: there are 6 samples and 4 steps"):
-            live.preview_png("9", sample, step)
+            results.preview_png("9", sample, step)
 
 
 def test_previews_keep_nothing_alive(weighed):
@@ -163,17 +163,17 @@ def test_previews_keep_nothing_alive(weighed):
     workflow._cache.clear()
     gc.collect()
     with pytest.raises(LookupError, match="no longer in memory. Fix: run the graph again"):
-        live.preview_png("9", 0, 0)
+        results.preview_png("9", 0, 0)
     with pytest.raises(LookupError):
-        live.preview_png("99", 0, 0)
+        results.preview_png("99", 0, 0)
 
 
 def test_release_waits_for_the_prompt(comfyui):
     comfyui.running[0] = (1, "id", {"3": {"class_type": "OTCA_SDESampler", "inputs": {}}}, {}, [])
-    with pytest.raises(live.Busy, match="a prompt that uses the models is running. Fix: "):
-        live.release()
+    with pytest.raises(results.Busy, match="a prompt that uses the models is running. Fix: "):
+        results.release()
     comfyui.running[0] = (1, "id", {"3": {"class_type": "KSampler", "inputs": {}}}, {}, [])
-    live.release()
+    results.release()
 
 
 def test_new_credit_makes_old_advantages_void(ran):
@@ -181,7 +181,7 @@ def test_new_credit_makes_old_advantages_void(ran):
     workflow.set("TCDWeights.w_min", 0.9)
     with torch.inference_mode():
         workflow.run(targets=["9"])
-    assert set(live.last_results("9")) == {"credit"} and live.last_results("10") == {}
+    assert set(results.last_results("9")) == {"credit"} and results.last_results("10") == {}
 
 
 def test_of_several_words_on_one_credit_the_last_is_kept(small_graph, comfyui):
@@ -190,11 +190,11 @@ def test_of_several_words_on_one_credit_the_last_is_kept(small_graph, comfyui):
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
     with torch.inference_mode():
         workflow.run(targets=["20"])
-        data = live.last_results("20")["advantages"]
-        assert live.last_results("10") == {} and data["credit_node"] == "9" and data["valid"].count(False) == 2
+        data = results.last_results("20")["advantages"]
+        assert results.last_results("10") == {} and data["credit_node"] == "9" and data["valid"].count(False) == 2
         workflow.set("20.best", 2)
         workflow.run(targets=["20"])
-    assert all(live.last_results("20")["advantages"]["valid"])
+    assert all(results.last_results("20")["advantages"]["valid"])
 
 
 def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
@@ -202,13 +202,13 @@ def test_results_say_which_canvas_they_are_of(small_workflow, comfyui):
     workflow = small_workflow()
     with torch.inference_mode():
         workflow.run(targets=["9"])
-    assert live.last_results("9", "the canvas")["credit"]["workflow_id"] == "the canvas"
-    assert live.last_results("9", "another") == {} and live.last_results("9") == {}
-    assert live.preview_png("9", 0, 0, "the canvas")
+    assert results.last_results("9", "the canvas")["credit"]["workflow_id"] == "the canvas"
+    assert results.last_results("9", "another") == {} and results.last_results("9") == {}
+    assert results.preview_png("9", 0, 0, "the canvas")
     with pytest.raises(LookupError):
-        live.preview_png("9", 0, 0, "another")
+        results.preview_png("9", 0, 0, "another")
     comfyui.running[0] = (1, "id", {}, {}, [])  # queued by a script
     workflow.set("TCDWeights.w_min", 0.9)
     with torch.inference_mode():
         workflow.run(targets=["9"])
-    assert live.last_results("9")["credit"]["workflow_id"] is None
+    assert results.last_results("9")["credit"]["workflow_id"] is None

@@ -1,0 +1,53 @@
+"""The lines that inputs are said in, and the option tuples that they show."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, inputs
+from comfyui_otca.trainer import advantages, losses, sde, types
+
+
+def test_one_line_an_input():
+    assert inputs.integer(1, 0, 9, tip="a") == ("INT", {"default": 1, "min": 0, "max": 9, "tooltip": "a"})
+    assert inputs.integer(8, 8, 64, step=8, tip="a")[1]["step"] == 8
+    coarse, fine = (inputs.number(1, 0, 2, step=0.5, fine=fine, tip="a")[1] for fine in (False, True))
+    assert coarse == {"default": 1.0, "min": 0.0, "max": 2.0, "step": 0.5, "tooltip": "a"}
+    assert fine == coarse | {"round": False} and all(type(coarse[name]) is float for name in ("default", "min", "max"))
+    assert inputs.choice(("a", "b"), tip="c") == (["a", "b"], {"default": "a", "tooltip": "c"})
+    assert inputs.choice(("a", "b"), "b", tip="c")[1]["default"] == "b"
+    assert [inputs.seed(advances=moves, tip="a")[1]["control_after_generate"] for moves in (False, True)] == [
+        False,
+        True,
+    ]
+    assert inputs.counter(tip="a")[1]["control_after_generate"] is True
+    assert inputs.socket("OTCA_MODEL") == ("OTCA_MODEL", {})
+
+
+def test_names_that_are_said_without_torch_are_those_of_the_functions():
+    assert types.SamplerSettings.kind in sde.KINDS
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in types.DTYPES)
+    assert types.UpdateSettings.objective in types.LOSS_NAMES
+    assert set(types.WEIGHTED_FUSIONS) < set(advantages.METHODS)
+    assert set(types.LOSS_NAMES) == set(losses.LOSSES)
+
+
+def test_a_wrong_link_is_named():
+    node = NODE_CLASS_MAPPINGS["OTCA_TCDWeights"]
+    said = inputs.miswired(node.INPUT_TYPES(), {"trajectories": "OTCA_TRAJECTORIES", "scores": "OTCA_MODEL"})
+    assert (
+        said == "scores receives OTCA_MODEL where OTCA_SCORES is needed. Fix: connect a node that outputs OTCA_SCORES"
+    )
+    assert inputs.miswired(node.INPUT_TYPES(), {"trajectories": "*", "w_min": "FLOAT", "floor": "STRING"}) is None
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("no"), PermissionError("no"), FileNotFoundError("no")], ids=lambda error: type(error).__name__
+)
+def test_what_a_check_says_is_said_of_the_input(error):
+    def check(value):
+        raise error
+
+    assert inputs.complaint("path", check, "a") == "path: no"
+    assert inputs.complaint("path", check, None) is None, "linked: known when the graph runs"
