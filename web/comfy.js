@@ -1,3 +1,4 @@
+// @ts-check
 /**
  * All that this extension asks of ComfyUI's page. The only module that imports ComfyUI's scripts, so that a change of
  * theirs is mended here.
@@ -157,7 +158,8 @@ export function toast(severity, summary, detail = "") {
 /** Front ends before 1.30 carry it on the manager itself, later ones below `sidebarTab`. */
 export function registerSidebar(tab) {
   const manager = app.extensionManager;
-  (manager.registerSidebarTab ? manager : manager.sidebarTab).registerSidebarTab(tab);
+  if (manager.registerSidebarTab) manager.registerSidebarTab(tab);
+  else manager.sidebarTab.registerSidebarTab(tab);
 }
 
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
@@ -264,7 +266,12 @@ export function exportedGraph() {
   return app.graphToPrompt();
 }
 
-/** Opens a workflow of either format in a tab of its own. */
+/**
+ * Opens a workflow of either format in a tab of its own.
+ *
+ * @param {SavedGraph} graph
+ * @param {string} name
+ */
 export async function openWorkflow({ workflow, prompt }, name) {
   if (workflow) await app.loadGraphData(workflow, true, true, name);
   else await app.loadApiJson(prompt, name);

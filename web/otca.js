@@ -1,10 +1,12 @@
+// @ts-check
 /**
  * Registers the extension: puts widgets on our nodes, hands them what the server computed, opens the sidebar.
  */
 import * as comfy from "./comfy.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
-import { setupSidebar, sidebarCommands, tellOfWants } from "./sidebar/sidebar.js";
+import { showNewWants } from "./sidebar/actions.js";
+import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
@@ -13,10 +15,7 @@ import { releaseWidget } from "./widgets/release.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 
-/**
- * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose?()}}. `show` is told of the
- * results of its own node and of those that name the node as their `credit_node`.
- */
+/** @type {OurWidget[]} */
 const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, newRunWidget, curvesWidget, ownerWidget, releaseWidget];
 
 const live = new LiveWidgets();
@@ -49,9 +48,14 @@ async function replay() {
   }
 }
 
-/** A function that calls back once, a moment after the last of several calls. */
+/**
+ * A function that calls back once, a moment after the last of several calls.
+ *
+ * @param {() => unknown} action
+ */
 function soon(action) {
-  let waiting = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let waiting;
   return () => {
     clearTimeout(waiting);
     waiting = setTimeout(action, 100);
@@ -59,8 +63,8 @@ function soon(action) {
 }
 
 const replaySoon = soon(replay);
-const tellSoon = soon(
-  () => hasOurs() && tellOfWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
+const showWantsSoon = soon(
+  () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
@@ -110,6 +114,6 @@ comfy.app.registerExtension({
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();
-    tellSoon();
+    showWantsSoon();
   },
 });

@@ -1,3 +1,4 @@
+// @ts-check
 // How seeds and indices move on from prompt to prompt, and how they are held where they are.
 
 /** Whether prompts and noise stay what they are: every control says so, and there is one. */

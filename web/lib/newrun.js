@@ -1,3 +1,4 @@
+// @ts-check
 // What names a run on the canvas: its Training Run, and the run that Load Flow Model begins with.
 import { uniqueName } from "./runs.js";
 

@@ -1,4 +1,5 @@
-// What the routes say of runs, in the words and series that the sidebar shows.
+// @ts-check
+/** What the routes say of runs, in the words and series that the sidebar shows. */
 
 /** Every status: its word, its PrimeIcon and the CSS class of its colour. */
 export const STATUS = {
@@ -14,10 +15,10 @@ export const STATUS = {
 export const PLACE = { headless: "headless", canvas: "canvas" };
 
 /**
- * Which buttons a run offers. A run that ended can go on if a checkpoint was saved, or if it never left the queue; an idle one
- * goes on by the queue of prompts.
+ * Which buttons a run offers. A run that ended can be resumed if a checkpoint was saved, or if it never left the queue; an idle
+ * one continues with the next prompt that is queued.
  */
-export function offeredActions(run) {
+export function offeredActions(/** @type {Run} */ run) {
   const waits = run.status === "queued";
   const ended = !waits && run.status !== "running" && run.status !== "idle";
   return {
@@ -30,8 +31,8 @@ export function offeredActions(run) {
 }
 
 /** Part of the training that is done, 0 … 1; a run of unknown length has no total. */
-export function progress({ iteration, total }) {
-  return total > 0 ? Math.min(1, iteration / total) : 0;
+export function progress(/** @type {Run} */ { iteration, total }) {
+  return total ? Math.min(1, iteration / total) : 0;
 }
 
 /** Seconds as a person would say them. */
@@ -43,13 +44,15 @@ export function formatDuration(seconds) {
   return `${(seconds / 86400).toFixed(1)} days`;
 }
 
-/** Seconds to the end at the pace of the last ten iterations, or null where nothing is known. */
+/**
+ * Seconds to the end at the pace of the last ten iterations, or null where nothing is known.
+ *
+ * @param {Run} run
+ * @param {Row[]} rows
+ */
 export function secondsLeft({ iteration, total }, rows) {
-  const recent = rows
-    .slice(-10)
-    .map((row) => row["seconds/iteration"])
-    .filter(Number.isFinite);
-  if (!recent.length || !(total > iteration)) return null;
+  const recent = series(rows.slice(-10), "seconds/iteration").filter(Number.isFinite);
+  if (!recent.length || !total || total <= iteration) return null;
   return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);
 }
 
@@ -63,26 +66,49 @@ export function uniqueName(name, taken) {
   return `${stem}-${next}`;
 }
 
-/** Known rows and newly read ones in order of iteration; a row read again replaces the old one. */
-export function mergeRows(known, read) {
-  if (!read.length) return known;
-  if (!known.length || read[0].iteration > known.at(-1).iteration) return known.concat(read);
-  const rows = new Map(known.concat(read).map((row) => [row.iteration, row]));
+/**
+ * Rows that were read before and new ones in order of iteration; a row that was read again replaces the old one.
+ *
+ * @param {Row[]} before
+ * @param {Row[]} read
+ */
+export function mergeRows(before, read) {
+  if (!read.length) return before;
+  if (!before.length || read[0].iteration > before[before.length - 1].iteration) return before.concat(read);
+  const rows = new Map(before.concat(read).map((row) => [row.iteration, row]));
   return [...rows.values()].sort((a, b) => a.iteration - b.iteration);
 }
 
-/** The run that is shown: the chosen one, or the newest until the user has chosen one that is there. */
+/**
+ * The run that is shown: the chosen one, or the newest until the user has chosen one that is there.
+ *
+ * @param {Run[]} runs the newest first
+ * @param {string | null} chosen
+ * @returns {Run | undefined}
+ */
 export function shownRun(runs, chosen) {
   return runs.find((run) => run.id === chosen) ?? runs[0];
 }
 
-/** A resumed run may have gone back to its last checkpoint: rows beyond what it has now are of a past that is gone. */
-export function wentBack(known, before, now) {
-  const anew = before.started !== now.started || before.rewrites !== now.rewrites;
-  return anew || (known.length > 0 && known.at(-1).iteration > now.iteration);
+/**
+ * Whether a resumed run went back to its last checkpoint: rows beyond what it has now no longer count.
+ *
+ * @param {Row[]} rows
+ * @param {Run} before
+ * @param {Run} now
+ */
+export function wentBack(rows, before, now) {
+  const restarted = before.started !== now.started || before.rewrites !== now.rewrites;
+  return restarted || (rows.length > 0 && rows[rows.length - 1].iteration > now.iteration);
 }
 
-/** The values of one metric, one a row, null where a row lacks it. */
+/**
+ * The values of one metric, one a row, null where a row lacks it.
+ *
+ * @param {Row[]} rows
+ * @param {string} key
+ * @returns {any[]} numbers or null
+ */
 export function series(rows, key) {
   return rows.map((row) => row[key] ?? null);
 }
@@ -99,7 +125,13 @@ export function metricNames(rows, prefix, suffix = "") {
   return [...names];
 }
 
-/** The rewards of a run, trained ones first: [{name, heldOut, key}]. */
+/**
+ * The rewards of a run, trained ones first.
+ *
+ * @param {Row[]} rows
+ * @param {Evaluation[]} evaluations
+ * @returns {{name: string, heldOut: boolean, key: string}[]}
+ */
 export function rewardPanels(rows, evaluations) {
   const panels = new Map();
   const add = (name, heldOut) =>

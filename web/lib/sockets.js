@@ -1,3 +1,4 @@
+// @ts-check
 // Which of the Reward Stack's sockets are shown.
 
 /**

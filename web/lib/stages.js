@@ -1,3 +1,4 @@
+// @ts-check
 // Colours of the nodes' title bars: one a stage of the pipeline, so that a graph reads at a glance.
 
 const TITLE_COLORS = {

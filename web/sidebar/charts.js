@@ -1,3 +1,4 @@
+// @ts-check
 /**
  * Charts over the iterations of a run, as SVG that follows ComfyUI's colours: lines with evaluation dots, stacked bars,
  * and a step × iteration heatmap. Pointing at one, or focusing it and pressing the arrow keys, shows its values.
@@ -32,9 +33,21 @@ const TEXT = {
 const MARGIN = { top: 6, right: 10, bottom: 28, left: 50 };
 
 /**
+ * What a chart is called beside its drawing.
+ * @typedef {{title: string, badge?: string | null, legend?: {label: string, color: string}[]}} Caption
+ */
+
+/**
+ * Says what stands at a pixel, and where to mark it; `next` walks along what is drawn.
+ * @typedef {{at(x: number): {x: number, text: string}, next(x: number, move: number): number}} Probe
+ */
+
+/**
  * A chart that redraws itself when its width changes.
  *
- * @param draw (svg, model, width, height) → probe(x) → {x, text} | null: what stands at a pixel, and where to mark it
+ * @template {{rest: string}} Model `rest` is the text while nobody points at the chart
+ * @param {(svg: SVGSVGElement, model: Model, width: number, height: number) => Probe | null} draw null: there is nothing to draw
+ * @param {Caption & {height?: number}} options
  */
 function chart(draw, { title, badge, legend = [], height = 132 }) {
   const readout = h("span.otca-chart-readout", { "aria-live": "off" });
@@ -60,22 +73,19 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
     svg,
   );
   const cursor = s("line.otca-chart-cursor");
+  /** @type {Model | null} */
   let model = null;
+  /** @type {Probe | null} */
   let probe = null;
+  /** @type {number | null} */
   let at = null; // where the user points, in pixels
 
   function show() {
-    const found = at === null ? null : probe?.(at);
-    setText(readout, found ? found.text : (model?.rest ?? ""));
-    if (!found) return cursor.remove();
-    for (const [name, value] of Object.entries({
-      x1: found.x,
-      x2: found.x,
-      y1: MARGIN.top,
-      y2: height - MARGIN.bottom,
-    })) {
-      cursor.setAttribute(name, value);
-    }
+    const mark = at === null ? null : probe?.at(at);
+    setText(readout, mark ? mark.text : (model?.rest ?? ""));
+    if (!mark) return cursor.remove();
+    const line = { x1: mark.x, x2: mark.x, y1: MARGIN.top, y2: height - MARGIN.bottom };
+    for (const [name, value] of Object.entries(line)) cursor.setAttribute(name, String(value));
     svg.append(cursor);
   }
 
@@ -117,7 +127,7 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
 
   return {
     element,
-    /** Shows other data; `model.rest` is the text while nobody points at the chart. */
+    /** @param {Model} next */
     update(next) {
       model = next;
       redraw();
@@ -129,9 +139,14 @@ function chart(draw, { title, badge, legend = [], height = 132 }) {
 /**
  * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
  * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
+ *
+ * @param {Caption} options
  */
 export function lineChart(options) {
-  return chart((svg, model, width, height) => {
+  /** @typedef {{name: string, ys: Value[], color: string, thin?: boolean}} Line */
+  /** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
+  /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
+  return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
     const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
     let low = Infinity;
@@ -184,14 +199,19 @@ export function lineChart(options) {
   }, options);
 }
 
-/** Stacked bars: `model.parts` [{name, ys, color}] over `model.xs`, each bar the mean of a stretch of iterations. */
+/**
+ * Stacked bars: `model.parts` [{name, ys, color}] over `model.xs`, each bar the mean of a stretch of iterations.
+ *
+ * @param {Caption} options
+ */
 export function stackedBars(options) {
-  return chart((svg, { xs, parts, unit }, width, height) => {
+  /** @typedef {{rest: string, xs: number[], parts: {name: string, ys: Value[], color: string}[], unit: string}} Model */
+  return chart((svg, /** @type {Model} */ { xs, parts, unit }, width, height) => {
     const columns = Math.floor((width - MARGIN.left - MARGIN.right) / 5);
     const bins = parts.map(({ ys }) => binMeans(xs, ys, columns));
     const { edges } = bins[0];
     const totals = edges.slice(1).map((_, bin) => bins.reduce((sum, { means }) => sum + (means[bin] ?? 0), 0));
-    const toX = scale([edges[0], edges.at(-1)], [MARGIN.left, width - MARGIN.right]);
+    const toX = scale([edges[0], edges[edges.length - 1]], [MARGIN.left, width - MARGIN.right]);
     const toY = scale([0, Math.max(...totals) * 1.05 || 1], [height - MARGIN.bottom, MARGIN.top]);
     axes(svg, {
       width,
@@ -222,19 +242,24 @@ export function stackedBars(options) {
   }, options);
 }
 
-/** `model.rows` [{step, ys}] over `model.xs` in viridis, with a bar that says what a colour means. */
-export function stepHeatmap({ steps, ...options }) {
+/**
+ * `model.rows` [{step, ys}] over `model.xs` in viridis, with a bar that says what a colour means.
+ *
+ * @param {Caption & {steps: number, rowLabel: string}} options
+ */
+export function stepHeatmap({ steps, rowLabel, ...options }) {
+  /** @typedef {{rest: string, xs: number[], rows: {step: number, ys: Value[]}[]}} Model */
   const height = MARGIN.top + MARGIN.bottom + Math.min(220, Math.max(56, steps * 15));
   const right = MARGIN.right + 50; // room for the colour bar and its numbers
   return chart(
-    (svg, { xs, rows }, width) => {
+    (svg, /** @type {Model} */ { xs, rows }, width) => {
       const plot = { left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       const bins = rows.map(({ ys }) => binMeans(xs, ys, Math.floor(plot.right - plot.left)));
       const { edges } = bins[0];
       const range = extent(bins.flatMap(({ means }) => means));
       if (!range) return null;
       const toShade = scale(range[0] === range[1] ? padded(range) : range, [0, 1]);
-      const toX = scale([edges[0], edges.at(-1)], [plot.left, plot.right]);
+      const toX = scale([edges[0], edges[edges.length - 1]], [plot.left, plot.right]);
       const toY = scale([0, rows.length], [plot.top, plot.bottom]);
 
       const cells = picture(edges.length - 1, rows.length, (bin, row) => {
@@ -259,7 +284,7 @@ export function stepHeatmap({ steps, ...options }) {
             "text-anchor": "middle",
             "dominant-baseline": "middle",
           },
-          options.rowLabel,
+          rowLabel,
         ),
       );
 
@@ -289,7 +314,7 @@ export function stepHeatmap({ steps, ...options }) {
         edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2),
         (bin) => {
           const values = rows
-            .map(({ step }, row) => [step, bins[row].means[bin]])
+            .map(({ step }, row) => /** @type {[number, number]} */ ([step, bins[row].means[bin]]))
             .filter(([, value]) => value !== null);
           if (!values.length) return `${stretch(edges, bin)}: ${TEXT.notRecorded}`;
           const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
@@ -302,14 +327,21 @@ export function stepHeatmap({ steps, ...options }) {
   );
 }
 
-/** Answers where and what the nearest stop is; `next` walks along the stops. */
+/**
+ * Finds the nearest of some positions.
+ *
+ * @param {number[]} positions ascending
+ * @param {(index: number) => string} describe
+ * @returns {Probe}
+ */
 function probeOf(positions, describe) {
-  const probe = (x) => {
-    const index = nearestIndex(positions, x);
-    return { x: positions[index], text: describe(index) };
+  return {
+    at(x) {
+      const index = nearestIndex(positions, x);
+      return { x: positions[index], text: describe(index) };
+    },
+    next: (x, move) => positions[Math.min(positions.length - 1, Math.max(0, nearestIndex(positions, x) + move))],
   };
-  probe.next = (x, move) => positions[Math.min(positions.length - 1, Math.max(0, nearestIndex(positions, x) + move))];
-  return probe;
 }
 
 /** The whole iterations that a bin covers. */
@@ -346,10 +378,16 @@ function label(x, y, text, anchor) {
   return s("text.otca-axis-label", { x, y, "text-anchor": anchor, "dominant-baseline": "middle" }, String(text));
 }
 
-/** A data URL of columns × rows pixels; those without a colour stay transparent. */
+/**
+ * A data URL of columns × rows pixels; those without a colour stay transparent.
+ *
+ * @param {number} columns
+ * @param {number} rows
+ * @param {(column: number, row: number) => string | null} colorAt
+ */
 function picture(columns, rows, colorAt) {
   const canvas = h("canvas", { width: columns, height: rows });
-  const context = canvas.getContext("2d");
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
       const color = colorAt(column, row);

@@ -1,3 +1,4 @@
+// @ts-check
 /** Load Flow Model's button that gives the accelerator's memory back to ComfyUI. */
 
 const TEXT = {
@@ -8,6 +9,7 @@ const TEXT = {
   failed: "Release memory",
 };
 
+/** @type {OurWidget} */
 export const releaseWidget = {
   fits: (definition) => definition.name === "OTCA_LoadFlowModel",
   create: (node, comfy) => {
