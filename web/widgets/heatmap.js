@@ -3,19 +3,18 @@
  * Credit heatmap on every node that gives credit: samples × denoising steps, coloured by effective advantage or weight.
  * A DOM widget with a canvas in it, since the Vue renderer of ComfyUI draws nothing else.
  */
-import { OBJECTIVES } from "../lib/color.js";
 import { percent, signed, fixed } from "../lib/format.js";
 import * as heatmap from "../lib/heatmap.js";
 import { h } from "../sidebar/dom.js";
 import { paint, themeOf } from "./heatmap_canvas.js";
-import { Preview, factLines, placeBeside } from "./heatmap_preview.js";
+import { Preview } from "./heatmap_preview.js";
+import { factLines, legendItems, placeBeside, textTable } from "./heatmap_text.js";
 
 const CELLS_HEIGHT = { least: 150, perRow: 3, most: 320 };
 const AROUND = 68; // toolbar, legend and paddings
 const PREVIEW_HEIGHT = 150;
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
-const TABLE_ROWS = 200;
 
 /** @type {OurWidget} */
 export const heatmapWidget = {
@@ -191,7 +190,7 @@ class Heatmap {
       }
     }
     this.showHold();
-    this.legend.replaceChildren(...this.legendItems());
+    this.legend.replaceChildren(...legendItems(advantages));
     if (credit) {
       const filled = { credit, advantages };
       this.groups = heatmap.groupedRows(filled, this.choice("heatmap order"));
@@ -202,7 +201,7 @@ class Heatmap {
         heatmap.columnMeans(this.field.values, samples),
       );
     }
-    this.table.replaceChildren(...this.textTable());
+    this.table.replaceChildren(...(credit ? textTable(credit, this.view, this.field.values, this.samples) : []));
     this.root.style.minHeight = `${this.minHeight()}px`; // the Vue renderer asks CSS, not getMinHeight
     this.comfy.growNode(this.node);
     this.draw();
@@ -213,32 +212,6 @@ class Heatmap {
     const rows = this.state.credit?.weights.length ?? 0;
     const cells = Math.min(most, Math.max(least, rows * perRow));
     return cells + heatmap.FRAME_HEIGHT + AROUND + (this.preview.isOpen ? PREVIEW_HEIGHT : 0);
-  }
-
-  legendItems() {
-    const { advantages } = this.state;
-    if (!advantages) return [];
-    return advantages.names.map((name, k) => {
-      const swatch = h("span.otca-swatch", { style: `background: ${OBJECTIVES[k % OBJECTIVES.length]}` });
-      return h("li", {}, swatch, `${name} `, h("b", {}, percent(advantages.shares[k])));
-    });
-  }
-
-  textTable() {
-    const { credit } = this.state;
-    if (!credit || this.samples.length > TABLE_ROWS) return [];
-    const write = this.view === "advantage" ? signed : fixed;
-    const head = credit.trained.map((_, column) => h("th", { scope: "col" }, heatmap.stepName(credit, column)));
-    const rows = this.samples.map((sample) =>
-      h(
-        "tr",
-        {},
-        h("th", { scope: "row" }, `sample ${sample}, ${credit.prompts[credit.groups[sample]] ?? ""}`),
-        ...this.field.values[sample].map((value) => h("td", {}, value === null ? "masked" : write(value))),
-      ),
-    );
-    const caption = this.view === "advantage" ? "Effective advantage Ã" : "Step weight w";
-    return [h("table", {}, h("caption", {}, caption), h("tr", {}, h("td"), ...head), ...rows)];
   }
 
   draw() {

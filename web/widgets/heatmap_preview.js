@@ -1,7 +1,7 @@
 // @ts-check
-/** What a cell of the credit heatmap is about: its facts as elements, and the picture at its step. */
-import { OBJECTIVES } from "../lib/color.js";
+/** The picture at a cell of the credit heatmap. */
 import { h } from "../sidebar/dom.js";
+import { factLines } from "./heatmap_text.js";
 
 /** The picture that the model aims at from a step. Each is decoded once, and kept until the credit changes. */
 export class Preview {
@@ -81,44 +81,4 @@ export class Preview {
     this.element.hidden = !open;
     this.toggled(open, hadFocus);
   }
-}
-
-/**
- * Facts of a cell as elements: for the tooltip and for the preview's caption.
- *
- * @param {import("../lib/heatmap.js").Facts} facts
- */
-export function factLines({ prompt, place, numbers, objectives, note }) {
-  /** @type {HTMLElement[]} */
-  const lines = [h("p.otca-prompt", {}, prompt), h("p", {}, place)];
-  const values = numbers.map(({ symbol, meaning, value }) =>
-    h("span", { title: meaning }, h("i", {}, symbol), ` ${value}`),
-  );
-  lines.push(h("p.otca-numbers", {}, ...values));
-  if (objectives.length) {
-    const rows = objectives.map(({ name, advantage, coefficient }, k) => {
-      const swatch = h("span.otca-swatch", { style: `background: ${OBJECTIVES[k % OBJECTIVES.length]}` });
-      return h("tr", {}, h("td", {}, swatch, name), h("td", {}, advantage), h("td", {}, coefficient));
-    });
-    const head = h("tr", {}, h("th", {}, "objective"), h("th", {}, "A"), h("th", {}, "c"));
-    lines.push(h("table", {}, head, ...rows));
-  }
-  if (note) lines.push(h("p", {}, note));
-  return lines;
-}
-
-/**
- * Moves a box near a point of the window, to the side where there is room.
- *
- * @param {HTMLElement} box
- * @param {number} x
- * @param {number} y
- */
-export function placeBeside(box, x, y) {
-  const gap = 14;
-  const { offsetWidth: width, offsetHeight: height } = box;
-  const left = x + gap + width > innerWidth ? x - gap - width : x + gap;
-  const top = Math.min(y + gap, innerHeight - height - 4);
-  box.style.left = `${Math.max(4, left)}px`;
-  box.style.top = `${Math.max(4, top)}px`;
 }
