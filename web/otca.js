@@ -20,12 +20,23 @@ const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, newRunWidget, curve
 
 const live = new LiveWidgets();
 
-/** A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph. */
+/**
+ * A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph.
+ *
+ * @param {string} kind
+ * @param {any} data
+ * @param {string} id
+ */
 function received(kind, data, id) {
   if (!data.workflow_id) replaySoon();
   else if (comfy.isOfOpenWorkflow(data)) deliver(kind, data, id);
 }
 
+/**
+ * @param {string} kind
+ * @param {any} data
+ * @param {string} id
+ */
 function deliver(kind, data, id) {
   for (const target of new Set([id, data.credit_node])) {
     const node = target && comfy.findNode(target);
@@ -33,17 +44,20 @@ function deliver(kind, data, id) {
   }
 }
 
+/** @param {string} kind */
 function deliverToAll(kind) {
   for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
 }
 
 /** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
 async function replay() {
+  /** @type {(error: Error) => Record<string, Record<string, any>>} */
+  const none = () => ({});
   if (![...comfy.allNodes()].some(({ node }) => live.of(node).length)) return;
-  const results = Object.entries(await comfy.lastResults().catch(() => ({})));
-  const credits = results.map(([id, { credit }]) => [id, { credit }]);
+  const results = Object.entries(await comfy.lastResults().catch(none));
   // Credit comes first: advantages are about a credit that is already shown.
-  for (const [id, payloads] of [...credits, ...results]) {
+  for (const [id, { credit }] of results) if (credit) deliver("credit", credit, id);
+  for (const [id, payloads] of results) {
     for (const [kind, data] of Object.entries(payloads)) if (data) deliver(kind, data, id);
   }
 }
@@ -99,6 +113,7 @@ comfy.app.registerExtension({
     setupSidebar(comfy);
   },
 
+  /** @param {GraphNode} node */
   nodeCreated(node) {
     const definition = comfy.nodeDefinition(node);
     if (!definition?.name?.startsWith("OTCA_")) return;

@@ -112,6 +112,9 @@ interface Widget {
   afterQueued?(): void;
 }
 
+/** A result that the page knows the workflow of. */
+type Queued = { workflow_id?: string | null };
+
 interface Window {
   LiteGraph: { createNode(type: string): GraphNode };
 }

@@ -49,10 +49,12 @@ export function mixed(stops, t) {
   return stops[from].map((channel, i) => channel + (place - from) * (stops[from + 1][i] - channel));
 }
 
+/** @param {string} hexes */
 function stops(hexes) {
   return hexes.split(" ").map((hex) => [0, 2, 4].map((at) => parseInt(hex.slice(at, at + 2), 16)));
 }
 
+/** @param {number[]} color */
 function css(color) {
   return `rgb(${color.map(Math.round).join(", ")})`;
 }

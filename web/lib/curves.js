@@ -41,7 +41,13 @@ export function scale([from, to], [start, end]) {
   return (value) => start + (value - from) * factor;
 }
 
-/** About `count` multiples of 1, 2 or 5 times a power of ten inside [low, high]. */
+/**
+ * About `count` multiples of 1, 2 or 5 times a power of ten inside [low, high].
+ *
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 export function niceTicks(low, high, count) {
   const rough = (high - low) / count;
   if (!(rough > 0)) return [low];
@@ -55,7 +61,13 @@ export function niceTicks(low, high, count) {
   return ticks;
 }
 
-/** Ticks of an axis that counts: whole numbers only. */
+/**
+ * Ticks of an axis that counts: whole numbers only.
+ *
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 export function wholeTicks(low, high, count) {
   const ticks = niceTicks(low, high, count).filter(Number.isInteger);
   return ticks.length ? ticks : [Math.ceil(low)];

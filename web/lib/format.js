@@ -37,10 +37,15 @@ export function significant(value, digits = 3) {
   return (value < 0 ? MINUS : "") + text.replace("-", MINUS);
 }
 
+/** @param {number} share */
 export function percent(share) {
   return share > 0 && share < 0.01 ? "<1 %" : `${Math.round(share * 100)} %`;
 }
 
+/**
+ * @param {number} number
+ * @param {string} noun
+ */
 export function count(number, noun) {
   return `${number} ${noun}${number === 1 ? "" : "s"}`;
 }
@@ -65,6 +70,12 @@ export function wrapped(text, width, limit, measure) {
   return lines.map((line, i) => shortened(line, width, measure, i === last && words.length > 0));
 }
 
+/**
+ * @param {string} line
+ * @param {number} width
+ * @param {(text: string) => number} measure
+ * @param {boolean} more
+ */
 function shortened(line, width, measure, more) {
   if (!more && measure(line) <= width) return line;
   let end = line.length;

@@ -80,6 +80,10 @@ export function groupedRows(state, order) {
   });
 }
 
+/**
+ * @param {number} a
+ * @param {number} b
+ */
 function compare(a, b) {
   return a === b ? 0 : a - b; // not a − b alone: −∞ − −∞ is NaN
 }
@@ -221,11 +225,22 @@ export function hit(place, x, y) {
   return { kind: "cell", row: first + Math.min(rows - 1, Math.floor((y - top) / place.rowHeight)), column };
 }
 
+/**
+ * @param {Box} box
+ * @param {number} x
+ * @param {number} y
+ */
 function inside(box, x, y) {
   return x >= box.x && x < box.x + box.width && y >= box.y && y < box.y + box.height;
 }
 
-/** The columns whose label is written: as many as fit without touching, evenly spaced from the first. */
+/**
+ * The columns whose label is written: as many as fit without touching, evenly spaced from the first.
+ *
+ * @param {number} columns
+ * @param {number} columnWidth
+ * @param {number} labelWidth
+ */
 export function labelled(columns, columnWidth, labelWidth) {
   const every = Math.max(1, Math.ceil(labelWidth / columnWidth));
   return Array.from({ length: Math.ceil(columns / every) }, (_, i) => i * every);

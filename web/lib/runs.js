@@ -17,8 +17,11 @@ export const PLACE = { headless: "headless", canvas: "canvas" };
 /**
  * Which buttons a run offers. A run that ended can be resumed if a checkpoint was saved, or if it never left the queue; an idle
  * one continues with the next prompt that is queued.
+ *
+ * @param {Run} run
+ * @returns {Record<string, boolean>}
  */
-export function offeredActions(/** @type {Run} */ run) {
+export function offeredActions(run) {
   const waits = run.status === "queued";
   const ended = !waits && run.status !== "running" && run.status !== "idle";
   return {
@@ -30,12 +33,20 @@ export function offeredActions(/** @type {Run} */ run) {
   };
 }
 
-/** Part of the training that is done, 0 … 1; a run of unknown length has no total. */
-export function progress(/** @type {Run} */ { iteration, total }) {
+/**
+ * Part of the training that is done, 0 … 1; a run of unknown length has no total.
+ *
+ * @param {Run} run
+ */
+export function progress({ iteration, total }) {
   return total ? Math.min(1, iteration / total) : 0;
 }
 
-/** Seconds as a person would say them. */
+/**
+ * Seconds as a person would say them.
+ *
+ * @param {number} seconds
+ */
 export function formatDuration(seconds) {
   if (seconds < 1) return "less than a second";
   if (seconds < 90) return `${Math.round(seconds)} s`;
@@ -56,11 +67,16 @@ export function secondsLeft({ iteration, total }, rows) {
   return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);
 }
 
-/** `name`, or the first of name-2, name-3 … that is not taken. */
+/**
+ * `name`, or the first of name-2, name-3 … that is not taken.
+ *
+ * @param {string} name
+ * @param {string[]} taken
+ */
 export function uniqueName(name, taken) {
   const used = new Set(taken);
   if (!used.has(name)) return name;
-  const [, stem, number] = name.match(/^(.*?)(?:-(\d+))?$/);
+  const [, stem, number] = name.match(/^(.*?)(?:-(\d+))?$/) ?? ["", name];
   let next = number ? Number(number) + 1 : 2;
   while (used.has(`${stem}-${next}`)) next += 1;
   return `${stem}-${next}`;
@@ -113,7 +129,12 @@ export function series(rows, key) {
   return rows.map((row) => row[key] ?? null);
 }
 
-/** Names between a prefix and a suffix, in order of first appearance, in any row. */
+/**
+ * Names between a prefix and a suffix, in order of first appearance, in any row.
+ *
+ * @param {Row[]} rows
+ * @param {string} prefix
+ */
 export function metricNames(rows, prefix, suffix = "") {
   const names = new Set();
   for (const row of rows) {
@@ -134,7 +155,7 @@ export function metricNames(rows, prefix, suffix = "") {
  */
 export function rewardPanels(rows, evaluations) {
   const panels = new Map();
-  const add = (name, heldOut) =>
+  const add = (/** @type {string} */ name, /** @type {boolean} */ heldOut) =>
     panels.has(name) || panels.set(name, { name, heldOut, key: `${heldOut ? "held_out" : "reward"}/${name}/mean` });
   // The first row names them all; looking through ten thousand rows would only find the same.
   const sample = [...rows.slice(0, 1), ...rows.slice(-1)];
@@ -144,35 +165,59 @@ export function rewardPanels(rows, evaluations) {
   return [...panels.values()];
 }
 
-/** Phases of an iteration in the order in which they happen, as far as the run timed them. */
+/**
+ * Phases of an iteration in the order in which they happen, as far as the run timed them.
+ *
+ * @param {Row[]} rows
+ */
 export function phases(rows) {
   return ["rollout", "reward", "credit", "update"].filter((phase) => rows.some((row) => `seconds/${phase}` in row));
 }
 
-/** Rewards whose seconds were recorded, in the order of the stack. */
+/**
+ * Rewards whose seconds were recorded, in the order of the stack.
+ *
+ * @param {Row[]} rows
+ */
 export function timedRewards(rows) {
   return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "seconds/reward/");
 }
 
-/** Numbers of the trained steps whose credit was recorded, in any row since a window moves, ascending. */
+/**
+ * Numbers of the trained steps whose credit was recorded, in any row since a window moves, ascending.
+ *
+ * @param {Row[]} rows
+ */
 export function creditSteps(rows) {
   return metricNames(rows, "credit/step/")
     .map(Number)
     .sort((a, b) => a - b);
 }
 
-/** "000120.png" → 120. */
+/**
+ * "000120.png" → 120.
+ *
+ * @param {string} file
+ */
 export function sampleIteration(file) {
   return Number.parseInt(file, 10);
 }
 
-/** The run_name of an exported graph's Training Run node, unless it is linked or missing. */
+/**
+ * The run_name of an exported graph's Training Run node, unless it is linked or missing.
+ *
+ * @param {Prompt} prompt
+ */
 export function runNameOf(prompt) {
   const name = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.run_name;
   return typeof name === "string" ? name : "otca";
 }
 
-/** The length of training that an exported graph asks for. */
+/**
+ * The length of training that an exported graph asks for.
+ *
+ * @param {Prompt} prompt
+ */
 export function iterationsOf(prompt) {
   const count = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.iterations;
   return Number.isInteger(count) ? count : 300;

@@ -107,7 +107,13 @@ export function correlationSentences(columns, matrix) {
   return pairs.map(({ value, conflict, text }) => ({ conflict, text: `${text} (${signed(value)}).` }));
 }
 
-/** Where a sample's thumbnail lies on the sheet, in pixels of the sheet. */
+/**
+ * Where a sample's thumbnail lies on the sheet, in pixels of the sheet.
+ *
+ * @param {number} sample
+ * @param {number} size
+ * @param {number} columns
+ */
 export function thumbnailOffset(sample, size, columns) {
   return { x: (sample % columns) * size, y: Math.floor(sample / columns) * size };
 }

@@ -6,14 +6,14 @@ import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./di
 import { h } from "./dom.js";
 
 const TEXT = {
-  started: (id) => `${id} is training`,
+  started: (/** @type {string} */ id) => `${id} is training`,
   stopping: "Stopping",
   stoppingDetail: "The run ends after its current step and saves.",
   stoppingPrompt: "The prompt that runs ends after its current step. Those still queued follow.",
   loraLoaded: "LoRA loaded",
-  loraIn: (name, title) => `${name} is chosen in ${title}.`,
-  loraAdded: (name) => `A LoraLoader with ${name} was added. Connect its model.`,
-  opened: (id) => `Workflow of ${id} opened`,
+  loraIn: (/** @type {string} */ name, /** @type {string} */ title) => `${name} is chosen in ${title}.`,
+  loraAdded: (/** @type {string} */ name) => `A LoraLoader with ${name} was added. Connect its model.`,
+  opened: (/** @type {string} */ id) => `Workflow of ${id} opened`,
 };
 
 /**
@@ -27,7 +27,7 @@ export async function train(comfy, showRun) {
   const { runs } = await comfy.getJson("/otca/runs");
   trainDialog(comfy, {
     prompt: graph.output,
-    taken: runs.map((run) => run.id),
+    taken: runs.map((/** @type {Run} */ run) => run.id),
     async start(settings) {
       const { id } = await comfy.postJson("/otca/train", {
         ...settings,
@@ -49,7 +49,7 @@ export async function exportHeadless(comfy) {
   const { output } = await comfy.exportedGraph();
   const answer = await comfy.postJson("/otca/export", { prompt: output });
   const download = () => save(answer.filename, JSON.stringify(output, null, 2));
-  const failed = answer.problems.some(({ severity }) => severity === "error");
+  const failed = answer.problems.some((/** @type {Problem} */ { severity }) => severity === "error");
   if (!failed) download();
   exportDialog(comfy, { answer, failed, download });
 }
@@ -62,7 +62,7 @@ export async function exportHeadless(comfy) {
  */
 export async function showPermissions(comfy, known = null) {
   const wants = known ?? (await comfy.workflowsWants());
-  const allow = ({ kind, remember }) => comfy.postJson("/otca/permissions/allow", { kind, what: remember });
+  const allow = (/** @type {Want} */ { kind, remember }) => comfy.postJson("/otca/permissions/allow", { kind, what: remember });
   permissionsDialog(comfy, { wants, allow });
 }
 
@@ -75,7 +75,7 @@ const shownWants = new Set(); // texts: an undo, or another tab, opens a workflo
  */
 export async function showNewWants(comfy) {
   const wants = await comfy.workflowsWants();
-  const fresh = wants.filter(({ allowed, text }) => allowed === false && !shownWants.has(text));
+  const fresh = wants.filter((/** @type {Want} */ { allowed, text }) => allowed === false && !shownWants.has(text));
   for (const { text } of fresh) shownWants.add(text);
   if (fresh.length) await showPermissions(comfy, wants);
 }
@@ -111,7 +111,7 @@ export async function stop(comfy, run) {
  * @param {(comfy: Comfy, id: string) => void} showRun
  */
 export async function resume(comfy, run, showRun) {
-  const start = async (settings) => {
+  const start = async (/** @type {any} */ settings) => {
     const { id, told } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/resume`, settings);
     comfy.toast("success", TEXT.started(id), told ?? undefined);
     showRun(comfy, id);

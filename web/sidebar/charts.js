@@ -22,10 +22,10 @@ import { h, s } from "./dom.js";
 
 const TEXT = {
   iteration: "iteration",
-  iterations: (from, to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
-  evaluation: ({ mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
-  changed: (lines) => `changed: ${lines.join("; ")}`,
-  step: (step) => `step ${step}`,
+  iterations: (/** @type {number} */ from, /** @type {number} */ to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
+  evaluation: (/** @type {{mean: number, error: number}} */ { mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
+  changed: (/** @type {string[]} */ lines) => `changed: ${lines.join("; ")}`,
+  step: (/** @type {number} */ step) => `step ${step}`,
   notRecorded: "not recorded",
 };
 
@@ -111,7 +111,7 @@ export function stackedBars(options) {
       height,
       toX,
       toY,
-      xTicks: iterationTicks([xs[0], xs.at(-1)], width),
+      xTicks: iterationTicks([xs[0], xs[xs.length - 1]], width),
       yTicks: niceTicks(0, Math.max(...totals) * 1.05 || 1, 4),
     });
     totals.forEach((_, bin) => {
@@ -159,7 +159,7 @@ export function stepHeatmap({ steps, rowLabel, ...options }) {
         const value = bins[row].means[bin];
         return value === null ? null : sequential(toShade(value), 1);
       });
-      const image = (href, x, y, wide, high) =>
+      const image = (/** @type {string} */ href, /** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ wide, /** @type {number} */ high) =>
         s("image.otca-cells", { href, x, y, width: wide, height: high, preserveAspectRatio: "none" });
       svg.append(image(cells, plot.left, plot.top, plot.right - plot.left, plot.bottom - plot.top));
 
@@ -167,7 +167,7 @@ export function stepHeatmap({ steps, rowLabel, ...options }) {
       rows.forEach(({ step }, row) => {
         if (row % every === 0) svg.append(label(plot.left - 5, toY(row + 0.5), step, "end"));
       });
-      iterationLabels(svg, iterationTicks([xs[0], xs.at(-1)], plot.right), toX, plot.right, plot.bottom + 9);
+      iterationLabels(svg, iterationTicks([xs[0], xs[xs.length - 1]], plot.right), toX, plot.right, plot.bottom + 9);
       svg.append(
         label((plot.left + plot.right) / 2, height - 6, TEXT.iteration, "middle"),
         s(
@@ -220,16 +220,35 @@ export function stepHeatmap({ steps, rowLabel, ...options }) {
   );
 }
 
-/** The whole iterations that a bin covers. */
+/**
+ * The whole iterations that a bin covers.
+ *
+ * @param {number[]} edges
+ * @param {number} bin
+ */
 function stretch(edges, bin) {
   const from = Math.ceil(edges[bin]);
   return TEXT.iterations(from, Math.max(from, Math.ceil(edges[bin + 1]) - 1));
 }
 
+/**
+ * @param {[number, number]} range
+ * @param {number} width
+ */
 function iterationTicks([first, last], width) {
   return wholeTicks(first, last, Math.max(2, Math.floor(width / 80)));
 }
 
+/**
+ * @param {SVGSVGElement} svg
+ * @param {object} frame
+ * @param {number} frame.width
+ * @param {number} frame.height
+ * @param {(value: number) => number} frame.toX
+ * @param {(value: number) => number} frame.toY
+ * @param {number[]} frame.xTicks
+ * @param {number[]} frame.yTicks
+ */
 function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
   for (const tick of yTicks) {
     const y = toY(tick);
@@ -242,7 +261,15 @@ function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
   svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, TEXT.iteration, "middle"));
 }
 
-/** Numbers below the plot; one that would be cut off at its right end is moved in. */
+/**
+ * Numbers below the plot; one that would be cut off at its right end is moved in.
+ *
+ * @param {SVGSVGElement} svg
+ * @param {number[]} ticks
+ * @param {(value: number) => number} toX
+ * @param {number} right
+ * @param {number} y
+ */
 function iterationLabels(svg, ticks, toX, right, y) {
   for (const tick of ticks) {
     const text = tickLabel(tick);
@@ -250,6 +277,12 @@ function iterationLabels(svg, ticks, toX, right, y) {
   }
 }
 
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {string | number} text
+ * @param {string} anchor
+ */
 function label(x, y, text, anchor) {
   return s("text.otca-axis-label", { x, y, "text-anchor": anchor, "dominant-baseline": "middle" }, String(text));
 }

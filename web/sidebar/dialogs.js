@@ -9,7 +9,7 @@ const TEXT = {
   trainTitle: "Train headless",
   trainNote:
     "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
-  resumeTitle: (id) => `Train on: ${id}`,
+  resumeTitle: (/** @type {string} */ id) => `Train on: ${id}`,
   name: "Name",
   iterations: "Iterations",
   iterationsInAll: "Iterations in all",
@@ -18,13 +18,13 @@ const TEXT = {
   rewardGpus: "GPUs for rewards",
   rewardGpusNote: "More GPUs, which do not train: rewards whose device is auto go there.",
   output: "Output folder",
-  outputFolder: (name) => `output/otca/${name}`,
+  outputFolder: (/** @type {string} */ name) => `output/otca/${name}`,
   start: "Start training",
   starting: "Starting…",
   goOn: "Train on",
   noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu.",
   exportTitle: "Export for headless training",
-  exported: (file) =>
+  exported: (/** @type {string} */ file) =>
     `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
   notExported: "The workflow has errors, so training would not start.",
   downloadAnyway: "Download anyway",
@@ -37,10 +37,10 @@ const TEXT = {
     "A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a " +
     "click is remembered on this machine, for every workflow.",
   noWants: "It names nothing outside of ComfyUI's own folders and this machine.",
-  permission: (allowed) =>
+  permission: (/** @type {boolean | null} */ allowed) =>
     allowed === null ? "known only when the graph runs" : allowed ? "allowed" : "not allowed",
-  allow: (what) => `Allow ${what}`,
-  go: (title) => `Show ${title} on the canvas`,
+  allow: (/** @type {string} */ what) => `Allow ${what}`,
+  go: (/** @type {string} */ title) => `Show ${title} on the canvas`,
 };
 
 /**

@@ -33,11 +33,12 @@ const TRAINING_CHARTS = [
 /** @param {Row[]} rows */
 function trainingCharts(rows) {
   return TRAINING_CHARTS.map((chart) => {
-    const recorded = (key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
+    const recorded = (/** @type {string} */ key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
     return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
   }).filter(({ keys }) => keys.length);
 }
 
+/** @type {Record<string, string>} */
 const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
 
 /** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
@@ -63,7 +64,7 @@ export function curveSections() {
     const steps = creditSteps(rows);
     const credit = steps.length === 0 ? null : {
       drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
-      model: (data) => ({
+      model: (/** @type {RunData} */ data) => ({
         xs: series(data.rows, "iteration"),
         rows: steps.map((step) => ({ step, ys: series(data.rows, `credit/step/${step}`) })),
         rest: "",
@@ -71,7 +72,7 @@ export function curveSections() {
     };
     charts.forEach(({ drawn }) => drawn.dispose());
     charts = [...rewards, ...(credit ? [credit] : []), ...training, ...time];
-    const grid = (entries) =>
+    const grid = (/** @type {{drawn: {element: HTMLElement}}[]} */ entries) =>
       h(
         "div.otca-chart-grid",
         {},
@@ -116,18 +117,18 @@ function secondsCharts(rows) {
   const rewards = timedRewards(rows);
   const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
   return [
-    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (name) => PHASE_COLORS[name] },
+    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
     {
       title: TEXT.rewardTime,
       prefix: "seconds/reward/",
       names: rewards.length > 1 ? rewards : [],
-      colorOf: (name) => colors[rewards.indexOf(name)],
+      colorOf: (/** @type {string} */ name) => colors[rewards.indexOf(name)],
     },
   ]
     .filter(({ names }) => names.length)
     .map(({ title, prefix, names, colorOf }) => ({
       drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
-      model: (data) => ({
+      model: (/** @type {RunData} */ data) => ({
         xs: series(data.rows, "iteration"),
         parts: names.map((name) => ({ name, ys: series(data.rows, prefix + name), color: colorOf(name) })),
         unit: "s",

@@ -16,17 +16,17 @@ const TEXT = {
   canvas: "Resume on canvas",
   lora: "Load the LoRA",
   workflow: "Open workflow",
-  progress: ({ iteration, total }) => (total ? `iteration ${iteration} of ${total}` : `iteration ${iteration}`),
-  each: (seconds) => `${significant(seconds, 2)} s each`,
-  left: (seconds) => `about ${formatDuration(seconds)} left`,
+  progress: (/** @type {Run} */ { iteration, total }) => (total ? `iteration ${iteration} of ${total}` : `iteration ${iteration}`),
+  each: (/** @type {number} */ seconds) => `${significant(seconds, 2)} s each`,
+  left: (/** @type {number} */ seconds) => `about ${formatDuration(seconds)} left`,
   samples: "Samples",
   changes: "Changed while it trained",
-  change: ({ iteration, lines }) => `from iteration ${iteration} on: ${lines.join("; ")}`,
-  samplesAt: (iteration) => (iteration === 0 ? "before training" : `iteration ${iteration}`),
+  change: (/** @type {Change} */ { iteration, lines }) => `from iteration ${iteration} on: ${lines.join("; ")}`,
+  samplesAt: (/** @type {number} */ iteration) => (iteration === 0 ? "before training" : `iteration ${iteration}`),
   slider: "Iteration of the pictures",
   beforeAfter: "Before and after",
   beforeAfterTitle: "The evaluation's pictures before training and now, one above the other",
-  enlarge: (caption) => `Samples, ${caption}: enlarge`,
+  enlarge: (/** @type {string} */ caption) => `Samples, ${caption}: enlarge`,
   noSamples: "Pictures appear with the first evaluation.",
   log: "Log of the trainer",
   emptyLog: "The log is empty.",
@@ -232,11 +232,12 @@ function logSection() {
   return {
     element: details,
     isOpen: () => details.open,
-    onOpen: (callback) => details.addEventListener("toggle", () => details.open && callback()),
+    onOpen: (/** @type {() => void} */ callback) => details.addEventListener("toggle", () => details.open && callback()),
     clear() {
       content = "";
       setText(text, TEXT.emptyLog);
     },
+    /** @param {string} more */
     append(more) {
       if (!more) return;
       const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 8;

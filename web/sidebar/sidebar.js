@@ -22,7 +22,7 @@ const TEXT = {
   newRunTitle: "Gives the run on the canvas the next free name: it begins with a fresh adapter",
   refresh: "Read the runs again",
   runs: "Runs",
-  iterations: ({ iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
+  iterations: (/** @type {Run} */ { iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
   emptyTitle: "No runs yet",
   emptySteps: [
     "Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA.",

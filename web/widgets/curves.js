@@ -8,9 +8,9 @@ import { h, s, setText } from "../sidebar/dom.js";
 
 const TEXT = {
   empty: "No iteration yet. Queue the graph: each queued prompt is one iteration.",
-  title: (run, iterations) => `${run} · ${count(iterations, "iteration")}`,
+  title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, "iteration")}`,
   heldOut: "held out",
-  line: (name, mean) => `${name}: running mean ${mean}`,
+  line: (/** @type {string} */ name, /** @type {string} */ mean) => `${name}: running mean ${mean}`,
 };
 
 const LINE = { width: 200, height: 26 };

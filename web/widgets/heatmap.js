@@ -27,6 +27,7 @@ const HOLD =
   "Each Run still updates the model, unless GRPO Step and the nodes after it are muted.";
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
+/** @type {Record<string, string>} */
 const CHOICES = { "heatmap color": "advantage", "heatmap order": "advantage" };
 
 class Heatmap {
@@ -64,10 +65,10 @@ class Heatmap {
     tabindex: "0",
     role: "application",
     "aria-roledescription": "heatmap",
-    onpointermove: (event) => this.hover(event),
+    onpointermove: (/** @type {any} */ event) => this.hover(event),
     onpointerleave: () => this.unhover(),
-    onclick: (event) => this.click(event),
-    onkeydown: (event) => this.key(event),
+    onclick: (/** @type {any} */ event) => this.click(event),
+    onkeydown: (/** @type {any} */ event) => this.key(event),
     onblur: () => this.unhover(),
   });
   context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));

@@ -22,7 +22,11 @@ export function themeOf(element) {
   return { ink: color(FALLBACK.ink), faint: color(FALLBACK.faint), paper, dark: isDark(channels(paper)) };
 }
 
-/** Palettes are written in any of CSS's colour notations; the browser reads them all. */
+/**
+ * Palettes are written in any of CSS's colour notations; the browser reads them all.
+ *
+ * @param {string} color
+ */
 function channels(color) {
   const context = /** @type {OffscreenCanvasRenderingContext2D} */ (new OffscreenCanvas(1, 1).getContext("2d"));
   context.fillStyle = color;
@@ -90,7 +94,7 @@ function paintScale(context, picture, theme) {
   const ends = view === "advantage" ? [signed(low), signed(field.limit)] : ["0", fixed(field.limit)];
   const words = view === "advantage" ? [`${ends[0]} discouraged`, `reinforced ${ends[1]}`] : ends;
   const center = x + ((field.neutral - low) / (field.limit - low)) * width;
-  const measure = (text) => context.measureText(text).width;
+  const measure = (/** @type {string} */ text) => context.measureText(text).width;
   const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
   const [left, right] = words.every((text) => measure(text) < room) ? words : ends;
   const line = y + height + METRICS.font;
@@ -119,12 +123,21 @@ function paintCells(context, picture, theme) {
   });
 }
 
-/** Edges on whole device pixels: neither seams nor overlaps between cells, at any zoom. */
+/**
+ * Edges on whole device pixels: neither seams nor overlaps between cells, at any zoom.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} length
+ */
 function snapped(context, length) {
   const ratio = context.getTransform().a;
   return Math.round(length * ratio) / ratio;
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Theme} theme
+ */
 function hatching(context, theme) {
   const size = 6;
   const tile = new OffscreenCanvas(size, size);
@@ -139,7 +152,7 @@ function hatching(context, theme) {
     pen.lineTo(shift + size, 0);
   }
   pen.stroke();
-  return context.createPattern(tile, "repeat");
+  return /** @type {CanvasPattern} */ (context.createPattern(tile, "repeat"));
 }
 
 /** @type {typeof paint} */
@@ -152,7 +165,7 @@ function paintGroups(context, { place, groups }, theme) {
     context.fillRect(x + 1, y, 1.5, Math.max(1, height - 1));
     const limit = Math.floor(height / lineHeight);
     if (limit < 1) return;
-    const measure = (text) => context.measureText(text).width;
+    const measure = (/** @type {string} */ text) => context.measureText(text).width;
     const lines = place.wide && prompt ? wrapped(prompt, place.gutter, limit, measure) : [String(number)];
     const top = y + (height - lines.length * lineHeight) / 2;
     context.fillStyle = theme.ink;
@@ -199,8 +212,12 @@ function paintAxis(context, { place, credit }, theme) {
   }
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Picture} picture
+ */
 function paintShares(context, { place }) {
-  place.shares?.forEach(({ x, y, width, height }, objective) => {
+  place.shares?.forEach(({ x, y, width, height }, /** @type {number} */ objective) => {
     context.fillStyle = OBJECTIVES[objective % OBJECTIVES.length];
     context.fillRect(x, y, width, Math.max(0, height - 1));
   });

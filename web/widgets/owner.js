@@ -2,7 +2,7 @@
 /** Load Flow Model's line that says which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
 import { h, setText } from "../sidebar/dom.js";
 
-const TEXT = { none: "Adapter: not used yet", owner: (text) => `Adapter: ${text}` };
+const TEXT = { none: "Adapter: not used yet", owner: (/** @type {string} */ text) => `Adapter: ${text}` };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 
 /** @type {OurWidget} */

@@ -3,8 +3,8 @@
 
 const TEXT = {
   button: "Release memory",
-  done: (released) => (released ? "Memory released" : "Nothing to release"),
-  detail: (released) =>
+  done: (/** @type {boolean} */ released) => (released ? "Memory released" : "Nothing to release"),
+  detail: (/** @type {boolean} */ released) =>
     released ? "The model loads again when the graph runs." : "No model of OTCA is on the accelerator.",
   failed: "Release memory",
 };

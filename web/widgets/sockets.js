@@ -31,7 +31,13 @@ export const socketsWidget = {
       if (before !== wanted) node.setDirtyCanvas(true, true);
     }
 
-    /** Before the sockets of widgets, where the definition has it. */
+    /**
+     * Before the sockets of widgets, where the definition has it.
+     *
+     * @param {string} name
+     * @param {string} type
+     * @param {object} more
+     */
     function insert(name, type, more) {
       const index = lastReward() + 1;
       node.addInput(name, type, more);
