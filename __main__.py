@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     gc.set_threshold(100_000)  # importing torch and diffusers makes very many objects that stay
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(arguments, argparse.Namespace(arguments=arguments))
+    options = parser().parse_args(arguments, argparse.Namespace(command_line=arguments))
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
         return options.command(options)
@@ -32,13 +32,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, with every command and option of this version."""
-    from .commands import pictures, studies, workflows
+    """The command line; also asked by others for what this version can do."""
+    from .commands import COMMANDS
 
     otca = argparse.ArgumentParser(prog="otca", description="Train flow-matching models by reinforcement learning.")
     commands = otca.add_subparsers(required=True, metavar="COMMAND")
-    for family in (workflows, pictures, studies):
-        family.add(commands)
+    for name in COMMANDS:
+        importlib.import_module(f".commands.{name}", __package__).add(commands)
     return otca
 
 

@@ -1,1 +1,19 @@
-"""What `otca` can do: a file for each family of commands. Nothing heavy is imported before one of them runs."""
+"""What `otca` can do: a file for each command, and options.py for what they share.
+
+Each file has `add`, which declares the command's arguments, and `_run`, which imports what is heavy only once it is called.
+"""
+
+# In the order of `otca --help`.
+COMMANDS = (
+    "train",
+    "validate",
+    "nodes",
+    "sample",
+    "export",
+    "report",
+    "score",
+    "evaluate",
+    "analyze",
+    "compare",
+    "vbench",
+)

@@ -1,13 +1,19 @@
-"""What several commands take, and how it is read."""
+"""What several commands share: arguments, the workflow that they load, what the user allows, and how a stop ends them."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from ..trainer.workflow.problem import Problem
 
 EXIT_BAD_INPUT = 2
+CONTINUES = "the same command continues from there: {}"  # what a stopped command says of its folder
 
 
 def workflow_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +55,7 @@ def reward_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def permission_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only the user may allow a workflow, or a run's; `allow` heeds them."""
+    """What only the user may allow a workflow to do; `allow` applies them."""
     allow = parser.add_argument_group("what workflows may touch (docs/security.md)")
     allow.add_argument(
         "--allow-folder",
@@ -104,20 +110,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def load(given: argparse.Namespace):
+def load(arguments: argparse.Namespace):
+    """The workflow of `workflow_arguments`, with the inputs that --set changes."""
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from ..trainer.run.layout import WORKFLOW, read_own
     from ..trainer.workflow.running import Workflow
 
-    allow(given)
-    path, known = given.workflow, (NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
-    # A run's own is read as its other files are, which tells of a damaged one what helps a run.
-    own = read_own(path, WORKFLOW) if path.is_dir() else None
-    if own is None:
-        workflow = Workflow.load(path / WORKFLOW if path.is_dir() else path, *known)
+    allow(arguments)
+    path, node_tables = arguments.workflow, (NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
+    # The workflow of a run is read as its other files are: where it is damaged, the message then says what helps a run.
+    graph = read_own(path, WORKFLOW) if path.is_dir() else None
+    if graph is None:
+        workflow = Workflow.load(path / WORKFLOW if path.is_dir() else path, *node_tables)
     else:
-        workflow = Workflow(own, *known)
-    for change in given.set:
+        workflow = Workflow(graph, *node_tables)
+    for change in arguments.set:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
@@ -126,7 +133,7 @@ def load(given: argparse.Namespace):
 
 
 def _user_names(workflow, address: tuple[str, str]) -> None:
-    """What the user typed into an input is his word, so what that input asks for is allowed."""
+    """Allows what an input asks for, since the user typed its value."""
     from ..host.access import permissions
     from ..host.access.wants import wants_of
 
@@ -142,26 +149,26 @@ def set_seeds(workflow, seed: int | None) -> None:
                 workflow.set(f"{node}.seed", seed)
 
 
-def allow(given: argparse.Namespace) -> None:
-    """Heeds `permission_arguments`."""
+def allow(arguments: argparse.Namespace) -> None:
+    """Applies `permission_arguments`."""
     from ..host.access import permissions
     from ..host.terminal import terminal
 
-    permissions.user_allows(given.allow_folder, given.allow_host, given.allow_python, given.download)
-    terminal.download = given.download
+    permissions.user_allows(arguments.allow_folder, arguments.allow_host, arguments.allow_python, arguments.download)
+    terminal.download = arguments.download
 
 
-def user_names(*places: str | Path | None) -> None:
-    """Files and folders that the user typed are his word."""
+def user_names(*paths: str | Path | None) -> None:
+    """Allows files and folders, since the user typed them."""
     from ..host.access import permissions
 
-    for place in places:
-        if place is not None:
-            permissions.user_named(place)
+    for path in paths:
+        if path is not None:
+            permissions.user_named(path)
 
 
 def allow_rewards(texts: list[str]) -> None:
-    """Models and servers that the user names by --reward are his word."""
+    """Allows models and servers that --reward names, since the user typed them."""
     from ..host.access import permissions
     from ..host.access.wants import posts
 
@@ -186,3 +193,24 @@ def say_wants(workflow, file: TextIO) -> None:
         lines[f"this workflow wants: {permissions.in_words(want)} ({may})"] = None
     for line in lines:
         print(line, file=file)
+
+
+def print_problems(problems: Sequence[Problem]) -> bool:
+    """Prints what is wrong with a workflow; returns whether there is an error."""
+    from ..trainer.workflow.problem import bounded
+
+    for problem in bounded(problems):
+        print(f"{problem.severity}: {problem}", file=sys.stderr)
+    return any(problem.severity == "error" for problem in problems)
+
+
+def stoppable(work: Callable[[], int], left: str) -> int:
+    """Does the work; where a signal ends it, says what is left and returns the exit code of that signal."""
+    from ..host import stopping
+
+    with stopping.stop_signals():
+        try:
+            return work()
+        except stopping.Stopped as stopped:
+            print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
+            return 128 + stopping.request.signal

@@ -1,3 +1,4 @@
+// @ts-check
 /**
  * All that this extension asks of ComfyUI's page. The only module that imports ComfyUI's scripts, so that a change of
  * theirs is mended here.
@@ -8,16 +9,24 @@ import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
 
 export { app, api };
 
-/** The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes. */
+/**
+ * The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes.
+ *
+ * @param {GraphNode} node
+ */
 export function nodeDefinition(node) {
-  return node.constructor.nodeData;
+  return /** @type {{nodeData?: Definition}} */ (/** @type {unknown} */ (node.constructor)).nodeData;
 }
 
 function rootGraph() {
   return app.rootGraph ?? app.graph;
 }
 
-/** Every node of the workflow with its id as the server sees it: "7", or a path such as "3:7" inside a subgraph. */
+/**
+ * Every node of the workflow with its id as the server sees it: "7", or a path such as "3:7" inside a subgraph.
+ *
+ * @returns {Generator<{node: GraphNode, id: string}>}
+ */
 export function* allNodes(graph = rootGraph(), prefix = "") {
   for (const node of graph.nodes) {
     const id = prefix + node.id;
@@ -26,12 +35,20 @@ export function* allNodes(graph = rootGraph(), prefix = "") {
   }
 }
 
-/** ComfyUI lets new seeds jump at random; an iteration is the one before plus one, here as in the headless trainer. */
+/**
+ * ComfyUI lets new seeds jump at random; an iteration is the one before plus one, here as in the headless trainer.
+ *
+ * @param {GraphNode} node
+ */
 export function advanceByOne(node) {
   for (const { control } of controlsOf(node)) control.value = "increment";
 }
 
-/** The widgets whose values move on after each prompt, each with the one that says how. */
+/**
+ * The widgets whose values move on after each prompt, each with the one that says how.
+ *
+ * @param {GraphNode} node
+ */
 function controlsOf(node) {
   return (node.widgets ?? []).flatMap((widget) =>
     (widget.linkedWidgets ?? [])
@@ -50,7 +67,11 @@ export function samplesAreHeld() {
   return areHeld(ourControls().map(({ control }) => control.value));
 }
 
-/** Keeps prompts and noise of the last prompt, or lets them move on again. */
+/**
+ * Keeps prompts and noise of the last prompt, or lets them move on again.
+ *
+ * @param {boolean} hold
+ */
 export function holdSamples(hold) {
   for (const { widget, control } of ourControls()) {
     const queued = queuedValues.get(widget);
@@ -63,7 +84,12 @@ export function holdSamples(hold) {
   rootGraph().setDirtyCanvas(true, true);
 }
 
-/** Puts what moves on with every prompt to where it stands after so many iterations of a graph in API form. */
+/**
+ * Puts what moves on with every prompt to where it stands after so many iterations of a graph in API form.
+ *
+ * @param {Prompt} prompt
+ * @param {number} iterations
+ */
 export function advanceTo(prompt, iterations) {
   for (const { node, id } of allNodes()) {
     for (const { widget } of controlsOf(node)) {
@@ -75,7 +101,11 @@ export function advanceTo(prompt, iterations) {
 
 const queuedValues = new WeakMap(); // widget → its value in the prompt that was queued last
 
-/** Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one. */
+/**
+ * Has a widget of ours notice prompts: ComfyUI asks all widgets before and after it queues one.
+ *
+ * @param {Widget} ours
+ */
 export function noticeQueuedValues(ours) {
   const remember = () => ourControls().forEach(({ widget }) => queuedValues.set(widget, widget.value));
   const movesOnBefore = () => app.extensionManager.setting.get("Comfy.WidgetControlMode") === "before";
@@ -83,11 +113,16 @@ export function noticeQueuedValues(ours) {
   ours.afterQueued = () => movesOnBefore() && remember();
 }
 
-/** Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows. */
+/**
+ * Whether a result was computed from the workflow that is open: ids of nodes are the same in many workflows.
+ *
+ * @param {Queued} result
+ */
 export function isOfOpenWorkflow({ workflow_id: id }) {
   return id === rootGraph().id;
 }
 
+/** @param {string} id */
 export function findNode(id) {
   for (const entry of allNodes()) if (entry.id === id) return entry.node;
   return null;
@@ -96,6 +131,8 @@ export function findNode(id) {
 /**
  * Calls back for what our nodes send, whoever queued them: (kind, data, executionId), kind being "credit", "advantages",
  * "scores" or "run".
+ *
+ * @param {(kind: string, data: any, node: string) => void} callback
  */
 export function onNodeResult(callback) {
   api.addEventListener("otca.result", ({ detail: { kind, data, node } }) => callback(kind, data, node));
@@ -115,29 +152,44 @@ export async function workflowsWants() {
   return (await postJson("/otca/permissions/wants", { prompt: output })).wants;
 }
 
-/** JSON from one of our routes; an Error with the server's own message where it refuses. */
+/**
+ * JSON from one of our routes; an Error with the server's own message where it refuses.
+ *
+ * @param {string} route
+ */
 export async function getJson(route) {
   return unpacked(await api.fetchApi(route));
 }
 
+/** @param {string} route */
 export async function postJson(route, body = {}) {
   const headers = { "Content-Type": "application/json" };
   return unpacked(await api.fetchApi(route, { method: "POST", headers, body: JSON.stringify(body) }));
 }
 
-/** An object URL of a picture; whoever asked revokes it. */
+/**
+ * An object URL of a picture; whoever asked revokes it.
+ *
+ * @param {string} route
+ * @param {AbortSignal} signal
+ */
 export async function getPicture(route, signal) {
   const response = await api.fetchApi(route, { signal });
   if (!response.ok) throw await refusal(response);
   return URL.createObjectURL(await response.blob());
 }
 
+/** @param {Response} response */
 async function unpacked(response) {
   if (!response.ok) throw await refusal(response);
   return response.json();
 }
 
-/** An Error with the server's message, its status, and what else it said of the refusal (`problems`). */
+/**
+ * An Error with the server's message, its status, and what else it said of the refusal (`problems`).
+ *
+ * @param {Response} response
+ */
 async function refusal(response) {
   const { status, statusText } = response;
   const text = await response.text();
@@ -149,15 +201,25 @@ async function refusal(response) {
   }
 }
 
-/** severity: "success" | "info" | "warn" | "error" */
+/**
+ * severity: "success" | "info" | "warn" | "error"
+ *
+ * @param {"success" | "info" | "warn" | "error"} severity
+ * @param {string} summary
+ */
 export function toast(severity, summary, detail = "") {
   app.extensionManager.toast.add({ severity, summary, detail, life: severity === "error" ? 10000 : 5000 });
 }
 
-/** Front ends before 1.30 carry it on the manager itself, later ones below `sidebarTab`. */
+/**
+ * Front ends before 1.30 carry it on the manager itself, later ones below `sidebarTab`.
+ *
+ * @param {object} tab
+ */
 export function registerSidebar(tab) {
   const manager = app.extensionManager;
-  (manager.registerSidebarTab ? manager : manager.sidebarTab).registerSidebarTab(tab);
+  if (manager.registerSidebarTab) manager.registerSidebarTab(tab);
+  else manager.sidebarTab.registerSidebarTab(tab);
 }
 
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
@@ -165,7 +227,11 @@ export function graphZoom() {
   return app.canvas?.ds?.scale ?? 1;
 }
 
-/** Calls back once the user has stopped zooming at another magnification. Returns a function that ends it. */
+/**
+ * Calls back once the user has stopped zooming at another magnification. Returns a function that ends it.
+ *
+ * @param {() => void} callback
+ */
 export function onZoom(callback) {
   let shown = graphZoom();
   const timer = setInterval(() => {
@@ -176,7 +242,11 @@ export function onZoom(callback) {
   return () => clearInterval(timer);
 }
 
-/** Calls back when the colour palette changes: it lives in classes and style variables of <html> and <body>. */
+/**
+ * Calls back when the colour palette changes: it lives in classes and style variables of <html> and <body>.
+ *
+ * @param {() => void} callback
+ */
 export function onTheme(callback) {
   const observer = new MutationObserver(callback);
   for (const element of [document.documentElement, document.body]) {
@@ -185,12 +255,17 @@ export function onTheme(callback) {
   return () => observer.disconnect();
 }
 
-/** Lets the wheel zoom and the middle button move the graph where a widget would swallow them. */
+/**
+ * Lets the wheel zoom and the middle button move the graph where a widget would swallow them.
+ *
+ * @param {HTMLElement} element
+ */
 export function passGesturesToGraph(element) {
-  const pass = (event) => {
+  const pass = (/** @type {MouseEvent} */ event) => {
     event.preventDefault();
     event.stopPropagation();
-    app.canvas.canvas.dispatchEvent(new event.constructor(event.type, event));
+    const Same = /** @type {typeof PointerEvent} */ (event.constructor);
+    app.canvas.canvas.dispatchEvent(new Same(event.type, event));
   };
   element.addEventListener("wheel", pass);
   element.addEventListener("pointerdown", (event) => event.button === 1 && pass(event));
@@ -198,7 +273,11 @@ export function passGesturesToGraph(element) {
   element.addEventListener("pointerup", (event) => event.button === 1 && pass(event));
 }
 
-/** Makes the node as tall as its widgets need, never shorter than the user made it, and draws it again. */
+/**
+ * Makes the node as tall as its widgets need, never shorter than the user made it, and draws it again.
+ *
+ * @param {GraphNode} node
+ */
 export function growNode(node) {
   const [width, height] = node.size;
   const needed = node.computeSize()[1];
@@ -208,13 +287,21 @@ export function growNode(node) {
 
 /* ---- The sidebar's part ---------------------------------------------------------------------------------------- */
 
-/** Opens one of the sidebar's tabs, if another or none is open. */
+/**
+ * Opens one of the sidebar's tabs, if another or none is open.
+ *
+ * @param {string} id
+ */
 export function openSidebar(id) {
   const sidebar = app.extensionManager.sidebarTab;
   if (sidebar.activeSidebarTabId !== id) sidebar.toggleSidebarTab(id);
 }
 
-/** Calls back when the server is heard again: what it sent meanwhile is lost. */
+/**
+ * Calls back when the server is heard again: what it sent meanwhile is lost.
+ *
+ * @param {() => void} callback
+ */
 export function onReconnected(callback) {
   api.addEventListener("reconnected", () => callback());
 }
@@ -222,6 +309,10 @@ export function onReconnected(callback) {
 /**
  * Calls back when a prompt starts: started(); and when one of its nodes fails, unless the next prompt has started by then:
  * failed(message, id, workflow), workflow being the id of the one that was queued, as far as it has one.
+ *
+ * @param {object} callbacks
+ * @param {() => void} callbacks.started
+ * @param {(message: string, id: string, workflow: string | undefined) => void} callbacks.failed
  */
 export function onExecution({ started, failed }) {
   let starts = 0;
@@ -236,10 +327,15 @@ export function onExecution({ started, failed }) {
   });
 }
 
-/** The id of the workflow that a prompt was made from: another may have been opened since, before it even started. */
+/**
+ * The id of the workflow that a prompt was made from: another may have been opened since, before it even started.
+ *
+ * @param {string} prompt its id
+ * @returns {Promise<string | undefined>}
+ */
 async function workflowOf(prompt) {
   const { queue_running: running } = await getJson("/queue");
-  const queued = running.find(([, id]) => id === prompt) ?? (await getJson(`/history/${prompt}`))[prompt].prompt;
+  const queued = running.find((/** @type {[number, string]} */ [, id]) => id === prompt) ?? (await getJson(`/history/${prompt}`))[prompt].prompt;
   const [, , , extra] = queued;
   return extra.extra_pnginfo?.workflow?.id;
 }
@@ -249,14 +345,23 @@ export function interrupt() {
   return api.interrupt(null);
 }
 
-/** The address of one of our routes, for an <img>. */
+/**
+ * The address of one of our routes, for an <img>.
+ *
+ * @param {string} route
+ */
 export function routeUrl(route) {
   return api.apiURL(route);
 }
 
-/** The address of a picture that a node wrote: {filename, subfolder, type}; `rand` tells a new one from its predecessor. */
+/**
+ * The address of a picture that a node wrote: {filename, subfolder, type}; `rand` tells a new one from its predecessor.
+ *
+ * @param {PictureFile} picture
+ * @param {number} rand
+ */
 export function viewUrl(picture, rand) {
-  return api.apiURL(`/view?${new URLSearchParams({ ...picture, rand })}`);
+  return api.apiURL(`/view?${new URLSearchParams({ ...picture, rand: String(rand) })}`);
 }
 
 /** The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}. */
@@ -264,13 +369,22 @@ export function exportedGraph() {
   return app.graphToPrompt();
 }
 
-/** Opens a workflow of either format in a tab of its own. */
+/**
+ * Opens a workflow of either format in a tab of its own.
+ *
+ * @param {SavedGraph} graph
+ * @param {string} name
+ */
 export async function openWorkflow({ workflow, prompt }, name) {
   if (workflow) await app.loadGraphData(workflow, true, true, name);
   else await app.loadApiJson(prompt, name);
 }
 
-/** Selects a node and moves the canvas to it; of a node inside a subgraph, the subgraph's node. */
+/**
+ * Selects a node and moves the canvas to it; of a node inside a subgraph, the subgraph's node.
+ *
+ * @param {string} id
+ */
 export function showNode(id) {
   const node = rootGraph().getNodeById(Number(id.split(":")[0]));
   if (!node) return;
@@ -283,7 +397,12 @@ export function selectedNodes() {
   return Object.values(app.canvas.selected_nodes ?? {});
 }
 
-/** All of a run's rows after an iteration, some thousands at a time: {rows, evaluations, changes} */
+/**
+ * All of a run's rows after an iteration, some thousands at a time: {rows, evaluations, changes}
+ *
+ * @param {string} run
+ * @param {number} after
+ */
 export async function getMetrics(run, after) {
   const rows = [];
   for (;;) {
@@ -294,7 +413,11 @@ export async function getMetrics(run, after) {
   }
 }
 
-/** A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones. */
+/**
+ * A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones.
+ *
+ * @param {string} type
+ */
 export function addNode(type, number = 0) {
   const node = window.LiteGraph.createNode(type);
   const [x, y, width, height] = app.canvas.ds.visible_area;
@@ -304,8 +427,14 @@ export function addNode(type, number = 0) {
   return node;
 }
 
+/**
+ * @param {GraphNode} node
+ * @param {string} name
+ * @param {any} value
+ */
 export function setWidget(node, name, value) {
-  const widget = node.widgets.find((candidate) => candidate.name === name);
+  const widget = node.widgets?.find((candidate) => candidate.name === name);
+  if (!widget) throw new Error(`${node.title} has no ${name}`);
   widget.value = value;
   widget.callback?.(value);
   node.setDirtyCanvas(true, true);

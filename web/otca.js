@@ -1,10 +1,12 @@
+// @ts-check
 /**
  * Registers the extension: puts widgets on our nodes, hands them what the server computed, opens the sidebar.
  */
 import * as comfy from "./comfy.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
-import { setupSidebar, sidebarCommands, tellOfWants } from "./sidebar/sidebar.js";
+import { showNewWants } from "./sidebar/actions.js";
+import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
@@ -13,20 +15,28 @@ import { releaseWidget } from "./widgets/release.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 
-/**
- * A widget is {fits(definition) → bool, create(node, comfy) → {show(kind, data), dispose?()}}. `show` is told of the
- * results of its own node and of those that name the node as their `credit_node`.
- */
+/** @type {OurWidget[]} */
 const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, newRunWidget, curvesWidget, ownerWidget, releaseWidget];
 
 const live = new LiveWidgets();
 
-/** A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph. */
+/**
+ * A result of the workflow that is open. One that a script queued names no workflow: the server knows whether this is its graph.
+ *
+ * @param {string} kind
+ * @param {any} data
+ * @param {string} id
+ */
 function received(kind, data, id) {
   if (!data.workflow_id) replaySoon();
   else if (comfy.isOfOpenWorkflow(data)) deliver(kind, data, id);
 }
 
+/**
+ * @param {string} kind
+ * @param {any} data
+ * @param {string} id
+ */
 function deliver(kind, data, id) {
   for (const target of new Set([id, data.credit_node])) {
     const node = target && comfy.findNode(target);
@@ -34,24 +44,32 @@ function deliver(kind, data, id) {
   }
 }
 
+/** @param {string} kind */
 function deliverToAll(kind) {
   for (const { id } of comfy.allNodes()) deliver(kind, {}, id);
 }
 
 /** A reload of the page forgets what it was sent, and a lost connection loses it; the server does not. */
 async function replay() {
+  /** @type {(error: Error) => Record<string, Record<string, any>>} */
+  const none = () => ({});
   if (![...comfy.allNodes()].some(({ node }) => live.of(node).length)) return;
-  const results = Object.entries(await comfy.lastResults().catch(() => ({})));
-  const credits = results.map(([id, { credit }]) => [id, { credit }]);
+  const results = Object.entries(await comfy.lastResults().catch(none));
   // Credit comes first: advantages are about a credit that is already shown.
-  for (const [id, payloads] of [...credits, ...results]) {
+  for (const [id, { credit }] of results) if (credit) deliver("credit", credit, id);
+  for (const [id, payloads] of results) {
     for (const [kind, data] of Object.entries(payloads)) if (data) deliver(kind, data, id);
   }
 }
 
-/** A function that calls back once, a moment after the last of several calls. */
+/**
+ * A function that calls back once, a moment after the last of several calls.
+ *
+ * @param {() => unknown} action
+ */
 function soon(action) {
-  let waiting = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let waiting;
   return () => {
     clearTimeout(waiting);
     waiting = setTimeout(action, 100);
@@ -59,8 +77,8 @@ function soon(action) {
 }
 
 const replaySoon = soon(replay);
-const tellSoon = soon(
-  () => hasOurs() && tellOfWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
+const showWantsSoon = soon(
+  () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
@@ -95,6 +113,7 @@ comfy.app.registerExtension({
     setupSidebar(comfy);
   },
 
+  /** @param {GraphNode} node */
   nodeCreated(node) {
     const definition = comfy.nodeDefinition(node);
     if (!definition?.name?.startsWith("OTCA_")) return;
@@ -110,6 +129,6 @@ comfy.app.registerExtension({
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.
     replaySoon();
-    tellSoon();
+    showWantsSoon();
   },
 });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -60,9 +61,45 @@ def train_flow(
     """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is shapes-clip's, frozen."""
     tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
+    t5, transformer = _untrained(len(tokenizer_2))
+    latents = (_encode(vae, data) - vae.config.shift_factor) * vae.config.scaling_factor
+    side = latents.shape[-1]
+    latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
+    pad = dict(padding="max_length", truncation=True, return_tensors="pt")
+    t5_ids = tokenizer_2(captions(), max_length=CAPTION_TOKENS, **pad).input_ids
+    with torch.no_grad():
+        pooled = text_encoder(tokenizer(captions(), max_length=77, **pad).input_ids).pooler_output
+    image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
+    text_ids = torch.zeros(CAPTION_TOKENS, 3)
+
+    def velocity(noisy: torch.Tensor, sigma: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
+        return transformer(
+            hidden_states=noisy,
+            timestep=sigma,
+            pooled_projections=pooled[caption],
+            encoder_hidden_states=t5(t5_ids[caption]).last_hidden_state,
+            txt_ids=text_ids,
+            img_ids=image_ids,
+            return_dict=False,
+        )[0]
+
+    learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
+    _fit(learned, velocity, data, latents, steps, batch)
+    FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
+        vae=vae,
+        text_encoder=text_encoder,
+        tokenizer=tokenizer,
+        text_encoder_2=t5.eval(),
+        tokenizer_2=tokenizer_2,
+        transformer=transformer.eval(),
+    ).to(dtype=torch.float16).save_pretrained(folder)
+
+
+def _untrained(vocabulary: int) -> tuple[T5EncoderModel, FluxTransformer2DModel]:
     t5 = T5EncoderModel(
         T5Config(
-            vocab_size=len(tokenizer_2),
+            vocab_size=vocabulary,
             d_model=T5_WIDTH,
             d_kv=16,
             d_ff=2 * T5_WIDTH,
@@ -84,17 +121,18 @@ def train_flow(
         guidance_embeds=False,
         axes_dims_rope=(4, 14, 14),
     )
-    latents = (_encode(vae, data) - vae.config.shift_factor) * vae.config.scaling_factor
-    side = latents.shape[-1]
-    latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
-    pad = dict(padding="max_length", truncation=True, return_tensors="pt")
-    t5_ids = tokenizer_2(captions(), max_length=CAPTION_TOKENS, **pad).input_ids
-    with torch.no_grad():
-        pooled = text_encoder(tokenizer(captions(), max_length=77, **pad).input_ids).pooler_output
-    image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
-    text_ids = torch.zeros(CAPTION_TOKENS, 3)
+    return t5, transformer
 
-    learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
+
+def _fit(
+    learned: torch.nn.Module,
+    velocity: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    data: Drawings,
+    latents: torch.Tensor,
+    steps: int,
+    batch: int,
+) -> None:
+    """Leaves the moving average of the weights in `learned`."""
     optimizer = torch.optim.AdamW(learned.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
     average = EMAModel(learned.parameters(), decay=0.998)
@@ -106,16 +144,7 @@ def train_flow(
         noise = torch.randn_like(clean)
         sigma = torch.sigmoid(torch.randn(batch))
         noisy = (1 - sigma.view(-1, 1, 1)) * clean + sigma.view(-1, 1, 1) * noise
-        velocity = transformer(
-            hidden_states=noisy,
-            timestep=sigma,
-            pooled_projections=pooled[caption],
-            encoder_hidden_states=t5(t5_ids[caption]).last_hidden_state,
-            txt_ids=text_ids,
-            img_ids=image_ids,
-            return_dict=False,
-        )[0]
-        loss = F.mse_loss(velocity, noise - clean)
+        loss = F.mse_loss(velocity(noisy, sigma, caption), noise - clean)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(learned.parameters(), 1.0)
@@ -125,15 +154,6 @@ def train_flow(
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
         progress.set_postfix(loss=f"{running:.4f}")
     average.copy_to(learned.parameters())
-    FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
-        vae=vae,
-        text_encoder=text_encoder,
-        tokenizer=tokenizer,
-        text_encoder_2=t5.eval(),
-        tokenizer_2=tokenizer_2,
-        transformer=transformer.eval(),
-    ).to(dtype=torch.float16).save_pretrained(folder)
 
 
 @torch.no_grad()

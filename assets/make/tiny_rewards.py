@@ -1,6 +1,6 @@
 """Checkpoints of reward models in their published layouts, tiny and random: for tests and benchmarks of the real loading code.
 
-Each function takes the place to write and returns it. Sizes can be told, up to those of the published models.
+Each function takes the folder or file to write and returns it. Sizes may be given, up to those of the published models.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _tower(width: int, layers: int, heads: int, projection: int) -> dict:
 
 
 def clip_tokenizer(folder: Path, vocabulary: int | None = None) -> Path:
-    """That of shapes-clip; `vocabulary` tokens (CLIP's own: 49,408), its start and end still the last ones, if told."""
+    """The tokenizer of shapes-clip. With `vocabulary` (CLIP's own: 49,408), of that size; start and end stay the last tokens."""
     content = json.loads((SHAPES_CLIP / "tokenizer.json").read_text())
     words = content["model"]["vocab"]
     ends = [token["content"] for token in content["added_tokens"]]
@@ -143,22 +143,7 @@ def image_reward(
     tokenizer = bert_tokenizer(folder / "bert-base-uncased", vocabulary)
     count = len((tokenizer / "vocab.txt").read_text().splitlines()) + 2  # [DEC] and [ENC], which BLIP adds
     text_width, positions = 768, 512
-    config = dict(
-        architectures=["BertModel"],
-        attention_probs_dropout_prob=0.1,
-        hidden_act="gelu",
-        hidden_dropout_prob=0.1,
-        hidden_size=text_width,
-        intermediate_size=inner,
-        layer_norm_eps=1e-12,
-        max_position_embeddings=positions,
-        num_attention_heads=12,
-        num_hidden_layers=text_layers,
-        pad_token_id=0,
-        vocab_size=count,
-        encoder_width=768,
-        add_cross_attention=True,
-    )
+    config = _med_config(text_width, inner, positions, text_layers, count)
     (folder / "med_config.json").write_text(json.dumps(config))
     vision, text = "blip.visual_encoder.", "blip.text_encoder."
     with _seeded():
@@ -177,28 +162,56 @@ def image_reward(
             **_head("mlp.layers.", text_width),
         }
         for number in range(layers):
-            block = f"{vision}blocks.{number}."
-            state |= {
-                **_norm(block + "norm1", width),
-                **_norm(block + "norm2", width),
-                **_linear(block + "attn.qkv", width, 3 * width),
-                **_linear(block + "attn.proj", width, width),
-                **_linear(block + "mlp.fc1", width, 4 * width),
-                **_linear(block + "mlp.fc2", 4 * width, width),
-            }
+            state |= _blip_vision_block(f"{vision}blocks.{number}.", width)
         for number in range(text_layers):
-            block = f"{text}encoder.layer.{number}."
-            for attention, seen in (("attention", text_width), ("crossattention", width)):
-                state |= _linear(f"{block}{attention}.self.query", text_width, text_width)
-                state |= _linear(f"{block}{attention}.self.key", seen, text_width)
-                state |= _linear(f"{block}{attention}.self.value", seen, text_width)
-                state |= _linear(f"{block}{attention}.output.dense", text_width, text_width)
-                state |= _norm(f"{block}{attention}.output.LayerNorm", text_width)
-            state |= _linear(block + "intermediate.dense", text_width, inner)
-            state |= _linear(block + "output.dense", inner, text_width)
-            state |= _norm(block + "output.LayerNorm", text_width)
+            state |= _blip_text_block(f"{text}encoder.layer.{number}.", text_width, width, inner)
     torch.save(state, folder / "ImageReward.pt")
     return folder
+
+
+def _med_config(width: int, inner: int, positions: int, layers: int, vocabulary: int) -> dict:
+    """Of BLIP's text encoder."""
+    return dict(
+        architectures=["BertModel"],
+        attention_probs_dropout_prob=0.1,
+        hidden_act="gelu",
+        hidden_dropout_prob=0.1,
+        hidden_size=width,
+        intermediate_size=inner,
+        layer_norm_eps=1e-12,
+        max_position_embeddings=positions,
+        num_attention_heads=12,
+        num_hidden_layers=layers,
+        pad_token_id=0,
+        vocab_size=vocabulary,
+        encoder_width=768,
+        add_cross_attention=True,
+    )
+
+
+def _blip_vision_block(block: str, width: int) -> dict[str, torch.Tensor]:
+    return {
+        **_norm(block + "norm1", width),
+        **_norm(block + "norm2", width),
+        **_linear(block + "attn.qkv", width, 3 * width),
+        **_linear(block + "attn.proj", width, width),
+        **_linear(block + "mlp.fc1", width, 4 * width),
+        **_linear(block + "mlp.fc2", 4 * width, width),
+    }
+
+
+def _blip_text_block(block: str, width: int, vision_width: int, inner: int) -> dict[str, torch.Tensor]:
+    state = {}
+    for attention, seen in (("attention", width), ("crossattention", vision_width)):
+        state |= _linear(f"{block}{attention}.self.query", width, width)
+        state |= _linear(f"{block}{attention}.self.key", seen, width)
+        state |= _linear(f"{block}{attention}.self.value", seen, width)
+        state |= _linear(f"{block}{attention}.output.dense", width, width)
+        state |= _norm(f"{block}{attention}.output.LayerNorm", width)
+    state |= _linear(block + "intermediate.dense", width, inner)
+    state |= _linear(block + "output.dense", inner, width)
+    state |= _norm(block + "output.LayerNorm", width)
+    return state
 
 
 def bert_tokenizer(folder: Path, vocabulary: int = 0) -> Path:
@@ -209,8 +222,8 @@ def bert_tokenizer(folder: Path, vocabulary: int = 0) -> Path:
     words = list(dict.fromkeys([*words, *letters, *("##" + letter for letter in letters)]))
     words += [f"[unused{number}]" for number in range(vocabulary - len(words))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    told = {"do_lower_case": True, "model_max_length": 512, "tokenizer_class": "BertTokenizer"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    settings = {"do_lower_case": True, "model_max_length": 512, "tokenizer_class": "BertTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
 

@@ -18,7 +18,7 @@ ADAPTED = [
     for layer in range(2)
     for part in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
 ]
-
+PEFT = "base_model.model."  # how peft's names begin
 
 # How Qwen2 cuts a text into words.
 QWEN_WORDS = (
@@ -45,11 +45,11 @@ def video_align(folder: Path, *, layout: str = "full", output_dim: int = 1, seed
 def _video_align(folder: Path, layout: str, output_dim: int) -> Path:
     from transformers import Qwen2VLConfig, Qwen2VLModel
 
-    place, base = folder / "VideoReward", folder / "Qwen2-VL"
-    tokenizer = _qwen_tokenizer(place if layout == "merged" else base)
+    checkpoint, base = folder / "VideoReward", folder / "Qwen2-VL"
+    model_folder = checkpoint if layout == "merged" else base
+    tokenizer = _qwen_tokenizer(model_folder)
     config = _qwen_config(tokenizer)
-    where = place if layout == "merged" else base
-    (where / "config.json").write_text(json.dumps(config))
+    (model_folder / "config.json").write_text(json.dumps(config))
     network = _awake(Qwen2VLModel(Qwen2VLConfig(**config)))
     weights = {_published(name): tensor for name, tensor in network.state_dict().items()}
     kept = tokenizer.get_vocab_size() + 3  # the reference cuts the embedding to the tokenizer's words and its own three
@@ -63,8 +63,30 @@ def _video_align(folder: Path, layout: str, output_dim: int) -> Path:
         out, into = weights[f"{name}.weight"].shape
         lora[f"{name}.lora_A"], lora[f"{name}.lora_B"] = torch.randn(RANK, into) * 0.2, torch.randn(out, RANK) * 0.2
 
-    place.mkdir(exist_ok=True, parents=True)
-    settings = {
+    checkpoint.mkdir(exist_ok=True, parents=True)
+    (checkpoint / "model_config.json").write_text(json.dumps(_video_align_settings(output_dim)))
+    if layout == "merged":
+        merged = _with_lora(weights | trained, lora)
+        _save({_since_4_52(name): tensor for name, tensor in merged.items()}, checkpoint / "model.safetensors")
+        return checkpoint
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    _save(weights, base / "model.safetensors")
+    step = checkpoint / "checkpoint-11352"
+    step.mkdir(exist_ok=True)
+    (checkpoint / "checkpoint-900").mkdir(exist_ok=True)  # an earlier one, to be passed over
+    if layout == "adapter":
+        adapter = {f"{PEFT}{name}.weight": tensor for name, tensor in lora.items()}
+        _save(adapter, step / "adapter_model.safetensors")
+        torch.save({PEFT + name: tensor for name, tensor in trained.items()}, step / "non_lora_state_dict.pth")
+    else:
+        whole = weights | trained | {"lm_head.weight": trained["model.embed_tokens.weight"].clone()}
+        torch.save(_as_peft_names(whole, lora), step / "model.pth")
+    return checkpoint
+
+
+def _video_align_settings(output_dim: int) -> dict:
+    """As model_config.json holds them."""
+    return {
         "data_config": {
             "max_frame_pixels": 448 * 448,
             "num_frames": None,
@@ -77,36 +99,23 @@ def _video_align(folder: Path, layout: str, output_dim: int) -> Path:
         "peft_lora_config": {"lora_enable": True, "lora_r": RANK, "lora_alpha": ALPHA, "use_rslora": False},
         "inference_config": FIGURES,
     }
-    (place / "model_config.json").write_text(json.dumps(settings))
-    if layout == "merged":
-        whole = weights | trained
-        for name in ADAPTED:
-            whole[f"{name}.weight"] = (
-                whole[f"{name}.weight"] + ALPHA / RANK * lora[f"{name}.lora_B"] @ lora[f"{name}.lora_A"]
-            )
-        _save({_since_4_52(name): tensor for name, tensor in whole.items()}, place / "model.safetensors")
-        return place
-    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
-    _save(weights, base / "model.safetensors")
-    step = place / "checkpoint-11352"
-    step.mkdir(exist_ok=True)
-    (place / "checkpoint-900").mkdir(exist_ok=True)  # an earlier one, to be passed over
-    wrapped = "base_model.model."
-    if layout == "adapter":
-        _save({f"{wrapped}{name}.weight": tensor for name, tensor in lora.items()}, step / "adapter_model.safetensors")
-        torch.save({wrapped + name: tensor for name, tensor in trained.items()}, step / "non_lora_state_dict.pth")
-        return place
-    whole = weights | trained | {"lm_head.weight": trained["model.embed_tokens.weight"].clone()}
-    named = {
-        f"{name.removesuffix('.weight')}.base_layer.weight" if name.removesuffix(".weight") in ADAPTED else name: tensor
-        for name, tensor in whole.items()
-    } | {f"{name}.default.weight": tensor for name, tensor in lora.items()}
-    named = {  # the biases of what is adapted move too
-        name.replace(".bias", ".base_layer.bias") if name.removesuffix(".bias") in ADAPTED else name: tensor
-        for name, tensor in named.items()
-    }
-    torch.save({wrapped + name: tensor for name, tensor in named.items()}, step / "model.pth")
-    return place
+
+
+def _with_lora(weights: dict[str, torch.Tensor], lora: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    merged = dict(weights)
+    for name in ADAPTED:
+        change = ALPHA / RANK * lora[f"{name}.lora_B"] @ lora[f"{name}.lora_A"]
+        merged[f"{name}.weight"] = merged[f"{name}.weight"] + change
+    return merged
+
+
+def _as_peft_names(weights: dict[str, torch.Tensor], lora: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights and biases of adapted modules move into a `base_layer`, beside which the adapter stands."""
+    named = {}
+    for name, tensor in weights.items():
+        module, _, part = name.rpartition(".")
+        named[f"{PEFT}{module}.base_layer.{part}" if module in ADAPTED else PEFT + name] = tensor
+    return named | {f"{PEFT}{name}.default.weight": tensor for name, tensor in lora.items()}
 
 
 def _qwen_config(tokenizer: Tokenizer) -> dict:
@@ -169,7 +178,22 @@ def video_score(folder: Path, *, seed: int = 0) -> Path:
     """TIGER-Lab/VideoScore-v1.1 as `folder`/VideoScore-v1.1: two shards, `model.…` and `score.…`. Returns it."""
     from transformers import Idefics2Config, Idefics2Model
 
-    place = folder / "VideoScore-v1.1"
+    checkpoint = folder / "VideoScore-v1.1"
+    config = _idefics2_config(_mistral_tokenizer(checkpoint))
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "preprocessor_config.json").write_text(json.dumps(IDEFICS2_IMAGES))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _awake(Idefics2Model(Idefics2Config.from_pretrained(checkpoint)))
+        weights = {f"model.{name}": tensor for name, tensor in network.state_dict().items()}
+        weights |= {"score.weight": torch.randn(5, 32), "score.bias": torch.randn(5)}
+    names = sorted(weights)
+    for number, half in enumerate((names[::2], names[1::2]), start=1):
+        _save({name: weights[name] for name in half}, checkpoint / f"model-0000{number}-of-00002.safetensors")
+    return checkpoint
+
+
+def _mistral_tokenizer(folder: Path) -> Tokenizer:
     words = ["<s>", "</s>", "<unk>", "<fake_token_around_image>", "<image>", "<end_of_utterance>"]
     tokenizer = _byte_level("video_score.txt")
     tokenizer.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in words])
@@ -181,8 +205,12 @@ def video_score(folder: Path, *, seed: int = 0) -> Path:
         "pad_token": "<unk>",
         "padding_side": "left",
     }
-    _saved(tokenizer, place, settings)
-    config = {
+    return _saved(tokenizer, folder, settings)
+
+
+def _idefics2_config(tokenizer: Tokenizer) -> dict:
+    """The config.json of VideoScore-v1.1, made small."""
+    return {
         "architectures": ["Idefics2ForSequenceClassification"],
         "model_type": "idefics2",
         "image_token_id": tokenizer.token_to_id("<image>"),
@@ -222,32 +250,23 @@ def video_score(folder: Path, *, seed: int = 0) -> Path:
             "sliding_window": 4096,
         },
     }
-    (place / "config.json").write_text(json.dumps(config))
-    images = {
-        "image_processor_type": "Idefics2ImageProcessor",
-        "processor_class": "Idefics2Processor",
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "do_pad": True,
-        "do_image_splitting": False,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "resample": 2,
-        "rescale_factor": 1 / 255,
-        "size": {"longest_edge": 70, "shortest_edge": 28},
-    }
-    (place / "preprocessor_config.json").write_text(json.dumps(images))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _awake(Idefics2Model(Idefics2Config.from_pretrained(place)))
-        weights = {f"model.{name}": tensor for name, tensor in network.state_dict().items()}
-        weights |= {"score.weight": torch.randn(5, 32), "score.bias": torch.randn(5)}
-    names = sorted(weights)
-    for number, half in enumerate((names[::2], names[1::2]), start=1):
-        _save({name: weights[name] for name in half}, place / f"model-0000{number}-of-00002.safetensors")
-    return place
+
+
+IDEFICS2_IMAGES = {  # VideoScore's preprocessor_config.json, made small
+    "image_processor_type": "Idefics2ImageProcessor",
+    "processor_class": "Idefics2Processor",
+    "do_convert_rgb": True,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_pad": True,
+    "do_image_splitting": False,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "resample": 2,
+    "rescale_factor": 1 / 255,
+    "size": {"longest_edge": 70, "shortest_edge": 28},
+}
 
 
 def _byte_level(prompt: str) -> Tokenizer:

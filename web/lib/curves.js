@@ -1,30 +1,53 @@
+// @ts-check
 // The arithmetic of every chart: ticks, scales, running means, and what remains of 10,000 iterations on 300 pixels.
 
-/** [lowest, highest] of the finite values, or null where there is none. */
+/**
+ * [lowest, highest] of the finite values, or null where there is none.
+ *
+ * @param {Value[]} values
+ * @returns {[number, number] | null}
+ */
 export function extent(values) {
   let low = Infinity;
   let high = -Infinity;
   for (const value of values) {
-    if (!Number.isFinite(value)) continue;
+    if (value === null || !Number.isFinite(value)) continue;
     if (value < low) low = value;
     if (value > high) high = value;
   }
   return low <= high ? [low, high] : null;
 }
 
-/** Widens a range by 5 % at both ends, a single value by more; what is never negative gets no axis below zero. */
+/**
+ * Widens a range by 5 % at both ends, a single value by more; what is never negative gets no axis below zero.
+ *
+ * @param {[number, number]} range
+ * @returns {[number, number]}
+ */
 export function padded([low, high]) {
   const room = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * 0.05;
   return [low >= 0 ? Math.max(0, low - room) : low - room, high + room];
 }
 
-/** Maps a domain linearly onto a range of pixels. */
+/**
+ * Maps a domain linearly onto a range of pixels.
+ *
+ * @param {[number, number]} domain
+ * @param {[number, number]} pixels
+ * @returns {(value: number) => number}
+ */
 export function scale([from, to], [start, end]) {
   const factor = to === from ? 0 : (end - start) / (to - from);
   return (value) => start + (value - from) * factor;
 }
 
-/** About `count` multiples of 1, 2 or 5 times a power of ten inside [low, high]. */
+/**
+ * About `count` multiples of 1, 2 or 5 times a power of ten inside [low, high].
+ *
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 export function niceTicks(low, high, count) {
   const rough = (high - low) / count;
   if (!(rough > 0)) return [low];
@@ -38,25 +61,37 @@ export function niceTicks(low, high, count) {
   return ticks;
 }
 
-/** Ticks of an axis that counts: whole numbers only. */
+/**
+ * Ticks of an axis that counts: whole numbers only.
+ *
+ * @param {number} low
+ * @param {number} high
+ * @param {number} count
+ */
 export function wholeTicks(low, high, count) {
   const ticks = niceTicks(low, high, count).filter(Number.isInteger);
   return ticks.length ? ticks : [Math.ceil(low)];
 }
 
-/** The mean of the last tenth of what was known at each point (the trainer's rewards.png uses the same window). */
+/**
+ * At each point the mean of the values before it, over a tenth of all (the trainer's rewards.png uses the same window).
+ *
+ * @param {Value[]} values
+ */
 export function runningMean(values) {
   const window = Math.max(1, Math.floor(values.length / 10));
+  /** @type {Value[]} */
   const means = [];
   let total = 0;
   let count = 0;
   for (let index = 0; index < values.length; index++) {
-    if (Number.isFinite(values[index])) {
-      total += values[index];
+    const entering = values[index];
+    if (isNumber(entering)) {
+      total += entering;
       count += 1;
     }
     const leaving = values[index - window];
-    if (Number.isFinite(leaving)) {
+    if (isNumber(leaving)) {
       total -= leaving;
       count -= 1;
     }
@@ -65,13 +100,29 @@ export function runningMean(values) {
   return means;
 }
 
+/** @type {(value: unknown) => value is number} */
+const isNumber = /** @type {any} */ (Number.isFinite);
+
 /**
  * The points worth drawing: of each pixel column its first, lowest, highest and last, so no spike is lost.
  * A column in which nothing is known becomes null, which leaves a gap in the line.
+ *
+ * @param {number[]} xs
+ * @param {Value[]} ys
+ * @param {[number, number]} domain
+ * @param {number} columns
+ * @returns {Point[]}
  */
 export function decimate(xs, ys, domain, columns) {
-  if (xs.length <= columns * 2) return xs.map((x, index) => (Number.isFinite(ys[index]) ? [x, ys[index]] : null));
+  /** @type {(index: number) => Point} */
+  const point = (index) => {
+    const y = ys[index];
+    return isNumber(y) ? [xs[index], y] : null;
+  };
+  if (xs.length <= columns * 2) return xs.map((_, index) => point(index));
+  const height = (/** @type {number} */ index) => ys[index] ?? NaN;
   const toColumn = scale(domain, [0, columns]);
+  /** @type {Point[]} */
   const kept = [];
   let start = 0;
   while (start < xs.length) {
@@ -79,14 +130,14 @@ export function decimate(xs, ys, domain, columns) {
     let end = start;
     const known = [];
     while (end < xs.length && Math.floor(toColumn(xs[end])) === column) {
-      if (Number.isFinite(ys[end])) known.push(end);
+      if (isNumber(ys[end])) known.push(end);
       end += 1;
     }
     if (known.length) {
-      const lowest = known.reduce((best, index) => (ys[index] < ys[best] ? index : best));
-      const highest = known.reduce((best, index) => (ys[index] > ys[best] ? index : best));
-      const indices = [...new Set([known[0], lowest, highest, known.at(-1)])].sort((a, b) => a - b);
-      kept.push(...indices.map((index) => [xs[index], ys[index]]));
+      const lowest = known.reduce((best, index) => (height(index) < height(best) ? index : best));
+      const highest = known.reduce((best, index) => (height(index) > height(best) ? index : best));
+      const indices = [...new Set([known[0], lowest, highest, known[known.length - 1]])].sort((a, b) => a - b);
+      kept.push(...indices.map(point));
     } else {
       kept.push(null);
     }
@@ -95,7 +146,13 @@ export function decimate(xs, ys, domain, columns) {
   return kept;
 }
 
-/** The `d` of an SVG path through points; null lifts the pen. */
+/**
+ * The `d` of an SVG path through points; null lifts the pen.
+ *
+ * @param {Point[]} points
+ * @param {(value: number) => number} toX
+ * @param {(value: number) => number} toY
+ */
 export function linePath(points, toX, toY) {
   let pen = "M";
   const parts = [];
@@ -110,25 +167,34 @@ export function linePath(points, toX, toY) {
   return parts.join("");
 }
 
-/** Points that no line reaches, since both neighbours are unknown: they need a dot to be seen. */
+/**
+ * Points that no line reaches, since both neighbours are unknown: they need a dot to be seen.
+ *
+ * @param {Point[]} points
+ */
 export function lonePoints(points) {
-  return points.filter((point, index) => point && !points[index - 1] && !points[index + 1]);
+  return points.flatMap((point, index) => (point && !points[index - 1] && !points[index + 1] ? [point] : []));
 }
 
 /**
  * Means over at most `columns` equal stretches of the iterations, for pictures with one cell a stretch.
- * @returns {{edges: number[], means: (number|null)[]}} columns + 1 edges; iteration i covers [i - 0.5, i + 0.5].
+ *
+ * @param {number[]} xs
+ * @param {Value[]} ys
+ * @param {number} columns
+ * @returns {{edges: number[], means: Value[]}} columns + 1 edges; iteration i covers [i - 0.5, i + 0.5].
  */
 export function binMeans(xs, ys, columns) {
   const first = xs[0] - 0.5;
-  const last = xs.at(-1) + 0.5;
+  const last = xs[xs.length - 1] + 0.5;
   const bins = Math.min(columns, Math.round(last - first));
   const totals = new Array(bins).fill(0);
   const counts = new Array(bins).fill(0);
   xs.forEach((x, index) => {
-    if (!Number.isFinite(ys[index])) return;
+    const y = ys[index];
+    if (!isNumber(y)) return;
     const bin = Math.min(bins - 1, Math.floor(((x - first) / (last - first)) * bins));
-    totals[bin] += ys[index];
+    totals[bin] += y;
     counts[bin] += 1;
   });
   return {
@@ -137,7 +203,12 @@ export function binMeans(xs, ys, columns) {
   };
 }
 
-/** Index of the ascending value nearest to `x`. */
+/**
+ * Index of the ascending value nearest to `x`.
+ *
+ * @param {number[]} ascending
+ * @param {number} x
+ */
 export function nearestIndex(ascending, x) {
   let low = 0;
   let high = ascending.length - 1;
@@ -149,17 +220,26 @@ export function nearestIndex(ascending, x) {
   return low > 0 && x - ascending[low - 1] <= ascending[low] - x ? low - 1 : low;
 }
 
-/** A reward's evaluations as dots with the ends of their error bars. */
+/**
+ * A reward's evaluations as dots with the ends of their error bars.
+ *
+ * @param {Evaluation[]} evaluations
+ * @param {string} name
+ */
 export function errorBars(evaluations, name) {
-  return evaluations
-    .filter((row) => Number.isFinite(row.rewards[name]?.mean))
-    .map(({ iteration, rewards }) => {
-      const { mean, standard_error: error } = rewards[name];
-      return { iteration, mean, error: error ?? 0, low: mean - (error ?? 0), high: mean + (error ?? 0) };
-    });
+  return evaluations.flatMap(({ iteration, rewards }) => {
+    const mean = rewards[name]?.mean;
+    if (!isNumber(mean)) return [];
+    const error = rewards[name].standard_error ?? 0;
+    return [{ iteration, mean, error, low: mean - error, high: mean + error }];
+  });
 }
 
-/** What stands at a tick: all its digits, since a tick is a round number. */
+/**
+ * The label of a tick: all its digits, since a tick is a round number.
+ *
+ * @param {number} value
+ */
 export function tickLabel(value) {
   const size = Math.abs(value);
   const text = size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential().replace("e+", "e") : String(value);

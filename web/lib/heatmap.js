@@ -1,32 +1,61 @@
+// @ts-check
 /**
  * The credit heatmap without its drawing: what a node sent, in which order its rows stand, where everything lies, what
- * it says.
+ * it says. B samples, T' trained steps, K objectives.
  *
- * State is {credit, advantages}: the payloads of a credit node and of the fuse node behind it, either may be null.
- * B samples, T' trained steps, K objectives. A cell is {row, column}: its place in the picture, not the sample's number.
+ * The payloads of a credit node and of the fuse node behind it:
+ * @typedef {{credit: Credit | null, advantages: Advantages | null}} State
+ *
+ * The same once there is a credit, as all functions below need it that do not say otherwise:
+ * @typedef {{credit: Credit, advantages: Advantages | null}} Filled
+ *
+ * A position in the picture; `row` is not the sample's number:
+ * @typedef {{row: number, column: number}} Cell
+ *
+ * @typedef {"advantage" | "weight"} Coloring
+ * @typedef {{prompt: string, number: number, samples: number[]}} Group
+ * @typedef {{x: number, y: number, width: number, height: number}} Box
+ * @typedef {ReturnType<typeof layout>} Layout
  */
 import { count, fixed, percent, signed, significant } from "./format.js";
 
+/** @type {State} */
 export const EMPTY = { credit: null, advantages: null };
 
 /**
- * The state after a payload. Another credit outdates the advantages that were made of the former one; the same one
+ * The state after a payload. Advantages belong to the credit that they were made of, so another credit drops them. The same payload
  * sent again, as when it is replayed, changes nothing.
+ *
+ * @param {State} state
+ * @param {"credit" | "advantages"} kind
+ * @param {any} data
+ * @returns {State}
  */
 export function received(state, kind, data) {
   if (kind === "credit") {
     return JSON.stringify(data) === JSON.stringify(state.credit) ? state : { credit: data, advantages: null };
   }
   if (JSON.stringify(data) === JSON.stringify(state.advantages)) return state;
-  const belongs = state.credit && data.step_advantage.length === state.credit.weights.length;
-  return belongs && data.step_advantage[0].length === state.credit.trained.length ? { ...state, advantages: data } : state;
+  const { credit } = state;
+  if (!credit || data.step_advantage.length !== credit.weights.length) return state;
+  return data.step_advantage[0].length === credit.trained.length ? { credit, advantages: data } : state;
 }
 
-/** What is coloured: the chosen one, or weights as long as there are no advantages. */
+/**
+ * What is coloured: the chosen one, or weights as long as there are no advantages.
+ *
+ * @param {State} state
+ * @param {Coloring} chosen
+ * @returns {Coloring}
+ */
 export function shownView(state, chosen) {
   return state.advantages ? chosen : "weight";
 }
 
+/**
+ * @param {Filled} state
+ * @param {number} sample
+ */
 export function isMasked(state, sample) {
   return state.advantages?.valid[sample] === false || state.credit.weights[sample].includes(null);
 }
@@ -34,25 +63,39 @@ export function isMasked(state, sample) {
 /**
  * The groups with their samples from top to bottom: [{prompt, number, samples}], number counting from 1.
  * order "advantage": best fused advantage on top, masked samples last. order "sampled": as they were made.
+ *
+ * @param {Filled} state
+ * @param {string} order
+ * @returns {Group[]}
  */
 export function groupedRows(state, order) {
   const { groups, prompts } = state.credit;
+  /** @type {Map<number, number[]>} */
   const samplesOf = new Map();
   groups.forEach((group, sample) => samplesOf.set(group, [...(samplesOf.get(group) ?? []), sample]));
-  const height = (sample) => (isMasked(state, sample) ? -Infinity : state.advantages.advantage[sample]);
+  const height = (/** @type {number} */ sample) => (isMasked(state, sample) ? -Infinity : (state.advantages?.advantage[sample] ?? NaN));
   return [...samplesOf].map(([group, samples], i) => {
     if (order === "advantage" && state.advantages) samples.sort((a, b) => compare(height(b), height(a)));
     return { prompt: prompts[group] ?? "", number: i + 1, samples };
   });
 }
 
+/**
+ * @param {number} a
+ * @param {number} b
+ */
 function compare(a, b) {
   return a === b ? 0 : a - b; // not a − b alone: −∞ − −∞ is NaN
 }
 
-/** The coloured values [B][T'], and what they are measured by. Masked samples are null. */
+/**
+ * The coloured values [B][T'], and the scale of their colours. Masked samples are null.
+ *
+ * @param {Filled} state
+ * @param {Coloring} view
+ */
 export function field(state, view) {
-  const source = view === "advantage" ? state.advantages.step_advantage : state.credit.weights;
+  const source = view === "advantage" && state.advantages ? state.advantages.step_advantage : state.credit.weights;
   const values = source.map((row, sample) => (isMasked(state, sample) ? row.map(() => null) : row));
   const known = values.flat().filter((value) => value !== null);
   const largest = known.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
@@ -62,7 +105,13 @@ export function field(state, view) {
   return { values, neutral, limit: Math.max(largest, 2 * neutral) || 1 };
 }
 
-/** Mean of each column over some samples, null where none of them has a value. */
+/**
+ * Mean of each column over some samples, null where none of them has a value.
+ *
+ * @param {Value[][]} values
+ * @param {number[]} samples
+ * @returns {Value[]}
+ */
 export function columnMeans(values, samples) {
   return values[0].map((_, column) => {
     const known = samples.map((sample) => values[sample][column]).filter((value) => value !== null);
@@ -89,6 +138,8 @@ export const FRAME_HEIGHT = METRICS.scale + METRICS.strip + METRICS.axis + 2 * M
 /**
  * Where everything lies, in CSS pixels.
  * rowsOfGroups: rows of each group; columns: T'; shares: [K] or null.
+ *
+ * @param {{width: number, height: number, rowsOfGroups: number[], columns: number, shares: number[] | null}} picture
  */
 export function layout({ width, height, rowsOfGroups, columns, shares }) {
   const { scale, strip, gap, groupGap, wideFrom } = METRICS;
@@ -125,6 +176,10 @@ export function layout({ width, height, rowsOfGroups, columns, shares }) {
   };
 }
 
+/**
+ * @param {number[]} shares
+ * @param {Box} box
+ */
 function stacked(shares, box) {
   let y = box.y;
   return shares.map((share) => {
@@ -134,12 +189,28 @@ function stacked(shares, box) {
   });
 }
 
-/** The rectangle of a cell. */
+/**
+ * The rectangle of a cell.
+ *
+ * @param {Layout} layout
+ * @param {Cell} cell
+ * @returns {Box}
+ */
 export function cellBox({ tops, cells, columnWidth, rowHeight }, { row, column }) {
   return { x: cells.x + column * columnWidth, y: tops[row], width: columnWidth, height: rowHeight };
 }
 
-/** What lies at a point: {kind: "cell", row, column} | {kind: "mean", column} | {kind: "group", group} | {kind: "share", objective} | null. */
+/**
+ * What lies at a point.
+ *
+ * @typedef {({kind: "cell"} & Cell) | {kind: "mean", column: number} | {kind: "group", group: number}
+ *   | {kind: "share", objective: number}} Target
+ *
+ * @param {Layout} place
+ * @param {number} x
+ * @param {number} y
+ * @returns {Target | null}
+ */
 export function hit(place, x, y) {
   const objective = place.shares?.findIndex((box) => inside(box, x, y)) ?? -1;
   if (objective >= 0) return { kind: "share", objective };
@@ -154,21 +225,41 @@ export function hit(place, x, y) {
   return { kind: "cell", row: first + Math.min(rows - 1, Math.floor((y - top) / place.rowHeight)), column };
 }
 
+/**
+ * @param {Box} box
+ * @param {number} x
+ * @param {number} y
+ */
 function inside(box, x, y) {
   return x >= box.x && x < box.x + box.width && y >= box.y && y < box.y + box.height;
 }
 
-/** The columns whose label is written: as many as fit without touching, evenly spaced from the first. */
+/**
+ * The columns whose label is written: as many as fit without touching, evenly spaced from the first.
+ *
+ * @param {number} columns
+ * @param {number} columnWidth
+ * @param {number} labelWidth
+ */
 export function labelled(columns, columnWidth, labelWidth) {
   const every = Math.max(1, Math.ceil(labelWidth / columnWidth));
   return Array.from({ length: Math.ceil(columns / every) }, (_, i) => i * every);
 }
 
-/** The cell that a key moves to, null for other keys. Page keys go to the group above and below. */
+/**
+ * The cell that a key moves to, null for other keys. Page keys go to the group above and below.
+ *
+ * @param {Cell} from
+ * @param {string} key
+ * @param {number[]} rowsOfGroups
+ * @param {number} columns
+ * @returns {Cell | null}
+ */
 export function moved({ row, column }, key, rowsOfGroups, columns) {
-  const firsts = rowsOfGroups.reduce((starts, number) => [...starts, starts.at(-1) + number], [0]);
-  const rows = firsts.pop();
+  let rows = 0;
+  const firsts = rowsOfGroups.map((number) => (rows += number) - number);
   const group = firsts.findLastIndex((first) => first <= row);
+  /** @type {Record<string, Cell>} */
   const targets = {
     ArrowUp: { row: Math.max(0, row - 1), column },
     ArrowDown: { row: Math.min(rows - 1, row + 1), column },
@@ -183,8 +274,16 @@ export function moved({ row, column }, key, rowsOfGroups, columns) {
 }
 
 /**
- * All that is known of a sample at a step, as texts:
- * {prompt, place, numbers: [{symbol, meaning, value}], objectives: [{name, advantage, coefficient}], note}.
+ * All that is known of a sample at a step, as texts; `place` names the two.
+ *
+ * @typedef {{symbol: string, meaning: string, value: string}} Fact
+ * @typedef {{name: string, advantage: string, coefficient: string}} Objective
+ * @typedef {{prompt: string, place: string, numbers: Fact[], objectives: Objective[], note: string}} Facts
+ *
+ * @param {Filled} state
+ * @param {number} sample
+ * @param {number} column
+ * @returns {Facts}
  */
 export function cellFacts({ credit, advantages }, sample, column) {
   const masked = isMasked({ credit, advantages }, sample);
@@ -202,22 +301,33 @@ export function cellFacts({ credit, advantages }, sample, column) {
     prompt: credit.prompts[credit.groups[sample]] ?? "",
     place: `sample ${sample} · ${stepName(credit, column)}`,
     numbers,
-    objectives: (advantages?.names ?? []).map((name, k) => ({
-      name,
-      advantage: signed(advantages.objectives[sample][k]),
-      coefficient: fixed(advantages.coefficients[sample][k]),
-    })),
+    objectives: !advantages
+      ? []
+      : advantages.names.map((name, k) => ({
+          name,
+          advantage: signed(advantages.objectives[sample][k]),
+          coefficient: fixed(advantages.coefficients[sample][k]),
+        })),
     note: masked ? "masked: a reward failed or Best of N left it out, so this sample trains nothing" : "",
   };
 }
 
-/** "step 3 · σ 0.87 → 0.72" */
+/**
+ * "step 3 · σ 0.87 → 0.72"
+ *
+ * @param {Pick<Credit, "trained" | "sigmas">} credit
+ * @param {number} column
+ */
 export function stepName({ trained, sigmas }, column) {
   const step = trained[column];
   return sigmas?.length ? `step ${step} · σ ${fixed(sigmas[step])} → ${fixed(sigmas[step + 1])}` : `step ${step}`;
 }
 
-/** The facts as one sentence, for a screen reader. */
+/**
+ * The facts as one sentence, for a screen reader.
+ *
+ * @param {Facts} facts
+ */
 export function spoken(facts) {
   const numbers = facts.numbers.map(({ meaning, value }) => `${meaning} ${value}`);
   const objectives = facts.objectives.map(
@@ -226,10 +336,14 @@ export function spoken(facts) {
   return [facts.prompt, facts.place, ...numbers, ...objectives, facts.note].filter(Boolean).join("; ");
 }
 
-/** The whole picture in words. */
-export function summary(state) {
-  if (!state.credit) return "Credit heatmap, empty: run the graph first.";
-  const { credit, advantages } = state;
+/**
+ * The whole picture in words.
+ *
+ * @param {State} state with or without a credit
+ */
+export function summary({ credit, advantages }) {
+  if (!credit) return "Credit heatmap, empty: run the graph first.";
+  const state = { credit, advantages };
   const everyone = credit.groups.map((_, sample) => sample);
   const groups = groupedRows(state, "sampled").length;
   const weights = columnMeans(field(state, "weight").values, everyone);
@@ -241,13 +355,17 @@ export function summary(state) {
   if (masked) parts.push(`${count(masked, "sample")} masked`);
   if (advantages) {
     const zero = everyone.filter((sample) => !isMasked(state, sample) && advantages.advantage[sample] === 0).length;
-    const above = everyone.filter((sample) => advantages.advantage[sample] > 0 && !isMasked(state, sample)).length;
+    const above = everyone.filter((sample) => (advantages.advantage[sample] ?? 0) > 0 && !isMasked(state, sample)).length;
     parts.push(`${above} reinforced, ${everyone.length - masked - above - zero} discouraged, ${zero} left alone`);
     parts.push(`shares: ${advantages.names.map((name, k) => `${name} ${percent(advantages.shares[k])}`).join(", ")}`);
   }
   return `Credit heatmap: ${parts.filter(Boolean).join("; ")}.`;
 }
 
+/**
+ * @param {Value[]} means
+ * @param {Credit} credit
+ */
 function peak(means, credit) {
   const known = means.filter((mean) => mean !== null);
   const most = Math.max(...known);

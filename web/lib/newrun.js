@@ -1,29 +1,39 @@
-// What names a run on the canvas: its Training Run, and the run that Load Flow Model begins with.
+// @ts-check
+/** What names a run on the canvas: its Training Run, and the run that Load Flow Model begins with. */
 import { uniqueName } from "./runs.js";
 
 const TEXT = {
-  begun: (name) => `New run: ${name}`,
+  begun: (/** @type {string} */ name) => `New run: ${name}`,
   fresh: "The next Run begins with a fresh adapter.",
-  from: (start) => `The next Run begins with ${start}.`,
-  resumed: (name) => `${name} goes on here`,
+  from: (/** @type {string} */ start) => `The next Run begins with ${start}.`,
+  resumed: (/** @type {string} */ name) => `${name} continues here`,
   resumedDetail: "Press Run: the next iteration begins at its last checkpoint.",
   noRunNode: "This workflow has no Training Run node. Fix: add one, or open an OTCA template.",
   linked: "run_name is linked, and has to be known before the first picture is made. Fix: type the name into Training Run.",
 };
 
-/** Gives Training Run the next free name, and has Load Flow Model begin with a fresh adapter. */
+/**
+ * Gives Training Run the next free name, and has Load Flow Model begin with a fresh adapter.
+ *
+ * @param {Comfy} comfy
+ */
 export async function beginNewRun(comfy) {
   const { runs } = await comfy.getJson("/otca/runs");
   const [node] = runNodes(comfy);
-  const name = uniqueName(nameWidget(node).value, runs.map(({ id }) => id));
+  const taken = runs.map((/** @type {Run} */ { id }) => id);
+  const name = uniqueName(nameWidget(node)?.value, taken);
   setNames(comfy, { run_name: name, resume_run: "" });
   const [start] = ofClass(comfy, "OTCA_LoadFlowModel").map((loader) => widget(loader, "start_from")?.value);
   comfy.toast("success", TEXT.begun(name), start ? TEXT.from(start) : TEXT.fresh);
 }
 
 /**
- * Has the graph that is open, which is the run's own, go on with it from its last checkpoint.
- * @param prompt the graph as the run began with it: seeds stand where they would be after `iteration` iterations
+ * Has the graph that is open, which is the run's own, continue the run from its last checkpoint: seeds are set to where they would
+ * be after `iteration` iterations.
+ *
+ * @param {Comfy} comfy
+ * @param {{id: string, iteration: number}} run
+ * @param {Prompt} prompt the graph as the run began with it
  */
 export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
   await comfy.refreshCombos(); // a run that was made since the page was loaded
@@ -32,6 +42,10 @@ export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
   comfy.toast("success", TEXT.resumed(id), TEXT.resumedDetail);
 }
 
+/**
+ * @param {Comfy} comfy
+ * @param {Record<string, string>} names by input: `run_name` of Training Run, the others of Load Flow Model
+ */
 function setNames(comfy, { run_name, ...ofTheLoader }) {
   for (const node of runNodes(comfy)) comfy.setWidget(node, "run_name", run_name);
   for (const node of ofClass(comfy, "OTCA_LoadFlowModel")) {
@@ -39,6 +53,7 @@ function setNames(comfy, { run_name, ...ofTheLoader }) {
   }
 }
 
+/** @param {Comfy} comfy */
 function runNodes(comfy) {
   const nodes = ofClass(comfy, "OTCA_TrainingRun");
   if (!nodes.length) throw new Error(TEXT.noRunNode);
@@ -46,9 +61,23 @@ function runNodes(comfy) {
   return nodes;
 }
 
-const widget = (node, name) => node.widgets?.find((candidate) => candidate.name === name);
-const nameWidget = (node) => widget(node, "run_name");
+/**
+ * @param {GraphNode} node
+ * @param {string} name
+ */
+function widget(node, name) {
+  return node.widgets?.find((candidate) => candidate.name === name);
+}
 
+/** @param {GraphNode} node */
+function nameWidget(node) {
+  return widget(node, "run_name");
+}
+
+/**
+ * @param {Comfy} comfy
+ * @param {string} name
+ */
 function ofClass(comfy, name) {
   return [...comfy.allNodes()].map(({ node }) => node).filter((node) => comfy.nodeDefinition(node)?.name === name);
 }

@@ -1,21 +1,24 @@
+// @ts-check
 /** Reading again and again, for as long as there is something to follow. */
 
 const LONGEST_MS = 30_000; // between two tries while the server does not answer
 
 /**
- * Reads when asked to and, while something goes on, every `every` ms. What is asked for during a read is one more read,
- * however often it is asked for. A read that fails is tried again, each time after twice as long. Nobody looks at a hidden
- * page, so nothing is read then: ask again once it is seen.
+ * Reads when asked to and, while something goes on, every `every` ms. Requests during a read lead to one more read, however many
+ * there are. A read that fails is tried again, each time after twice as long. Nobody looks at a hidden page, so nothing is read
+ * then: ask again once it is seen.
  *
- * @param read () → promise of whether something still goes on
- * @param isSeen () → bool
- * @param failed (error): the read's error, at each failure
- * @returns {refresh() → promise of a read that began after the call, end()}
+ * @param {() => Promise<boolean>} read gives whether something still goes on
+ * @param {{every: number, isSeen: () => boolean, failed: (error: Error) => void}} options `failed` gets the error of each failure
+ * @returns `refresh` gives a promise of a read that began after the call
  */
 export function poll(read, { every, isSeen, failed }) {
+  /** @type {Promise<void> | null} */
   let running = null;
+  /** @type {Promise<void> | null} */
   let pending = null;
-  let timer = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
   let failures = 0;
   let ended = false;
 
@@ -39,6 +42,7 @@ export function poll(read, { every, isSeen, failed }) {
     if (wait !== null && !ended) timer = setTimeout(refresh, wait);
   }
 
+  /** @returns {Promise<void>} */
   async function refresh() {
     if (ended || !isSeen()) return;
     if (!running) return (running = readOnce());

@@ -1,4 +1,5 @@
-// What the routes say of runs, in the words and series that the sidebar shows.
+// @ts-check
+/** What the routes say of runs, in the words and series that the sidebar shows. */
 
 /** Every status: its word, its PrimeIcon and the CSS class of its colour. */
 export const STATUS = {
@@ -14,8 +15,11 @@ export const STATUS = {
 export const PLACE = { headless: "headless", canvas: "canvas" };
 
 /**
- * Which buttons a run offers. A run that ended can go on if a checkpoint was saved, or if it never left the queue; an idle one
- * goes on by the queue of prompts.
+ * Which buttons a run offers. A run that ended can be resumed if a checkpoint was saved, or if it never left the queue; an idle
+ * one continues with the next prompt that is queued.
+ *
+ * @param {Run} run
+ * @returns {Record<string, boolean>}
  */
 export function offeredActions(run) {
   const waits = run.status === "queued";
@@ -29,12 +33,20 @@ export function offeredActions(run) {
   };
 }
 
-/** Part of the training that is done, 0 … 1; a run of unknown length has no total. */
+/**
+ * Part of the training that is done, 0 … 1; a run of unknown length has no total.
+ *
+ * @param {Run} run
+ */
 export function progress({ iteration, total }) {
-  return total > 0 ? Math.min(1, iteration / total) : 0;
+  return total ? Math.min(1, iteration / total) : 0;
 }
 
-/** Seconds as a person would say them. */
+/**
+ * Seconds as a person would say them.
+ *
+ * @param {number} seconds
+ */
 export function formatDuration(seconds) {
   if (seconds < 1) return "less than a second";
   if (seconds < 90) return `${Math.round(seconds)} s`;
@@ -43,51 +55,86 @@ export function formatDuration(seconds) {
   return `${(seconds / 86400).toFixed(1)} days`;
 }
 
-/** Seconds to the end at the pace of the last ten iterations, or null where nothing is known. */
+/**
+ * Seconds to the end at the pace of the last ten iterations, or null where nothing is known.
+ *
+ * @param {Run} run
+ * @param {Row[]} rows
+ */
 export function secondsLeft({ iteration, total }, rows) {
-  const recent = rows
-    .slice(-10)
-    .map((row) => row["seconds/iteration"])
-    .filter(Number.isFinite);
-  if (!recent.length || !(total > iteration)) return null;
+  const recent = series(rows.slice(-10), "seconds/iteration").filter(Number.isFinite);
+  if (!recent.length || !total || total <= iteration) return null;
   return (recent.reduce((sum, value) => sum + value, 0) / recent.length) * (total - iteration);
 }
 
-/** `name`, or the first of name-2, name-3 … that is not taken. */
+/**
+ * `name`, or the first of name-2, name-3 … that is not taken.
+ *
+ * @param {string} name
+ * @param {string[]} taken
+ */
 export function uniqueName(name, taken) {
   const used = new Set(taken);
   if (!used.has(name)) return name;
-  const [, stem, number] = name.match(/^(.*?)(?:-(\d+))?$/);
+  const [, stem, number] = name.match(/^(.*?)(?:-(\d+))?$/) ?? ["", name];
   let next = number ? Number(number) + 1 : 2;
   while (used.has(`${stem}-${next}`)) next += 1;
   return `${stem}-${next}`;
 }
 
-/** Known rows and newly read ones in order of iteration; a row read again replaces the old one. */
-export function mergeRows(known, read) {
-  if (!read.length) return known;
-  if (!known.length || read[0].iteration > known.at(-1).iteration) return known.concat(read);
-  const rows = new Map(known.concat(read).map((row) => [row.iteration, row]));
+/**
+ * Rows that were read before and new ones in order of iteration; a row that was read again replaces the old one.
+ *
+ * @param {Row[]} before
+ * @param {Row[]} read
+ */
+export function mergeRows(before, read) {
+  if (!read.length) return before;
+  if (!before.length || read[0].iteration > before[before.length - 1].iteration) return before.concat(read);
+  const rows = new Map(before.concat(read).map((row) => [row.iteration, row]));
   return [...rows.values()].sort((a, b) => a.iteration - b.iteration);
 }
 
-/** The run that is shown: the chosen one, or the newest until the user has chosen one that is there. */
+/**
+ * The run that is shown: the chosen one, or the newest until the user has chosen one that is there.
+ *
+ * @param {Run[]} runs the newest first
+ * @param {string | null} chosen
+ * @returns {Run | undefined}
+ */
 export function shownRun(runs, chosen) {
   return runs.find((run) => run.id === chosen) ?? runs[0];
 }
 
-/** A resumed run may have gone back to its last checkpoint: rows beyond what it has now are of a past that is gone. */
-export function wentBack(known, before, now) {
-  const anew = before.started !== now.started || before.rewrites !== now.rewrites;
-  return anew || (known.length > 0 && known.at(-1).iteration > now.iteration);
+/**
+ * Whether a resumed run went back to its last checkpoint: rows beyond what it has now no longer count.
+ *
+ * @param {Row[]} rows
+ * @param {Run} before
+ * @param {Run} now
+ */
+export function wentBack(rows, before, now) {
+  const restarted = before.started !== now.started || before.rewrites !== now.rewrites;
+  return restarted || (rows.length > 0 && rows[rows.length - 1].iteration > now.iteration);
 }
 
-/** The values of one metric, one a row, null where a row lacks it. */
+/**
+ * The values of one metric, one a row, null where a row lacks it.
+ *
+ * @param {Row[]} rows
+ * @param {string} key
+ * @returns {any[]} numbers or null
+ */
 export function series(rows, key) {
   return rows.map((row) => row[key] ?? null);
 }
 
-/** Names between a prefix and a suffix, in order of first appearance, in any row. */
+/**
+ * Names between a prefix and a suffix, in order of first appearance, in any row.
+ *
+ * @param {Row[]} rows
+ * @param {string} prefix
+ */
 export function metricNames(rows, prefix, suffix = "") {
   const names = new Set();
   for (const row of rows) {
@@ -99,10 +146,16 @@ export function metricNames(rows, prefix, suffix = "") {
   return [...names];
 }
 
-/** The rewards of a run, trained ones first: [{name, heldOut, key}]. */
+/**
+ * The rewards of a run, trained ones first.
+ *
+ * @param {Row[]} rows
+ * @param {Evaluation[]} evaluations
+ * @returns {{name: string, heldOut: boolean, key: string}[]}
+ */
 export function rewardPanels(rows, evaluations) {
   const panels = new Map();
-  const add = (name, heldOut) =>
+  const add = (/** @type {string} */ name, /** @type {boolean} */ heldOut) =>
     panels.has(name) || panels.set(name, { name, heldOut, key: `${heldOut ? "held_out" : "reward"}/${name}/mean` });
   // The first row names them all; looking through ten thousand rows would only find the same.
   const sample = [...rows.slice(0, 1), ...rows.slice(-1)];
@@ -112,35 +165,59 @@ export function rewardPanels(rows, evaluations) {
   return [...panels.values()];
 }
 
-/** Phases of an iteration in the order in which they happen, as far as the run timed them. */
+/**
+ * Phases of an iteration in the order in which they happen, as far as the run timed them.
+ *
+ * @param {Row[]} rows
+ */
 export function phases(rows) {
   return ["rollout", "reward", "credit", "update"].filter((phase) => rows.some((row) => `seconds/${phase}` in row));
 }
 
-/** Rewards whose seconds were recorded, in the order of the stack. */
+/**
+ * Rewards whose seconds were recorded, in the order of the stack.
+ *
+ * @param {Row[]} rows
+ */
 export function timedRewards(rows) {
   return metricNames([...rows.slice(0, 1), ...rows.slice(-1)], "seconds/reward/");
 }
 
-/** Numbers of the trained steps whose credit was recorded, in any row since a window moves, ascending. */
+/**
+ * Numbers of the trained steps whose credit was recorded, in any row since a window moves, ascending.
+ *
+ * @param {Row[]} rows
+ */
 export function creditSteps(rows) {
   return metricNames(rows, "credit/step/")
     .map(Number)
     .sort((a, b) => a - b);
 }
 
-/** "000120.png" → 120. */
+/**
+ * "000120.png" → 120.
+ *
+ * @param {string} file
+ */
 export function sampleIteration(file) {
   return Number.parseInt(file, 10);
 }
 
-/** The run_name of an exported graph's Training Run node, unless it is linked or missing. */
+/**
+ * The run_name of an exported graph's Training Run node, unless it is linked or missing.
+ *
+ * @param {Prompt} prompt
+ */
 export function runNameOf(prompt) {
   const name = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.run_name;
   return typeof name === "string" ? name : "otca";
 }
 
-/** The length of training that an exported graph asks for. */
+/**
+ * The length of training that an exported graph asks for.
+ *
+ * @param {Prompt} prompt
+ */
 export function iterationsOf(prompt) {
   const count = Object.values(prompt).find((node) => node.class_type === "OTCA_TrainingRun")?.inputs.iterations;
   return Number.isInteger(count) ? count : 300;

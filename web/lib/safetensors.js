@@ -1,3 +1,4 @@
+// @ts-check
 // The workflow inside a .safetensors file: an 8-byte length, then a JSON header whose __metadata__ holds strings.
 
 const LARGEST_HEADER = 100_000_000; // the format's own limit
@@ -5,7 +6,12 @@ const LARGEST_HEADER = 100_000_000; // the format's own limit
 /** Thrown with a message for the user. */
 export class SafetensorsError extends Error {}
 
-/** Length of the header in bytes, from the file's first eight. */
+/**
+ * Length of the header in bytes, from the file's first eight.
+ *
+ * @param {ArrayBuffer} firstBytes
+ * @param {number} fileSize
+ */
 export function headerLength(firstBytes, fileSize) {
   if (firstBytes.byteLength < 8) throw new SafetensorsError("The file is too short to be a .safetensors file.");
   const length = Number(new DataView(firstBytes).getBigUint64(0, true));
@@ -17,7 +23,8 @@ export function headerLength(firstBytes, fileSize) {
 
 /**
  * The workflow that a header's metadata carry.
- * @returns {{workflow: object} | {prompt: object}} the canvas's own format if it is there, else the API format.
+ * @param {string} headerText
+ * @returns {SavedGraph} the canvas's own format if it is there, else the API format.
  */
 export function workflowIn(headerText) {
   let metadata;
@@ -30,7 +37,7 @@ export function workflowIn(headerText) {
     if (!metadata[key]) continue;
     try {
       const graph = JSON.parse(metadata[key]);
-      if (graph && Object.keys(graph).length) return { [key]: graph };
+      if (graph && Object.keys(graph).length) return key === "workflow" ? { workflow: graph } : { prompt: graph };
     } catch {
       throw new SafetensorsError(`The file's ${key} is broken: it is not JSON.`);
     }
@@ -40,7 +47,11 @@ export function workflowIn(headerText) {
   );
 }
 
-/** Reads a File (or Blob): only its header, however large the rest is. */
+/**
+ * Reads only the header, however large the rest is.
+ *
+ * @param {Blob} file
+ */
 export async function readWorkflow(file) {
   const length = headerLength(await file.slice(0, 8).arrayBuffer(), file.size);
   return workflowIn(await file.slice(8, 8 + length).text());

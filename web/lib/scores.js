@@ -1,28 +1,43 @@
-// The Reward Stack's table: what stands in which row, and what the rewards' correlations mean in words.
+// @ts-check
+/**
+ * The Reward Stack's table: what stands in which row, and what the rewards' correlations mean in words.
+ *
+ * @typedef {{name: string, heldOut: boolean}} Column
+ * @typedef {{column: number, descending: boolean}} Sort
+ * @typedef {{sample: number, values: Value[], advantages: Value[]}} ScoreRow
+ */
 import { signed } from "./format.js";
 
 const CONFLICT = -0.3;
 const AGREEMENT = 0.8;
 
-/** The columns of an `otca_scores` payload: trained rewards first, then those held out. */
+/**
+ * The columns: trained rewards first, then those held out.
+ *
+ * @param {Scores} scores
+ * @returns {Column[]}
+ */
 export function scoreColumns({ names, held_out_names: heldOut }) {
   return [...names.map((name) => ({ name, heldOut: false })), ...heldOut.map((name) => ({ name, heldOut: true }))];
 }
 
 /**
  * Samples grouped by prompt, as the sampler numbered the groups.
- * @param sort {{column: number, descending: boolean} | null} orders the samples within each group, unknown ones last
- * @returns {{group: number, prompt: string, samples: {sample: number, values: number[], advantages: number[]}[]}[]}
+ *
+ * @param {Scores} scores
+ * @param {Sort | null} sort orders the samples within each group, those without a score last
+ * @returns {{group: number, prompt: string, samples: ScoreRow[]}[]}
  */
 export function scoreGroups(scores, sort) {
+  /** @type {Map<number, ScoreRow[]>} */
   const groups = new Map();
   scores.groups.forEach((group, sample) => {
-    if (!groups.has(group)) groups.set(group, []);
-    groups.get(group).push({
+    const row = {
       sample,
       values: [...scores.values[sample], ...scores.held_out[sample]],
       advantages: scores.advantages[sample],
-    });
+    };
+    groups.set(group, [...(groups.get(group) ?? []), row]);
   });
   return [...groups].map(([group, samples]) => ({
     group,
@@ -31,14 +46,23 @@ export function scoreGroups(scores, sort) {
   }));
 }
 
+/**
+ * @param {ScoreRow[]} samples
+ * @param {Sort} sort
+ */
 function sorted(samples, { column, descending }) {
-  const known = samples.filter(({ values }) => Number.isFinite(values[column]));
-  const unknown = samples.filter(({ values }) => !Number.isFinite(values[column]));
-  known.sort((a, b) => (descending ? b.values[column] - a.values[column] : a.values[column] - b.values[column]));
-  return [...known, ...unknown];
+  const scored = samples.filter(({ values }) => Number.isFinite(values[column]));
+  const unscored = samples.filter(({ values }) => !Number.isFinite(values[column]));
+  const value = (/** @type {ScoreRow} */ row) => Number(row.values[column]);
+  scored.sort((a, b) => (descending ? value(b) - value(a) : value(a) - value(b)));
+  return [...scored, ...unscored];
 }
 
-/** Decimals of each column, so that its numbers line up and its largest has three significant digits. */
+/**
+ * Decimals of each column, so that its numbers line up and its largest has three significant digits.
+ *
+ * @param {Scores} scores
+ */
 export function columnDigits(scores) {
   return scoreColumns(scores).map((_, column) => {
     const values = scores.values.map((row, sample) => [...row, ...scores.held_out[sample]][column]);
@@ -47,32 +71,49 @@ export function columnDigits(scores) {
   });
 }
 
-/** The order after a click on a header: best first, worst first, then as sampled. */
+/**
+ * The order after a click on a header: best first, worst first, then as sampled.
+ *
+ * @param {Sort | null} sort
+ * @param {number} column
+ * @returns {Sort | null}
+ */
 export function nextSort(sort, column) {
   if (sort?.column !== column) return { column, descending: true };
   return sort.descending ? { column, descending: false } : null;
 }
 
-/** What the correlations mean for training, one sentence a pair that conflicts or says the same. */
+/**
+ * What the correlations mean for training, one sentence for each pair that conflicts or says the same.
+ *
+ * @param {Column[]} columns
+ * @param {Value[][]} matrix
+ */
 export function correlationSentences(columns, matrix) {
-  const found = [];
+  const pairs = [];
   for (let i = 0; i < columns.length; i++) {
     for (let j = i + 1; j < columns.length; j++) {
       const value = matrix[i][j];
-      if (!Number.isFinite(value) || (value > CONFLICT && value < AGREEMENT)) continue;
+      if (value === null || !Number.isFinite(value) || (value > CONFLICT && value < AGREEMENT)) continue;
       const pair = `${columns[i].name} and ${columns[j].name}`;
-      found.push({
+      pairs.push({
         value,
         conflict: value <= CONFLICT,
         text: value <= CONFLICT ? `${pair} pull against each other` : `${pair} ask for nearly the same`,
       });
     }
   }
-  found.sort((a, b) => a.value - b.value);
-  return found.map(({ value, conflict, text }) => ({ conflict, text: `${text} (${signed(value)}).` }));
+  pairs.sort((a, b) => a.value - b.value);
+  return pairs.map(({ value, conflict, text }) => ({ conflict, text: `${text} (${signed(value)}).` }));
 }
 
-/** Where a sample's thumbnail lies on the sheet, in pixels of the sheet. */
+/**
+ * Where a sample's thumbnail lies on the sheet, in pixels of the sheet.
+ *
+ * @param {number} sample
+ * @param {number} size
+ * @param {number} columns
+ */
 export function thumbnailOffset(sample, size, columns) {
   return { x: (sample % columns) * size, y: Math.floor(sample / columns) * size };
 }

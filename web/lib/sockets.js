@@ -1,8 +1,12 @@
+// @ts-check
 // Which of the Reward Stack's sockets are shown.
 
 /**
  * How many of the sockets reward_1 … reward_max to show: up to the last connected one, and one that is free.
  * Sockets in between stay, connected or not, so that no link ever changes its index.
+ *
+ * @param {number[]} connected
+ * @param {number} max
  */
 export function socketsToShow(connected, max) {
   const last = Math.max(0, ...connected);

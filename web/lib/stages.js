@@ -1,5 +1,7 @@
+// @ts-check
 // Colours of the nodes' title bars: one a stage of the pipeline, so that a graph reads at a glance.
 
+/** @type {Record<string, string>} */
 const TITLE_COLORS = {
   "OTCA/model": "#24394f",
   "OTCA/data": "#2f4048",
@@ -10,7 +12,11 @@ const TITLE_COLORS = {
   "OTCA/training": "#2d472d",
 };
 
-/** Title colour of a node's category; undefined leaves ComfyUI's own. */
+/**
+ * Title colour of a node's category; undefined leaves ComfyUI's own.
+ *
+ * @param {string} category
+ */
 export function stageColor(category) {
   return TITLE_COLORS[category];
 }

@@ -1,6 +1,7 @@
+// @ts-check
 /**
  * Charts over the iterations of a run, as SVG that follows ComfyUI's colours: lines with evaluation dots, stacked bars,
- * and a step × iteration heatmap. Pointing at one, or focusing it and pressing the arrow keys, shows its values.
+ * and a step × iteration heatmap.
  */
 import { sequential } from "../lib/color.js";
 import {
@@ -9,7 +10,6 @@ import {
   extent,
   linePath,
   lonePoints,
-  nearestIndex,
   niceTicks,
   padded,
   scale,
@@ -17,121 +17,29 @@ import {
   wholeTicks,
 } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
-import { h, s, setText } from "./dom.js";
+import { MARGIN, chart, probeOf } from "./chart.js";
+import { h, s } from "./dom.js";
 
 const TEXT = {
   iteration: "iteration",
-  iterations: (from, to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
-  evaluation: ({ mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
-  changed: (lines) => `changed: ${lines.join("; ")}`,
-  step: (step) => `step ${step}`,
+  iterations: (/** @type {number} */ from, /** @type {number} */ to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
+  evaluation: (/** @type {{mean: number, error: number}} */ { mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
+  changed: (/** @type {string[]} */ lines) => `changed: ${lines.join("; ")}`,
+  step: (/** @type {number} */ step) => `step ${step}`,
   notRecorded: "not recorded",
-  keys: "arrow keys move along the iterations",
 };
-
-const MARGIN = { top: 6, right: 10, bottom: 28, left: 50 };
-
-/**
- * A chart that redraws itself when its width changes.
- *
- * @param draw (svg, model, width, height) → probe(x) → {x, text} | null: what stands at a pixel, and where to mark it
- */
-function chart(draw, { title, badge, legend = [], height = 132 }) {
-  const readout = h("span.otca-chart-readout", { "aria-live": "off" });
-  const svg = s("svg.otca-chart-plot", { role: "img", tabindex: "0", "aria-label": `${title}; ${TEXT.keys}` });
-  const element = h(
-    "figure.otca-chart",
-    {},
-    h(
-      "figcaption.otca-chart-caption",
-      {},
-      h("span.otca-chart-title", { title }, title),
-      badge && h("span.otca-badge", {}, badge),
-      readout,
-    ),
-    legend.length > 0 &&
-      h(
-        "div.otca-legend",
-        {},
-        legend.map(({ label, color }) =>
-          h("span.otca-legend-entry", {}, h("span.otca-swatch", { style: `background: ${color}` }), label),
-        ),
-      ),
-    svg,
-  );
-  const cursor = s("line.otca-chart-cursor");
-  let model = null;
-  let probe = null;
-  let at = null; // where the user points, in pixels
-
-  function show() {
-    const found = at === null ? null : probe?.(at);
-    setText(readout, found ? found.text : (model?.rest ?? ""));
-    if (!found) return cursor.remove();
-    for (const [name, value] of Object.entries({
-      x1: found.x,
-      x2: found.x,
-      y1: MARGIN.top,
-      y2: height - MARGIN.bottom,
-    })) {
-      cursor.setAttribute(name, value);
-    }
-    svg.append(cursor);
-  }
-
-  function redraw() {
-    const width = svg.clientWidth;
-    if (!model || width < MARGIN.left + MARGIN.right + 20) return;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.replaceChildren();
-    probe = draw(svg, model, width, height);
-    show();
-  }
-
-  svg.style.height = `${height}px`;
-  svg.addEventListener("pointermove", (event) => {
-    // Inside a magnified graph, a pixel on the screen is not one of ours.
-    const box = svg.getBoundingClientRect();
-    at = ((event.clientX - box.left) / box.width) * svg.clientWidth;
-    show();
-  });
-  for (const leaving of ["pointerleave", "blur"]) {
-    svg.addEventListener(leaving, () => {
-      at = null;
-      show();
-    });
-  }
-  // Read aloud to who moves along the chart; every chart's last value, at each iteration, would be noise.
-  svg.addEventListener("focus", () => readout.setAttribute("aria-live", "polite"));
-  svg.addEventListener("blur", () => readout.setAttribute("aria-live", "off"));
-  svg.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move || !probe) return;
-    event.preventDefault();
-    event.stopPropagation();
-    at = at === null ? svg.clientWidth - MARGIN.right : probe.next(at, move);
-    show();
-  });
-  const observer = new ResizeObserver(redraw);
-  observer.observe(svg);
-
-  return {
-    element,
-    /** Shows other data; `model.rest` is the text while nobody points at the chart. */
-    update(next) {
-      model = next;
-      redraw();
-    },
-    dispose: () => observer.disconnect(),
-  };
-}
 
 /**
  * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
  * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
+ *
+ * @param {import("./chart.js").Caption} options
  */
 export function lineChart(options) {
-  return chart((svg, model, width, height) => {
+  /** @typedef {{name: string, ys: Value[], color: string, thin?: boolean}} Line */
+  /** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
+  /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
+  return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
     const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
     let low = Infinity;
@@ -184,21 +92,26 @@ export function lineChart(options) {
   }, options);
 }
 
-/** Stacked bars: `model.parts` [{name, ys, color}] over `model.xs`, each bar the mean of a stretch of iterations. */
+/**
+ * Stacked bars: `model.parts` [{name, ys, color}] over `model.xs`, each bar the mean of a stretch of iterations.
+ *
+ * @param {import("./chart.js").Caption} options
+ */
 export function stackedBars(options) {
-  return chart((svg, { xs, parts, unit }, width, height) => {
+  /** @typedef {{rest: string, xs: number[], parts: {name: string, ys: Value[], color: string}[], unit: string}} Model */
+  return chart((svg, /** @type {Model} */ { xs, parts, unit }, width, height) => {
     const columns = Math.floor((width - MARGIN.left - MARGIN.right) / 5);
     const bins = parts.map(({ ys }) => binMeans(xs, ys, columns));
     const { edges } = bins[0];
     const totals = edges.slice(1).map((_, bin) => bins.reduce((sum, { means }) => sum + (means[bin] ?? 0), 0));
-    const toX = scale([edges[0], edges.at(-1)], [MARGIN.left, width - MARGIN.right]);
+    const toX = scale([edges[0], edges[edges.length - 1]], [MARGIN.left, width - MARGIN.right]);
     const toY = scale([0, Math.max(...totals) * 1.05 || 1], [height - MARGIN.bottom, MARGIN.top]);
     axes(svg, {
       width,
       height,
       toX,
       toY,
-      xTicks: iterationTicks([xs[0], xs.at(-1)], width),
+      xTicks: iterationTicks([xs[0], xs[xs.length - 1]], width),
       yTicks: niceTicks(0, Math.max(...totals) * 1.05 || 1, 4),
     });
     totals.forEach((_, bin) => {
@@ -222,26 +135,31 @@ export function stackedBars(options) {
   }, options);
 }
 
-/** `model.rows` [{step, ys}] over `model.xs` in viridis, with a bar that says what a colour means. */
-export function stepHeatmap({ steps, ...options }) {
+/**
+ * `model.rows` [{step, ys}] over `model.xs` in viridis, with a bar that says what a colour means.
+ *
+ * @param {import("./chart.js").Caption & {steps: number, rowLabel: string}} options
+ */
+export function stepHeatmap({ steps, rowLabel, ...options }) {
+  /** @typedef {{rest: string, xs: number[], rows: {step: number, ys: Value[]}[]}} Model */
   const height = MARGIN.top + MARGIN.bottom + Math.min(220, Math.max(56, steps * 15));
   const right = MARGIN.right + 50; // room for the colour bar and its numbers
   return chart(
-    (svg, { xs, rows }, width) => {
+    (svg, /** @type {Model} */ { xs, rows }, width) => {
       const plot = { left: MARGIN.left, right: width - right, top: MARGIN.top, bottom: height - MARGIN.bottom };
       const bins = rows.map(({ ys }) => binMeans(xs, ys, Math.floor(plot.right - plot.left)));
       const { edges } = bins[0];
       const range = extent(bins.flatMap(({ means }) => means));
       if (!range) return null;
       const toShade = scale(range[0] === range[1] ? padded(range) : range, [0, 1]);
-      const toX = scale([edges[0], edges.at(-1)], [plot.left, plot.right]);
+      const toX = scale([edges[0], edges[edges.length - 1]], [plot.left, plot.right]);
       const toY = scale([0, rows.length], [plot.top, plot.bottom]);
 
       const cells = picture(edges.length - 1, rows.length, (bin, row) => {
         const value = bins[row].means[bin];
         return value === null ? null : sequential(toShade(value), 1);
       });
-      const image = (href, x, y, wide, high) =>
+      const image = (/** @type {string} */ href, /** @type {number} */ x, /** @type {number} */ y, /** @type {number} */ wide, /** @type {number} */ high) =>
         s("image.otca-cells", { href, x, y, width: wide, height: high, preserveAspectRatio: "none" });
       svg.append(image(cells, plot.left, plot.top, plot.right - plot.left, plot.bottom - plot.top));
 
@@ -249,7 +167,7 @@ export function stepHeatmap({ steps, ...options }) {
       rows.forEach(({ step }, row) => {
         if (row % every === 0) svg.append(label(plot.left - 5, toY(row + 0.5), step, "end"));
       });
-      iterationLabels(svg, iterationTicks([xs[0], xs.at(-1)], plot.right), toX, plot.right, plot.bottom + 9);
+      iterationLabels(svg, iterationTicks([xs[0], xs[xs.length - 1]], plot.right), toX, plot.right, plot.bottom + 9);
       svg.append(
         label((plot.left + plot.right) / 2, height - 6, TEXT.iteration, "middle"),
         s(
@@ -259,7 +177,7 @@ export function stepHeatmap({ steps, ...options }) {
             "text-anchor": "middle",
             "dominant-baseline": "middle",
           },
-          options.rowLabel,
+          rowLabel,
         ),
       );
 
@@ -289,7 +207,7 @@ export function stepHeatmap({ steps, ...options }) {
         edges.slice(1).map((edge, bin) => (toX(edges[bin]) + toX(edge)) / 2),
         (bin) => {
           const values = rows
-            .map(({ step }, row) => [step, bins[row].means[bin]])
+            .map(({ step }, row) => /** @type {[number, number]} */ ([step, bins[row].means[bin]]))
             .filter(([, value]) => value !== null);
           if (!values.length) return `${stretch(edges, bin)}: ${TEXT.notRecorded}`;
           const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
@@ -302,26 +220,35 @@ export function stepHeatmap({ steps, ...options }) {
   );
 }
 
-/** Answers where and what the nearest stop is; `next` walks along the stops. */
-function probeOf(positions, describe) {
-  const probe = (x) => {
-    const index = nearestIndex(positions, x);
-    return { x: positions[index], text: describe(index) };
-  };
-  probe.next = (x, move) => positions[Math.min(positions.length - 1, Math.max(0, nearestIndex(positions, x) + move))];
-  return probe;
-}
-
-/** The whole iterations that a bin covers. */
+/**
+ * The whole iterations that a bin covers.
+ *
+ * @param {number[]} edges
+ * @param {number} bin
+ */
 function stretch(edges, bin) {
   const from = Math.ceil(edges[bin]);
   return TEXT.iterations(from, Math.max(from, Math.ceil(edges[bin + 1]) - 1));
 }
 
+/**
+ * @param {[number, number]} range
+ * @param {number} width
+ */
 function iterationTicks([first, last], width) {
   return wholeTicks(first, last, Math.max(2, Math.floor(width / 80)));
 }
 
+/**
+ * @param {SVGSVGElement} svg
+ * @param {object} frame
+ * @param {number} frame.width
+ * @param {number} frame.height
+ * @param {(value: number) => number} frame.toX
+ * @param {(value: number) => number} frame.toY
+ * @param {number[]} frame.xTicks
+ * @param {number[]} frame.yTicks
+ */
 function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
   for (const tick of yTicks) {
     const y = toY(tick);
@@ -334,7 +261,15 @@ function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
   svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, TEXT.iteration, "middle"));
 }
 
-/** Numbers below the plot; one that would be cut off at its right end is moved in. */
+/**
+ * Numbers below the plot; one that would be cut off at its right end is moved in.
+ *
+ * @param {SVGSVGElement} svg
+ * @param {number[]} ticks
+ * @param {(value: number) => number} toX
+ * @param {number} right
+ * @param {number} y
+ */
 function iterationLabels(svg, ticks, toX, right, y) {
   for (const tick of ticks) {
     const text = tickLabel(tick);
@@ -342,14 +277,26 @@ function iterationLabels(svg, ticks, toX, right, y) {
   }
 }
 
+/**
+ * @param {number} x
+ * @param {number} y
+ * @param {string | number} text
+ * @param {string} anchor
+ */
 function label(x, y, text, anchor) {
   return s("text.otca-axis-label", { x, y, "text-anchor": anchor, "dominant-baseline": "middle" }, String(text));
 }
 
-/** A data URL of columns × rows pixels; those without a colour stay transparent. */
+/**
+ * A data URL of columns × rows pixels; those without a colour stay transparent.
+ *
+ * @param {number} columns
+ * @param {number} rows
+ * @param {(column: number, row: number) => string | null} colorAt
+ */
 function picture(columns, rows, colorAt) {
   const canvas = h("canvas", { width: columns, height: rows });
-  const context = canvas.getContext("2d");
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   for (let row = 0; row < rows; row++) {
     for (let column = 0; column < columns; column++) {
       const color = colorAt(column, row);

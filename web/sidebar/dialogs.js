@@ -1,3 +1,4 @@
+// @ts-check
 /** The sidebar's dialogs. Each is a <dialog>: the browser keeps the focus inside and closes it on Esc. */
 import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
 import { button, h, setText } from "./dom.js";
@@ -8,7 +9,7 @@ const TEXT = {
   trainTitle: "Train headless",
   trainNote:
     "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
-  resumeTitle: (id) => `Train on: ${id}`,
+  resumeTitle: (/** @type {string} */ id) => `Train on: ${id}`,
   name: "Name",
   iterations: "Iterations",
   iterationsInAll: "Iterations in all",
@@ -17,13 +18,13 @@ const TEXT = {
   rewardGpus: "GPUs for rewards",
   rewardGpusNote: "More GPUs, which do not train: rewards whose device is auto go there.",
   output: "Output folder",
-  outputFolder: (name) => `output/otca/${name}`,
+  outputFolder: (/** @type {string} */ name) => `output/otca/${name}`,
   start: "Start training",
   starting: "Starting…",
   goOn: "Train on",
   noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu.",
   exportTitle: "Export for headless training",
-  exported: (file) =>
+  exported: (/** @type {string} */ file) =>
     `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
   notExported: "The workflow has errors, so training would not start.",
   downloadAnyway: "Download anyway",
@@ -36,12 +37,16 @@ const TEXT = {
     "A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a " +
     "click is remembered on this machine, for every workflow.",
   noWants: "It names nothing outside of ComfyUI's own folders and this machine.",
-  permission: (allowed) =>
+  permission: (/** @type {boolean | null} */ allowed) =>
     allowed === null ? "known only when the graph runs" : allowed ? "allowed" : "not allowed",
-  allow: (what) => `Allow ${what}`,
-  go: (title) => `Show ${title} on the canvas`,
+  allow: (/** @type {string} */ what) => `Allow ${what}`,
+  go: (/** @type {string} */ title) => `Show ${title} on the canvas`,
 };
 
+/**
+ * @param {string} title
+ * @param {...Child} content
+ */
 function openDialog(title, ...content) {
   const dialog = h(
     "dialog.otca-dialog",
@@ -67,14 +72,26 @@ function openDialog(title, ...content) {
   return dialog;
 }
 
-/** A picture as large as the window allows. */
+/**
+ * A picture as large as the window allows.
+ *
+ * @param {string} source
+ * @param {string | null} caption
+ */
 export function pictureDialog(source, caption) {
-  openDialog(caption, h("img.otca-enlarged", { src: source, alt: caption })).classList.add("otca-picture-dialog");
+  openDialog(caption ?? "", h("img.otca-enlarged", { src: source, alt: caption })).classList.add("otca-picture-dialog");
 }
 
 /**
  * Asks how to train the graph on the canvas.
- * @param start({name, iterations, gpus, reward_gpus}) posts it; an Error may carry `problems`
+ *
+ * @typedef {{iterations: number, gpus: number, reward_gpus: number}} Settings
+ *
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {Prompt} options.prompt
+ * @param {string[]} options.taken names of runs
+ * @param {(settings: Settings & {name: string}) => Promise<void>} options.start posts them; an Error may carry `problems`
  */
 export function trainDialog(comfy, { prompt, taken, start }) {
   const name = h("input.otca-input", {
@@ -102,7 +119,12 @@ export function trainDialog(comfy, { prompt, taken, start }) {
   name.select();
 }
 
-/** Asks how far a finished run shall go on. */
+/**
+ * Asks how far a finished run shall train on.
+ *
+ * @param {Comfy} comfy
+ * @param {{run: Run, start: (settings: Settings) => Promise<void>}} options
+ */
 export function resumeDialog(comfy, { run, start }) {
   formDialog(comfy, {
     title: TEXT.resumeTitle(run.id),
@@ -113,6 +135,19 @@ export function resumeDialog(comfy, { run, start }) {
   });
 }
 
+/**
+ * @param {Comfy} comfy
+ * @param {object} options
+ * @param {string} options.title
+ * @param {string} [options.note]
+ * @param {number} options.iterations
+ * @param {string} options.iterationsLabel
+ * @param {Child[]} [options.before] fields above those of every training
+ * @param {Child[]} [options.after] fields below them
+ * @param {string} [options.error]
+ * @param {string} options.startLabel
+ * @param {(settings: Settings) => Promise<void>} options.start
+ */
 function formDialog(
   comfy,
   { title, note, iterations, iterationsLabel, before = [], after = [], error = "", startLabel, start },
@@ -181,6 +216,11 @@ function formDialog(
   const dialog = openDialog(title, form);
 }
 
+/**
+ * @param {string} label
+ * @param {HTMLElement} input
+ * @param {...Child} more
+ */
 function field(label, input, ...more) {
   return h("div.otca-field", {}, h("label", { for: input.id || undefined }, label), input, more);
 }
@@ -188,6 +228,11 @@ function field(label, input, ...more) {
 /**
  * Errors and warnings of a workflow. A click on one closes the dialog, which covers the canvas, and goes to the node; one
  * that is about the whole graph names no node.
+ *
+ * @param {Comfy} comfy
+ * @param {Problem[]} problems
+ * @param {HTMLDialogElement} dialog
+ * @param {string} heading
  */
 function problemList(comfy, problems, dialog, heading) {
   if (!problems.length) return "";
@@ -195,13 +240,14 @@ function problemList(comfy, problems, dialog, heading) {
     const where = [title, input].filter(Boolean).join(" › ");
     const content = [where && h("strong", {}, where), h("span", {}, message), fix && h("span.otca-fix", {}, fix)];
     const go = () => {
+      if (!node) return;
       dialog.close();
       comfy.showNode(node);
       comfy.toast("warn", where, [message, fix].filter(Boolean).join("\n"));
     };
     const attributes = {
       "data-severity": severity,
-      ...(node && { type: "button", onclick: go, title: TEXT.go(title) }),
+      ...(node && { type: "button", onclick: go, title: TEXT.go(title ?? node) }),
     };
     return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
   });
@@ -209,24 +255,25 @@ function problemList(comfy, problems, dialog, heading) {
 }
 
 /**
- * What a workflow asks for beyond its own data, and for what is not allowed the click that allows it, on this machine, from
- * then on.
- * @param wants [{text, allowed (null: known only when the graph runs), remember, fix}]
- * @param allow(want) posts it
+ * What a workflow asks for beyond its own data. A click allows what is not allowed yet, on this machine, from then on.
+ *
+ * @param {Comfy} comfy
+ * @param {{wants: Want[], allow: (want: Want) => Promise<unknown>}} options
  */
 export function permissionsDialog(comfy, { wants, allow }) {
   const rows = wants.map((want) => {
     const state = h("span.otca-quiet");
     const error = h("span.otca-fix", { role: "alert" });
-    const show = (allowed) => setText(state, TEXT.permission(allowed));
+    const show = (/** @type {boolean | null} */ allowed) => setText(state, TEXT.permission(allowed));
     show(want.allowed);
     const click =
       want.remember &&
-      button("pi-check", TEXT.allow(want.remember), async () => {
+      button("pi-check", TEXT.allow(want.remember), async (event) => {
+        const clicked = /** @type {HTMLElement} */ (event.currentTarget);
         try {
           await allow(want);
           show(true);
-          click.remove();
+          clicked.remove();
         } catch (refusal) {
           setText(error, refusal.message);
         }
@@ -241,7 +288,12 @@ export function permissionsDialog(comfy, { wants, allow }) {
   );
 }
 
-/** Command lines of an export, after its download. */
+/**
+ * Command lines of an export, after its download.
+ *
+ * @param {Comfy} comfy
+ * @param {{answer: ExportAnswer, failed: boolean, download: () => void}} options
+ */
 export function exportDialog(comfy, { answer, failed, download }) {
   const commands = answer.commands.map(({ title, lines, note }) => {
     const text = lines.join("\n");
@@ -264,6 +316,7 @@ export function exportDialog(comfy, { answer, failed, download }) {
   problems.append(problemList(comfy, answer.problems, dialog, failed ? TEXT.problems : TEXT.warnings));
 }
 
+/** @param {string} text */
 function copyButton(text) {
   const copy = button("pi-copy", TEXT.copy, async () => {
     await copyText(text, copy);
@@ -273,7 +326,12 @@ function copyButton(text) {
   return copy;
 }
 
-/** Browsers offer the clipboard to secure pages only, and ComfyUI in a local network is plain http. */
+/**
+ * Browsers offer the clipboard to secure pages only, and ComfyUI in a local network is plain http.
+ *
+ * @param {string} text
+ * @param {HTMLElement} near
+ */
 async function copyText(text, near) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const area = h("textarea", { style: "position: fixed; opacity: 0" });

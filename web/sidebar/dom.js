@@ -1,19 +1,42 @@
+// @ts-check
 // Elements in one expression.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** h("button.otca-button", {type: "button", onclick}, "Stop"): attributes by name, listeners as on…, children last. */
+/**
+ * h("button.otca-button", {type: "button", onclick}, "Stop"): attributes by name, listeners as on…, children last.
+ *
+ * @template {string} S
+ * @param {S} selector
+ * @param {Record<string, any>} [attributes] those that are null, undefined or false are left out
+ * @param {...Child} children
+ * @returns {HtmlOf<S>}
+ */
 export function h(selector, attributes = {}, ...children) {
   const [tag, ...classes] = selector.split(".");
-  return filled(document.createElement(tag), classes, attributes, children);
+  return /** @type {any} */ (filled(document.createElement(tag), classes, attributes, children));
 }
 
-/** The same for SVG. */
+/**
+ * The same for SVG.
+ *
+ * @template {string} S
+ * @param {S} selector
+ * @param {Record<string, any>} [attributes]
+ * @param {...Child} children
+ * @returns {SvgOf<S>}
+ */
 export function s(selector, attributes = {}, ...children) {
   const [tag, ...classes] = selector.split(".");
-  return filled(document.createElementNS(SVG, tag), classes, attributes, children);
+  return /** @type {any} */ (filled(document.createElementNS(SVG, tag), classes, attributes, children));
 }
 
+/**
+ * @param {Element} element
+ * @param {string[]} classes
+ * @param {Record<string, any>} attributes
+ * @param {Child[]} children
+ */
 function filled(element, classes, attributes, children) {
   element.classList.add(...classes);
   for (const [name, value] of Object.entries(attributes)) {
@@ -21,13 +44,20 @@ function filled(element, classes, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(
-    ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
-  );
+  /** @type {(Node | string)[]} */
+  const all = /** @type {any[]} */ (children).flat(Infinity);
+  element.append(...all.filter((child) => child !== null && child !== undefined && /** @type {any} */ (child) !== false));
   return element;
 }
 
-/** A button with a PrimeIcon before its label. */
+/**
+ * A button with a PrimeIcon before its label.
+ *
+ * @param {string} icon
+ * @param {string} label
+ * @param {(event: Event) => void} onclick
+ * @param {Record<string, any>} [attributes]
+ */
 export function button(icon, label, onclick, attributes = {}) {
   return h(
     "button.otca-button",
@@ -38,14 +68,28 @@ export function button(icon, label, onclick, attributes = {}) {
 }
 
 /**
- * Keeps children in step with a list. Each lives as long as its item does, is updated and at most moved, never made anew:
- * so a click that is under way, the focus and a screen reader's place outlast an update.
+ * A part of the sidebar: heading, content, and a note below.
  *
- * @param keyOf (item) → what an item is known by
- * @param create () → {element, update(item)}
- * @returns (items) → void
+ * @param {string} title
+ * @param {string | null} note
+ * @param {...Child} content
+ */
+export function section(title, note, ...content) {
+  return h("section.otca-section", {}, h("h3.otca-heading", {}, title), content, note && h("p.otca-note", {}, note));
+}
+
+/**
+ * Keeps children in step with a list. Each lives as long as its item does: it is updated and moved, but never made again. So a
+ * click that is under way, the focus and the position of a screen reader survive an update.
+ *
+ * @template T
+ * @param {Element} parent
+ * @param {(item: T) => unknown} keyOf the identity of an item
+ * @param {() => View<T>} create
+ * @returns {(items: T[]) => void}
  */
 export function keyedChildren(parent, keyOf, create) {
+  /** @type {Map<unknown, View<T>>} */
   const entries = new Map();
   return (items) => {
     const wanted = new Set(items.map(keyOf));
@@ -54,22 +98,28 @@ export function keyedChildren(parent, keyOf, create) {
       element.remove();
       entries.delete(key);
     }
-    const focused = document.activeElement;
+    const focused = /** @type {HTMLElement | null} */ (document.activeElement);
     let next = parent.firstElementChild;
     for (const item of items) {
       const key = keyOf(item);
-      if (!entries.has(key)) entries.set(key, create());
-      const { element, update } = entries.get(key);
+      const entry = entries.get(key) ?? create();
+      entries.set(key, entry);
+      const { element, update } = entry;
       update(item);
       if (element === next) next = next.nextElementSibling;
       else parent.insertBefore(element, next);
     }
     // What is moved loses the focus.
-    if (focused !== document.activeElement && parent.contains(focused)) focused.focus({ preventScroll: true });
+    if (focused && focused !== document.activeElement && parent.contains(focused)) focused.focus({ preventScroll: true });
   };
 }
 
-/** Writes text only where it changed, so that screen readers and selections are left alone. */
-export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+/**
+ * Writes text only where it changed, so that screen readers and selections are left alone.
+ *
+ * @param {Node | null} node
+ * @param {string} text
+ */
+export function setText(node, text) {
+  if (node && node.textContent !== text) node.textContent = text;
 }

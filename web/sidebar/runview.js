@@ -1,27 +1,13 @@
+// @ts-check
 /**
  * One run, all of it: state and buttons, curves, credit, pictures, log. Built once a run is chosen, then updated by what
  * the routes say.
  */
-import { OBJECTIVES } from "../lib/color.js";
-import { errorBars, runningMean } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
-import {
-  PLACE,
-  STATUS,
-  creditSteps,
-  formatDuration,
-  offeredActions,
-  phases,
-  progress,
-  rewardPanels,
-  sampleIteration,
-  secondsLeft,
-  series,
-  timedRewards,
-} from "../lib/runs.js";
-import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
+import { PLACE, STATUS, formatDuration, offeredActions, progress, sampleIteration, secondsLeft } from "../lib/runs.js";
 import { pictureDialog } from "./dialogs.js";
-import { button, h, setText } from "./dom.js";
+import { button, h, section, setText } from "./dom.js";
+import { curveSections } from "./runcurves.js";
 
 const TEXT = {
   stop: "Stop",
@@ -30,55 +16,30 @@ const TEXT = {
   canvas: "Resume on canvas",
   lora: "Load the LoRA",
   workflow: "Open workflow",
-  progress: ({ iteration, total }) => (total ? `iteration ${iteration} of ${total}` : `iteration ${iteration}`),
-  each: (seconds) => `${significant(seconds, 2)} s each`,
-  left: (seconds) => `about ${formatDuration(seconds)} left`,
-  noRows: "No iteration is finished yet. Curves appear with the first one.",
-  rewards: "Rewards",
-  rewardsNote: "Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error.",
-  heldOut: "held out",
-  training: "Training",
-  time: "Seconds per phase",
-  rewardTime: "Seconds per reward",
-  credit: "Credit of each step",
-  creditNote: "Mean weight of each trained denoising step; 1 is what uniform weighting would give.",
-  step: "step",
+  progress: (/** @type {Run} */ { iteration, total }) => (total ? `iteration ${iteration} of ${total}` : `iteration ${iteration}`),
+  each: (/** @type {number} */ seconds) => `${significant(seconds, 2)} s each`,
+  left: (/** @type {number} */ seconds) => `about ${formatDuration(seconds)} left`,
   samples: "Samples",
   changes: "Changed while it trained",
-  change: ({ iteration, lines }) => `from iteration ${iteration} on: ${lines.join("; ")}`,
-  samplesAt: (iteration) => (iteration === 0 ? "before training" : `iteration ${iteration}`),
+  change: (/** @type {Change} */ { iteration, lines }) => `from iteration ${iteration} on: ${lines.join("; ")}`,
+  samplesAt: (/** @type {number} */ iteration) => (iteration === 0 ? "before training" : `iteration ${iteration}`),
   slider: "Iteration of the pictures",
   beforeAfter: "Before and after",
   beforeAfterTitle: "The evaluation's pictures before training and now, one above the other",
-  enlarge: (caption) => `Samples, ${caption}: enlarge`,
+  enlarge: (/** @type {string} */ caption) => `Samples, ${caption}: enlarge`,
   noSamples: "Pictures appear with the first evaluation.",
   log: "Log of the trainer",
   emptyLog: "The log is empty.",
 };
 
-/** Small charts beside the rewards': title and the metrics that it draws. Of a KL that never was anything but zero there is none. */
-const TRAINING_CHARTS = [
-  { title: "Clip fraction", lines: { "clip/high": "above", "clip/low": "below" } },
-  { title: "Gradient norm", lines: { gradient_norm: "" } },
-  { title: "Zero fraction of z", lines: { "z/zero_fraction": "" } },
-  { title: "KL to the untrained model", lines: { "kl/reference": "" }, ifAny: true },
-  { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
-];
-
-function trainingCharts(rows) {
-  return TRAINING_CHARTS.map((chart) => {
-    const recorded = (key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
-    return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
-  }).filter(({ keys }) => keys.length);
-}
-
-const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
-
 const LONGEST_LOG = 200_000; // characters that stay in the page
 
 /**
- * @param actions {stop, resume, canvas, lora, workflow}: what the buttons call
- * @returns {element, update({run, rows, evaluations}), appendLog(text), logIsOpen(), dispose()}
+ * What the buttons call.
+ * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow", () => void>} Actions
+ *
+ * @param {Comfy} comfy
+ * @param {Actions} actions
  */
 export function runView(comfy, actions) {
   const head = runHead(actions);
@@ -88,6 +49,7 @@ export function runView(comfy, actions) {
   const log = logSection();
   return {
     element: h("div.otca-run", {}, head.element, curves.element, changes.element, samples.element, log.element),
+    /** @param {RunData} data */
     update(data) {
       head.update(data);
       curves.update(data);
@@ -102,7 +64,11 @@ export function runView(comfy, actions) {
   };
 }
 
-/** A run's state as icon, word and colour: {element, update(run)}. */
+/**
+ * A run's state as icon, word and colour.
+ *
+ * @returns {View<Run>}
+ */
 export function statusBadge() {
   const icon = h("i", { "aria-hidden": "true" });
   const text = h("span");
@@ -118,21 +84,22 @@ export function statusBadge() {
   };
 }
 
-/** {element, update(run)} */
+/** @returns {View<Run>} */
 export function progressBar() {
   const done = h("div.otca-progress-done");
   const element = h("div.otca-progress", { role: "progressbar", "aria-valuemin": 0 }, done);
   return {
     element,
     update(run) {
-      element.setAttribute("aria-valuemax", run.total ?? run.iteration);
-      element.setAttribute("aria-valuenow", run.iteration);
+      element.setAttribute("aria-valuemax", String(run.total ?? run.iteration));
+      element.setAttribute("aria-valuenow", String(run.iteration));
       element.setAttribute("aria-label", TEXT.progress(run));
       done.style.width = `${100 * progress(run)}%`;
     },
   };
 }
 
+/** @param {Actions} actions */
 function runHead(actions) {
   const name = h("h2.otca-run-name");
   const badge = statusBadge();
@@ -157,6 +124,7 @@ function runHead(actions) {
       [name, state, pace, error, warning],
       h("div.otca-buttons", {}, Object.values(buttons)),
     ),
+    /** @param {RunData} data */
     update({ run, rows }) {
       setText(name, run.id);
       badge.update(run);
@@ -176,136 +144,6 @@ function runHead(actions) {
   };
 }
 
-/** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
-function curveSections() {
-  const element = h("div");
-  let charts = [];
-  let layout = "";
-
-  function build({ rows, evaluations }) {
-    const rewards = rewardPanels(rows, evaluations).map((panel, index) => {
-      const color = OBJECTIVES[index % OBJECTIVES.length];
-      const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
-      return { drawn, model: rewardModel(panel, color) };
-    });
-    const training = trainingCharts(rows).map(({ title, keys, lines }) => {
-      const colors = [OBJECTIVES[4], OBJECTIVES[5]];
-      const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
-    });
-    const time = secondsCharts(rows);
-    const steps = creditSteps(rows);
-    const credit = steps.length > 0 && {
-      drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
-      model: (data) => ({
-        xs: series(data.rows, "iteration"),
-        rows: steps.map((step) => ({ step, ys: series(data.rows, `credit/step/${step}`) })),
-        rest: "",
-      }),
-    };
-    charts.forEach(({ drawn }) => drawn.dispose());
-    charts = [...rewards, credit, ...training, ...time].filter(Boolean);
-    const grid = (entries) =>
-      h(
-        "div.otca-chart-grid",
-        {},
-        entries.map(({ drawn }) => drawn.element),
-      );
-    element.replaceChildren(
-      ...[
-        section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)),
-        credit && h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)),
-        training.length > 0 && section(TEXT.training, null, grid(training)),
-        ...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)),
-      ].filter(Boolean),
-    );
-  }
-
-  return {
-    element,
-    update(data) {
-      if (!data.rows.length && !data.evaluations.length) {
-        layout = "";
-        element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
-        return;
-      }
-      const wanted = JSON.stringify([
-        rewardPanels(data.rows, data.evaluations),
-        trainingCharts(data.rows).map(({ keys }) => keys),
-        phases(data.rows),
-        timedRewards(data.rows),
-        creditSteps(data.rows),
-      ]);
-      if (wanted !== layout) build(data);
-      layout = wanted;
-      for (const { drawn, model } of charts) drawn.update(model(data));
-    },
-    dispose: () => charts.forEach(({ drawn }) => drawn.dispose()),
-  };
-}
-
-/** Where the time goes: the phases, and the rewards if there are several. */
-function secondsCharts(rows) {
-  const rewards = timedRewards(rows);
-  const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
-  return [
-    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (name) => PHASE_COLORS[name] },
-    {
-      title: TEXT.rewardTime,
-      prefix: "seconds/reward/",
-      names: rewards.length > 1 ? rewards : [],
-      colorOf: (name) => colors[rewards.indexOf(name)],
-    },
-  ]
-    .filter(({ names }) => names.length)
-    .map(({ title, prefix, names, colorOf }) => ({
-      drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
-      model: (data) => ({
-        xs: series(data.rows, "iteration"),
-        parts: names.map((name) => ({ name, ys: series(data.rows, prefix + name), color: colorOf(name) })),
-        unit: "s",
-        rest: "",
-      }),
-    }));
-}
-
-/** What a reward's chart draws: single iterations, their running mean, evaluations. */
-export function rewardModel({ name, key }, color) {
-  return ({ rows, evaluations, changes = [] }) => {
-    const ys = series(rows, key);
-    const mean = runningMean(ys);
-    return {
-      xs: series(rows, "iteration"),
-      lines: [
-        { name: "", ys, color, thin: true },
-        { name: "mean", ys: mean, color },
-      ],
-      dots: errorBars(evaluations, name),
-      marks: changes,
-      rest: significant(mean.at(-1)),
-    };
-  };
-}
-
-function trainingModel(keys, names, colors) {
-  return ({ rows }) => {
-    const values = keys.map((key) => series(rows, key));
-    const means = values.map(runningMean);
-    return {
-      xs: series(rows, "iteration"),
-      lines: [
-        ...values.map((ys, index) => ({ name: names[keys[index]], ys, color: colors[index], thin: true })),
-        ...means.map((ys, index) => ({ name: `${names[keys[index]]} mean`.trim(), ys, color: colors[index] })),
-      ],
-      rest: means.map((mean) => significant(mean.at(-1))).join(" · "),
-    };
-  };
-}
-
-function section(title, note, ...content) {
-  return h("section.otca-section", {}, h("h3.otca-heading", {}, title), content, note && h("p.otca-note", {}, note));
-}
-
 /** Values that were changed while the run trained; nothing where there were none. */
 function changesSection() {
   const list = h("ul.otca-changes");
@@ -313,6 +151,7 @@ function changesSection() {
   element.hidden = true;
   return {
     element,
+    /** @param {Change[]} [changes] */
     update(changes = []) {
       element.hidden = changes.length === 0;
       list.replaceChildren(...changes.map((change) => h("li", {}, TEXT.change(change))));
@@ -320,7 +159,11 @@ function changesSection() {
   };
 }
 
-/** The evaluation's grids, one an evaluation, chosen by a slider. */
+/**
+ * The evaluation's grids, one an evaluation, chosen by a slider.
+ *
+ * @param {Comfy} comfy
+ */
 function samplesSection(comfy) {
   const image = h("img.otca-samples", { alt: "" });
   const caption = h("output.otca-quiet");
@@ -339,21 +182,22 @@ function samplesSection(comfy) {
   const beforeAfter = button(
     "pi-images",
     TEXT.beforeAfter,
-    () => pictureDialog(pictureUrl("samples.png"), TEXT.beforeAfter),
+    () => run && pictureDialog(latestPicture(run), TEXT.beforeAfter),
     {
       title: TEXT.beforeAfterTitle,
     },
   );
+  // The trainer draws samples.png again under its old name.
+  const latestPicture = (/** @type {RunDetails} */ { id, updated }) =>
+    comfy.routeUrl(`/otca/runs/${encodeURIComponent(id)}/pictures/samples.png?at=${updated}`);
   const empty = h("p.otca-note", {}, TEXT.noSamples);
   const content = h("div", {}, h("div.otca-row", {}, slider, caption), enlarge);
+  /** @type {RunDetails | null} */
   let run = null;
   let followsLatest = true;
 
-  // The trainer draws samples.png anew under its old name.
-  const pictureUrl = (name) =>
-    comfy.routeUrl(`/otca/runs/${encodeURIComponent(run.id)}/pictures/${name}?at=${run.updated}`);
-
   function show() {
+    if (!run) return;
     const file = run.samples[Number(slider.value)];
     followsLatest = Number(slider.value) === run.samples.length - 1;
     const text = TEXT.samplesAt(sampleIteration(file));
@@ -366,13 +210,14 @@ function samplesSection(comfy) {
 
   return {
     element: section(TEXT.samples, null, empty, content, h("div.otca-buttons", {}, beforeAfter)),
+    /** @param {RunDetails} next */
     update(next) {
       run = next;
       empty.hidden = run.samples.length > 0;
       content.hidden = run.samples.length === 0;
       beforeAfter.hidden = !run.pictures.includes("samples.png");
       if (!run.samples.length) return;
-      slider.max = run.samples.length - 1;
+      slider.max = String(run.samples.length - 1);
       if (followsLatest) slider.value = slider.max;
       show();
     },
@@ -387,11 +232,12 @@ function logSection() {
   return {
     element: details,
     isOpen: () => details.open,
-    onOpen: (callback) => details.addEventListener("toggle", () => details.open && callback()),
+    onOpen: (/** @type {() => void} */ callback) => details.addEventListener("toggle", () => details.open && callback()),
     clear() {
       content = "";
       setText(text, TEXT.emptyLog);
     },
+    /** @param {string} more */
     append(more) {
       if (!more) return;
       const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 8;

@@ -1,3 +1,4 @@
+// @ts-check
 /** The Training Run's own small curves: one line a reward, beside its name and its running mean. */
 import { OBJECTIVES } from "../lib/color.js";
 import { decimate, extent, linePath, padded, runningMean, scale } from "../lib/curves.js";
@@ -7,9 +8,9 @@ import { h, s, setText } from "../sidebar/dom.js";
 
 const TEXT = {
   empty: "No iteration yet. Queue the graph: each queued prompt is one iteration.",
-  title: (run, iterations) => `${run} · ${count(iterations, "iteration")}`,
+  title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, "iteration")}`,
   heldOut: "held out",
-  line: (name, mean) => `${name}: running mean ${mean}`,
+  line: (/** @type {string} */ name, /** @type {string} */ mean) => `${name}: running mean ${mean}`,
 };
 
 const LINE = { width: 200, height: 26 };
@@ -17,21 +18,30 @@ const ROW_HEIGHT = 30;
 const AROUND = 34; // heading and paddings
 const EMPTY_HEIGHT = 56;
 
+/** @type {OurWidget} */
 export const curvesWidget = {
   fits: (definition) => definition.name === "OTCA_TrainingRun",
   create: (node, comfy) => new Curves(node, comfy),
 };
 
 class Curves {
+  /** @type {string | null} */
+  run = null;
+  /** @type {Row[]} */
+  rows = [];
+  /** @type {Change[]} */
+  changes = [];
+  heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
+  list = h("ul.otca-curves-list");
+  root = h("div.otca-curves", {}, this.heading, this.list);
+
+  /**
+   * @param {GraphNode} node
+   * @param {Comfy} comfy
+   */
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
-    this.run = null;
-    this.rows = [];
-    this.changes = [];
-    this.heading = h("p.otca-curves-heading", { role: "status" }, TEXT.empty);
-    this.list = h("ul.otca-curves-list");
-    this.root = h("div.otca-curves", {}, this.heading, this.list);
     comfy.passGesturesToGraph(this.root);
     const widget = node.addDOMWidget("otca_curves", "OTCA_CURVES", this.root, {
       serialize: false,
@@ -43,13 +53,18 @@ class Curves {
     widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
   }
 
-  /** An iteration was recorded: {run, iteration}. */
+  /**
+   * An iteration was recorded: {run, iteration}.
+   *
+   * @param {string} kind
+   * @param {any} data
+   */
   async show(kind, data) {
     if (kind !== "run") return;
-    const known = this.rows.at(-1)?.iteration ?? 0;
-    if (data.run !== this.run || data.iteration < known) {
+    const last = this.rows.at(-1)?.iteration ?? 0;
+    if (data.run !== this.run || data.iteration < last) {
       Object.assign(this, { run: data.run, rows: [] });
-    } else if (data.iteration === known) {
+    } else if (data.iteration === last) {
       return; // a cached node's result, sent again
     }
     const after = this.rows.at(-1)?.iteration ?? 0;
@@ -66,13 +81,17 @@ class Curves {
 
   draw() {
     const panels = rewardPanels(this.rows, []);
-    setText(this.heading, TEXT.title(this.run, this.rows.at(-1)?.iteration ?? 0));
+    setText(this.heading, TEXT.title(this.run ?? "", this.rows.at(-1)?.iteration ?? 0));
     this.list.replaceChildren(
       ...panels.map((panel, index) => this.entry(panel, OBJECTIVES[index % OBJECTIVES.length])),
     );
     this.comfy.growNode(this.node);
   }
 
+  /**
+   * @param {{name: string, heldOut: boolean, key: string}} panel
+   * @param {string} color
+   */
   entry({ name, heldOut, key }, color) {
     const xs = series(this.rows, "iteration");
     const ys = series(this.rows, key);
@@ -87,16 +106,14 @@ class Curves {
     if (range) {
       // The first iteration alone is a level line, so that there is something to see.
       const single = xs.length === 1;
-      const domain = single ? [xs[0], xs[0] + 1] : [xs[0], xs.at(-1)];
+      /** @type {[number, number]} */
+      const domain = [xs[0], single ? xs[0] + 1 : xs[xs.length - 1]];
       const toX = scale(domain, [1, LINE.width - 1]);
       const toY = scale(padded(range), [LINE.height - 1, 1]);
-      for (const [values, thin] of [
-        [ys, true],
-        [means, false],
-      ]) {
+      for (const values of [ys, means]) {
         const points = decimate(single ? domain : xs, single ? [values[0], values[0]] : values, domain, LINE.width);
         plot.append(
-          s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
+          s(values === ys ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
         );
       }
       for (const { iteration, lines } of this.changes) {

@@ -1,20 +1,22 @@
+// @ts-check
 /**
  * Credit heatmap on every node that gives credit: samples × denoising steps, coloured by effective advantage or weight.
  * A DOM widget with a canvas in it, since the Vue renderer of ComfyUI draws nothing else.
  */
-import { OBJECTIVES } from "../lib/color.js";
 import { percent, signed, fixed } from "../lib/format.js";
 import * as heatmap from "../lib/heatmap.js";
 import { h } from "../sidebar/dom.js";
 import { paint, themeOf } from "./heatmap_canvas.js";
+import { Preview } from "./heatmap_preview.js";
+import { factLines, legendItems, placeBeside, textTable } from "./heatmap_text.js";
 
 const CELLS_HEIGHT = { least: 150, perRow: 3, most: 320 };
 const AROUND = 68; // toolbar, legend and paddings
 const PREVIEW_HEIGHT = 150;
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
-const TABLE_ROWS = 200;
 
+/** @type {OurWidget} */
 export const heatmapWidget = {
   fits: ({ name, output }) => output.includes("OTCA_CREDIT") || name === "OTCA_StepwiseGain", // credit and fusion in one
   create: (node, comfy) => new Heatmap(node, comfy),
@@ -25,17 +27,76 @@ const HOLD =
   "Each Run still updates the model, unless GRPO Step and the nodes after it are muted.";
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
+/** @type {Record<string, string>} */
 const CHOICES = { "heatmap color": "advantage", "heatmap order": "advantage" };
 
 class Heatmap {
+  state = heatmap.EMPTY;
+  /** @type {heatmap.Cell | null} */
+  selected = null;
+  /** @type {heatmap.Cell | null} */
+  hovered = null;
+
+  // What follows from the state and from the user's choices, once there is a credit.
+  /** @type {heatmap.Group[]} */
+  groups = [];
+  /** @type {number[]} */
+  samples = []; // from top to bottom
+  /** @type {number[]} */
+  rowsOfGroups = [];
+  /** @type {ReturnType<typeof heatmap.field>} */
+  field = { values: [], neutral: 0, limit: 1 };
+  /** @type {Value[][]} */
+  meansOf = []; // of all samples, then of each group
+  /** @type {heatmap.Layout | null} */
+  place = null;
+
+  switches = [
+    this.switch("heatmap color", [
+      ["advantage", "Ã", "Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged"],
+      ["weight", "w", "Colour: weight w, how much of the sample's credit the step gets"],
+    ]),
+    this.switch("heatmap order", [
+      ["advantage", "by advantage", "Rows: best fused advantage z on top, within each prompt"],
+      ["sampled", "as sampled", "Rows: in the order in which they were sampled"],
+    ]),
+  ];
+  canvas = h("canvas", {
+    tabindex: "0",
+    role: "application",
+    "aria-roledescription": "heatmap",
+    onpointermove: (/** @type {any} */ event) => this.hover(event),
+    onpointerleave: () => this.unhover(),
+    onclick: (/** @type {any} */ event) => this.click(event),
+    onkeydown: (/** @type {any} */ event) => this.key(event),
+    onblur: () => this.unhover(),
+  });
+  context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+  empty = h("p.otca-heatmap-empty", {}, "No credit yet. Queue the graph to see which steps earn it.");
+  stage = h("div.otca-heatmap-stage", {}, this.canvas, this.empty);
+  note = h("p.otca-heatmap-note", { role: "status" }, "");
+  legend = h("ul.otca-heatmap-legend", { "aria-label": "Objectives and their share of the advantage" });
+  live = h("div.otca-hidden", { "aria-live": "polite" });
+  table = h("div.otca-hidden");
+  tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
+  hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, "hold samples");
+  holdSwitch = h("div.otca-switch", {}, this.hold);
+
+  /**
+   * @param {GraphNode} node
+   * @param {Comfy} comfy
+   */
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
-    this.state = heatmap.EMPTY;
-    this.selected = null;
-    this.hovered = null;
-    this.previews = new Map(); // route → object URL
-    this.build();
+    this.preview = new Preview(comfy, (isOpen, hadFocus) => this.previewToggled(isOpen, hadFocus));
+    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.holdSwitch);
+    this.root = h(
+      "div",
+      { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
+      ...[bar, this.note, this.stage, this.legend, this.preview.element, this.live, this.table],
+    );
+    comfy.passGesturesToGraph(this.root);
     const options = {
       serialize: false,
       hideOnZoom: false,
@@ -53,47 +114,12 @@ class Heatmap {
     this.refresh();
   }
 
-  build() {
-    this.switches = [
-      this.switch("heatmap color", [
-        ["advantage", "Ã", "Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged"],
-        ["weight", "w", "Colour: weight w, how much of the sample's credit the step gets"],
-      ]),
-      this.switch("heatmap order", [
-        ["advantage", "by advantage", "Rows: best fused advantage z on top, within each prompt"],
-        ["sampled", "as sampled", "Rows: in the order in which they were sampled"],
-      ]),
-    ];
-    this.canvas = h("canvas", {
-      tabindex: "0",
-      role: "application",
-      "aria-roledescription": "heatmap",
-      onpointermove: (event) => this.hover(event),
-      onpointerleave: () => this.unhover(),
-      onclick: (event) => this.click(event),
-      onkeydown: (event) => this.key(event),
-      onblur: () => this.unhover(),
-    });
-    this.empty = h("p.otca-heatmap-empty", {}, "No credit yet. Queue the graph to see which steps earn it.");
-    this.stage = h("div.otca-heatmap-stage", {}, this.canvas, this.empty);
-    this.note = h("p.otca-heatmap-note", { role: "status" }, "");
-    this.legend = h("ul.otca-heatmap-legend", { "aria-label": "Objectives and their share of the advantage" });
-    this.preview = h("figure.otca-heatmap-preview", { hidden: true });
-    this.live = h("div.otca-hidden", { "aria-live": "polite" });
-    this.table = h("div.otca-hidden");
-    this.tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
-    this.hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, "hold samples");
-    this.holdSwitch = h("div.otca-switch", {}, this.hold);
-    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.holdSwitch);
-    this.root = h(
-      "div",
-      { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
-      ...[bar, this.note, this.stage, this.legend, this.preview, this.live, this.table],
-    );
-    this.comfy.passGesturesToGraph(this.root);
-  }
-
-  /** Buttons of which one is pressed. */
+  /**
+   * Buttons of which one is pressed.
+   *
+   * @param {string} name
+   * @param {[value: string, label: string, title: string][]} choices
+   */
   switch(name, choices) {
     const buttons = choices.map(([value, label, title]) => {
       const onclick = () => {
@@ -114,10 +140,14 @@ class Heatmap {
 
   /** Read from the graph, where the user may have set the controls one by one. */
   showHold() {
-    this.hold.setAttribute("aria-pressed", this.comfy.samplesAreHeld());
+    this.hold.setAttribute("aria-pressed", String(this.comfy.samplesAreHeld()));
     this.holdSwitch.hidden = this.state.credit === null;
   }
 
+  /**
+   * @param {string} name
+   * @returns {any} one of the switch's values
+   */
   choice(name) {
     return this.node.properties?.[name] ?? CHOICES[name];
   }
@@ -126,19 +156,24 @@ class Heatmap {
     return heatmap.shownView(this.state, this.choice("heatmap color"));
   }
 
-  /** A result of this node, or of a fuse node that used its credit. */
+  /**
+   * A result of this node, or of a fuse node that used its credit.
+   *
+   * @param {string} kind
+   * @param {any} data
+   */
   show(kind, data) {
     this.showHold(); // on any occasion: the graph does not tell when a control changes
     if (kind !== "credit" && kind !== "advantages") return;
     const state = heatmap.received(this.state, kind, data);
     if (state === this.state) return;
-    if (state.credit !== this.state.credit) this.forgetPreviews();
+    if (state.credit !== this.state.credit) this.preview.clear();
     this.state = state;
     this.selected = null;
     this.refresh();
   }
 
-  /** Everything anew but the size of the canvas: after a result or a switch. */
+  /** Builds everything again but the size of the canvas: after a result or a switch. */
   refresh() {
     const { credit, advantages } = this.state;
     this.empty.hidden = credit !== null;
@@ -150,22 +185,24 @@ class Heatmap {
       root.hidden = credit === null;
       const shown = name === "heatmap color" ? this.view : this.choice(name);
       for (const { value, button } of buttons) {
-        button.setAttribute("aria-pressed", value === (advantages ? shown : name === "heatmap color" ? "weight" : "sampled"));
+        const pressed = advantages ? shown : name === "heatmap color" ? "weight" : "sampled";
+        button.setAttribute("aria-pressed", String(value === pressed));
         button.disabled = value === "advantage" && !advantages;
       }
     }
     this.showHold();
-    this.legend.replaceChildren(...this.legendItems());
+    this.legend.replaceChildren(...legendItems(advantages));
     if (credit) {
-      this.groups = heatmap.groupedRows(this.state, this.choice("heatmap order"));
+      const filled = { credit, advantages };
+      this.groups = heatmap.groupedRows(filled, this.choice("heatmap order"));
       this.samples = this.groups.flatMap(({ samples }) => samples);
       this.rowsOfGroups = this.groups.map(({ samples }) => samples.length);
-      this.field = heatmap.field(this.state, this.view);
+      this.field = heatmap.field(filled, this.view);
       this.meansOf = [this.samples, ...this.groups.map(({ samples }) => samples)].map((samples) =>
         heatmap.columnMeans(this.field.values, samples),
       );
     }
-    this.table.replaceChildren(...this.textTable());
+    this.table.replaceChildren(...(credit ? textTable(credit, this.view, this.field.values, this.samples) : []));
     this.root.style.minHeight = `${this.minHeight()}px`; // the Vue renderer asks CSS, not getMinHeight
     this.comfy.growNode(this.node);
     this.draw();
@@ -175,55 +212,30 @@ class Heatmap {
     const { least, perRow, most } = CELLS_HEIGHT;
     const rows = this.state.credit?.weights.length ?? 0;
     const cells = Math.min(most, Math.max(least, rows * perRow));
-    return cells + heatmap.FRAME_HEIGHT + AROUND + (this.preview.hidden ? 0 : PREVIEW_HEIGHT);
-  }
-
-  legendItems() {
-    const { advantages } = this.state;
-    return (advantages?.names ?? []).map((name, k) => {
-      const swatch = h("span.otca-swatch", { style: `background: ${OBJECTIVES[k % OBJECTIVES.length]}` });
-      return h("li", {}, swatch, `${name} `, h("b", {}, percent(advantages.shares[k])));
-    });
-  }
-
-  textTable() {
-    const { credit } = this.state;
-    if (!credit || this.samples.length > TABLE_ROWS) return [];
-    const write = this.view === "advantage" ? signed : fixed;
-    const head = credit.trained.map((_, column) => h("th", { scope: "col" }, heatmap.stepName(credit, column)));
-    const rows = this.samples.map((sample) =>
-      h(
-        "tr",
-        {},
-        h("th", { scope: "row" }, `sample ${sample}, ${credit.prompts[credit.groups[sample]] ?? ""}`),
-        ...this.field.values[sample].map((value) => h("td", {}, value === null ? "masked" : write(value))),
-      ),
-    );
-    const caption = this.view === "advantage" ? "Effective advantage Ã" : "Step weight w";
-    return [h("table", {}, h("caption", {}, caption), h("tr", {}, h("td"), ...head), ...rows)];
+    return cells + heatmap.FRAME_HEIGHT + AROUND + (this.preview.isOpen ? PREVIEW_HEIGHT : 0);
   }
 
   draw() {
+    const { credit, advantages } = this.state;
     const { clientWidth: width, clientHeight: height } = this.stage;
-    if (!this.state.credit || width === 0 || height === 0) return;
+    if (!credit || width === 0 || height === 0) return;
     const ratio = Math.min(SHARPEST, devicePixelRatio * Math.max(1, this.comfy.graphZoom()));
     const pixels = [Math.round(width * ratio), Math.round(height * ratio)];
     if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) [this.canvas.width, this.canvas.height] = pixels;
-    const { credit, advantages } = this.state;
     this.place = heatmap.layout({
       ...{ width, height, rowsOfGroups: this.rowsOfGroups },
       ...{ columns: credit.trained.length, shares: advantages?.shares ?? null },
     });
-    const context = this.canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    paint(context, { ...this.picture(), place: this.place, selected: this.selected, hovered: this.hovered }, themeOf(this.root));
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const { place, selected, hovered } = this;
+    paint(this.context, { ...this.picture(), credit, place, selected, hovered }, themeOf(this.root));
   }
 
   picture() {
     const group = this.groupOf(this.hovered ?? this.selected);
     const deviations = this.meansOf.flat().filter((mean) => mean !== null).map((mean) => mean - this.field.neutral);
     return {
-      ...{ credit: this.state.credit, view: this.view, field: this.field, groups: this.groups, samples: this.samples },
+      ...{ view: this.view, field: this.field, groups: this.groups, samples: this.samples },
       means: this.meansOf[group + 1],
       meansLabel: group < 0 ? "all" : `prompt ${group + 1}`,
       // One scale for all groups, so that their bars compare. A trace of room each way keeps it defined for uniform credit.
@@ -231,19 +243,26 @@ class Heatmap {
     };
   }
 
+  /** @param {heatmap.Cell | null} cell */
   groupOf(cell) {
     return cell ? this.groups.findIndex(({ samples }) => samples.includes(this.samples[cell.row])) : -1;
   }
 
   // ---- Pointer and keys
 
-  /** The event's place in the canvas's own pixels; the graph's zoom scales it on the screen. */
+  /**
+   * What lies below the pointer. The graph's zoom scales the canvas on the screen.
+   *
+   * @param {MouseEvent} event
+   */
   target(event) {
+    if (!this.place) return null;
     const box = this.canvas.getBoundingClientRect();
     const scale = box.width / this.canvas.offsetWidth;
     return heatmap.hit(this.place, (event.clientX - box.left) / scale, (event.clientY - box.top) / scale);
   }
 
+  /** @param {MouseEvent} event */
   hover(event) {
     const target = this.target(event);
     const cell = target?.kind === "cell" ? target : null;
@@ -252,8 +271,9 @@ class Heatmap {
       this.draw();
     }
     this.canvas.style.cursor = cell ? "pointer" : "default";
-    if (!target) return this.tooltip.remove();
-    this.tooltip.replaceChildren(...this.tooltipLines(target));
+    const { credit, advantages } = this.state;
+    if (!target || !credit) return this.tooltip.remove();
+    this.tooltip.replaceChildren(...this.tooltipLines(target, { credit, advantages }));
     document.body.append(this.tooltip);
     placeBeside(this.tooltip, event.clientX, event.clientY);
   }
@@ -265,16 +285,20 @@ class Heatmap {
     this.draw();
   }
 
-  tooltipLines(target) {
-    const { credit, advantages } = this.state;
-    if (target.kind === "cell") return factLines(heatmap.cellFacts(this.state, this.samples[target.row], target.column));
+  /**
+   * @param {heatmap.Target} target
+   * @param {heatmap.Filled} state
+   */
+  tooltipLines(target, state) {
+    const { credit, advantages } = state;
+    if (target.kind === "cell") return factLines(heatmap.cellFacts(state, this.samples[target.row], target.column));
     if (target.kind === "group") {
       const { prompt, number, samples } = this.groups[target.group];
       return [h("p", {}, `prompt ${number}, ${samples.length} samples`), h("p", {}, prompt)];
     }
     if (target.kind === "share") {
-      const name = advantages.names[target.objective];
-      return [h("p", {}, `${name}: ${percent(advantages.shares[target.objective])} of the advantage`)];
+      const share = advantages?.shares[target.objective] ?? 0;
+      return [h("p", {}, `${advantages?.names[target.objective]}: ${percent(share)} of the advantage`)];
     }
     const { means, meansLabel } = this.picture();
     const mean = means[target.column];
@@ -282,6 +306,7 @@ class Heatmap {
     return [h("p", {}, heatmap.stepName(credit, target.column)), h("p", {}, `${text} of ${meansLabel}`)];
   }
 
+  /** @param {MouseEvent} event */
   click(event) {
     const target = this.target(event);
     if (target?.kind !== "cell") return;
@@ -289,6 +314,7 @@ class Heatmap {
     this.openPreview();
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (!this.state.credit || event.ctrlKey || event.metaKey || event.altKey) return;
     const columns = this.state.credit.trained.length;
@@ -296,12 +322,12 @@ class Heatmap {
     const cell = heatmap.moved(from, event.key, this.rowsOfGroups, columns);
     if (cell) {
       this.select(this.selected ? cell : from); // the first key only shows where one is
-      if (!this.preview.hidden) this.openPreview();
+      if (this.preview.isOpen) this.openPreview();
     } else if (event.key === "Enter" || event.key === " ") {
       this.select(from);
       this.openPreview();
-    } else if (event.key === "Escape" && !this.preview.hidden) {
-      this.closePreview();
+    } else if (event.key === "Escape" && this.preview.isOpen) {
+      this.preview.close();
     } else if (event.key === "Escape" && this.selected) {
       this.select(null);
     } else {
@@ -313,102 +339,46 @@ class Heatmap {
     event.stopPropagation();
   }
 
+  /** @param {heatmap.Cell | null} cell */
   select(cell) {
-    this.selected = cell;
-    this.live.textContent = cell ? heatmap.spoken(heatmap.cellFacts(this.state, this.samples[cell.row], cell.column)) : "";
+    const { credit, advantages } = this.state;
+    this.selected = credit && cell;
+    this.live.textContent = "";
+    if (credit && cell) {
+      const facts = heatmap.cellFacts({ credit, advantages }, this.samples[cell.row], cell.column);
+      this.live.textContent = heatmap.spoken(facts);
+    }
     this.draw();
   }
 
   // ---- The picture at a step
 
-  async openPreview() {
-    const { credit } = this.state;
+  openPreview() {
+    const { credit, advantages } = this.state;
+    if (!credit || !this.selected) return;
     const sample = this.samples[this.selected.row];
     const step = credit.trained[this.selected.column];
-    const workflow = credit.workflow_id && { workflow: credit.workflow_id };
-    const cell = { node: credit.node, sample, step, made_by: credit.made_by, ...workflow };
-    const route = `/otca/preview?${new URLSearchParams(cell)}`;
-    const facts = heatmap.cellFacts(this.state, sample, this.selected.column);
-    const frame = h("div.otca-heatmap-picture");
-    const show = (...children) => frame.replaceChildren(...children);
-    const close = h("button", { type: "button", "aria-label": "Close the preview", onclick: () => this.closePreview() }, "✕");
-    const caption = h("figcaption", { title: facts.prompt }, ...factLines(facts));
-    this.preview.replaceChildren(frame, caption, close);
-    this.setPreview(true);
-    this.loading?.abort();
-    this.loading = new AbortController();
-    const { signal } = this.loading;
-    show(h("p", { role: "status" }, "Decoding…"));
-    try {
-      const url = this.previews.get(route) ?? (await this.comfy.getPicture(route, signal));
-      if (signal.aborted) {
-        if (!this.previews.has(route)) URL.revokeObjectURL(url); // of a credit that is no more
-        return;
-      }
-      this.previews.set(route, url);
-      show(h("img", { src: url, alt: `x̂0, where ${facts.place} is heading`, title: "x̂0: the picture that the model aims at from here" }));
-    } catch (error) {
-      if (!signal.aborted) show(h("p", { role: "alert" }, `⚠ ${error.message}`));
-    }
+    this.preview.open(credit, sample, step, heatmap.cellFacts({ credit, advantages }, sample, this.selected.column));
   }
 
-  closePreview() {
-    this.loading?.abort();
-    const held = this.preview.contains(document.activeElement);
-    this.setPreview(false);
-    if (held) this.canvas.focus();
-  }
-
-  /** The node grows by the preview and shrinks by it again. */
-  setPreview(open) {
-    if (this.preview.hidden !== open) return;
-    this.preview.hidden = !open;
+  /**
+   * The node grows by the preview and shrinks by it again.
+   *
+   * @param {boolean} isOpen
+   * @param {boolean} hadFocus
+   */
+  previewToggled(isOpen, hadFocus) {
     this.root.style.minHeight = `${this.minHeight()}px`;
     const [width, height] = this.node.size;
-    this.node.setSize([width, height + (open ? PREVIEW_HEIGHT : -PREVIEW_HEIGHT)]);
+    this.node.setSize([width, height + (isOpen ? PREVIEW_HEIGHT : -PREVIEW_HEIGHT)]);
     this.comfy.growNode(this.node);
-  }
-
-  forgetPreviews() {
-    for (const url of this.previews.values()) URL.revokeObjectURL(url);
-    this.previews.clear();
-    this.closePreview();
+    if (hadFocus) this.canvas.focus();
   }
 
   dispose() {
     this.observer.disconnect();
     for (const stop of this.stops) stop();
     this.tooltip.remove();
-    this.loading?.abort();
-    for (const url of this.previews.values()) URL.revokeObjectURL(url);
+    this.preview.dispose();
   }
-}
-
-/** Facts of a cell as elements: for the tooltip and for the preview's caption. */
-function factLines({ prompt, place, numbers, objectives, note }) {
-  const lines = [h("p.otca-prompt", {}, prompt), h("p", {}, place)];
-  const values = numbers.map(({ symbol, meaning, value }) =>
-    h("span", { title: meaning }, h("i", {}, symbol), ` ${value}`),
-  );
-  lines.push(h("p.otca-numbers", {}, ...values));
-  if (objectives.length) {
-    const rows = objectives.map(({ name, advantage, coefficient }, k) => {
-      const swatch = h("span.otca-swatch", { style: `background: ${OBJECTIVES[k % OBJECTIVES.length]}` });
-      return h("tr", {}, h("td", {}, swatch, name), h("td", {}, advantage), h("td", {}, coefficient));
-    });
-    const head = h("tr", {}, h("th", {}, "objective"), h("th", {}, "A"), h("th", {}, "c"));
-    lines.push(h("table", {}, head, ...rows));
-  }
-  if (note) lines.push(h("p", {}, note));
-  return lines;
-}
-
-/** Near a point of the window, on the side where there is room. */
-function placeBeside(box, x, y) {
-  const gap = 14;
-  const { offsetWidth: width, offsetHeight: height } = box;
-  const left = x + gap + width > innerWidth ? x - gap - width : x + gap;
-  const top = Math.min(y + gap, innerHeight - height - 4);
-  box.style.left = `${Math.max(4, left)}px`;
-  box.style.top = `${Math.max(4, top)}px`;
 }

@@ -1,3 +1,4 @@
+// @ts-check
 /** Draws the credit heatmap on a 2D context. What and where is decided in lib/heatmap.js. */
 import { OBJECTIVES, diverging, isDark, sequential } from "../lib/color.js";
 import { fixed, signed, wrapped } from "../lib/format.js";
@@ -6,28 +7,55 @@ import { METRICS, cellBox, labelled } from "../lib/heatmap.js";
 const FONT = `${METRICS.font}px Inter, system-ui, sans-serif`;
 const FALLBACK = { ink: ["--input-text", "#ddd"], faint: ["--descrip-text", "#999"], paper: ["--comfy-input-bg", "#222"] };
 
-/** The page's colours as the element sees them, with whether its paper is dark. */
+/**
+ * The page's colours as the element sees them, with whether its paper is dark.
+ *
+ * @typedef {{ink: string, faint: string, paper: string, dark: boolean}} Theme
+ *
+ * @param {Element} element
+ * @returns {Theme}
+ */
 export function themeOf(element) {
   const style = getComputedStyle(element);
-  const colors = Object.entries(FALLBACK).map(([name, [variable, fallback]]) => [
-    name,
-    style.getPropertyValue(variable).trim() || fallback,
-  ]);
-  const theme = Object.fromEntries(colors);
-  return { ...theme, dark: isDark(channels(theme.paper)) };
+  const color = (/** @type {string[]} */ [variable, fallback]) => style.getPropertyValue(variable).trim() || fallback;
+  const paper = color(FALLBACK.paper);
+  return { ink: color(FALLBACK.ink), faint: color(FALLBACK.faint), paper, dark: isDark(channels(paper)) };
 }
 
-/** Palettes are written in any of CSS's colour notations; the browser reads them all. */
+/**
+ * Palettes are written in any of CSS's colour notations; the browser reads them all.
+ *
+ * @param {string} color
+ */
 function channels(color) {
-  const context = new OffscreenCanvas(1, 1).getContext("2d");
+  const context = /** @type {OffscreenCanvasRenderingContext2D} */ (new OffscreenCanvas(1, 1).getContext("2d"));
   context.fillStyle = color;
   context.fillRect(0, 0, 1, 1);
   return [...context.getImageData(0, 0, 1, 1).data.slice(0, 3)];
 }
 
 /**
- * picture: {place: layout, view, field, groups, samples (from top to bottom), means, meansLabel, meansLimit, credit,
- * selected, hovered}
+ * What is drawn: `place` is the layout, `samples` stand from top to bottom.
+ *
+ * @typedef {import("../lib/heatmap.js").Cell | null} Mark
+ * @typedef {object} Picture
+ * @property {Credit} credit
+ * @property {import("../lib/heatmap.js").Layout} place
+ * @property {import("../lib/heatmap.js").Coloring} view
+ * @property {ReturnType<typeof import("../lib/heatmap.js").field>} field
+ * @property {import("../lib/heatmap.js").Group[]} groups
+ * @property {number[]} samples
+ * @property {Value[]} means
+ * @property {string} meansLabel
+ * @property {{above: number, below: number}} meansLimit
+ * @property {Mark} selected
+ * @property {Mark} hovered
+ */
+
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Picture} picture
+ * @param {Theme} theme
  */
 export function paint(context, picture, theme) {
   const { place } = picture;
@@ -44,10 +72,16 @@ export function paint(context, picture, theme) {
   paintMark(context, picture, picture.selected, theme, 2);
 }
 
+/**
+ * @param {Picture} picture
+ * @param {number} value
+ * @param {Theme} theme
+ */
 function colorOf({ view, field }, value, theme) {
   return view === "advantage" ? diverging(value, field.limit, theme.dark) : sequential(value, field.limit);
 }
 
+/** @type {typeof paint} */
 function paintScale(context, picture, theme) {
   const { place, view, field } = picture;
   const { x, y, width, height } = place.scale;
@@ -60,7 +94,7 @@ function paintScale(context, picture, theme) {
   const ends = view === "advantage" ? [signed(low), signed(field.limit)] : ["0", fixed(field.limit)];
   const words = view === "advantage" ? [`${ends[0]} discouraged`, `reinforced ${ends[1]}`] : ends;
   const center = x + ((field.neutral - low) / (field.limit - low)) * width;
-  const measure = (text) => context.measureText(text).width;
+  const measure = (/** @type {string} */ text) => context.measureText(text).width;
   const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
   const [left, right] = words.every((text) => measure(text) < room) ? words : ends;
   const line = y + height + METRICS.font;
@@ -73,6 +107,7 @@ function paintScale(context, picture, theme) {
   write(context, view === "advantage" ? "Ã" : "w", place.gutter, y + height, "right");
 }
 
+/** @type {typeof paint} */
 function paintCells(context, picture, theme) {
   const { place, field, samples } = picture;
   const gap = { x: place.columnWidth >= 8 ? 1 : 0, y: place.rowHeight >= 7 ? 1 : 0 };
@@ -88,16 +123,25 @@ function paintCells(context, picture, theme) {
   });
 }
 
-/** Edges on whole device pixels: neither seams nor overlaps between cells, at any zoom. */
+/**
+ * Edges on whole device pixels: neither seams nor overlaps between cells, at any zoom.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {number} length
+ */
 function snapped(context, length) {
   const ratio = context.getTransform().a;
   return Math.round(length * ratio) / ratio;
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Theme} theme
+ */
 function hatching(context, theme) {
   const size = 6;
   const tile = new OffscreenCanvas(size, size);
-  const pen = tile.getContext("2d");
+  const pen = /** @type {OffscreenCanvasRenderingContext2D} */ (tile.getContext("2d"));
   pen.fillStyle = theme.dark ? "#4a4a4a" : "#d0d0d0";
   pen.fillRect(0, 0, size, size);
   pen.strokeStyle = theme.dark ? "#7d7d7d" : "#8f8f8f";
@@ -108,9 +152,10 @@ function hatching(context, theme) {
     pen.lineTo(shift + size, 0);
   }
   pen.stroke();
-  return context.createPattern(tile, "repeat");
+  return /** @type {CanvasPattern} */ (context.createPattern(tile, "repeat"));
 }
 
+/** @type {typeof paint} */
 function paintGroups(context, { place, groups }, theme) {
   const lineHeight = METRICS.font + 2;
   const x = place.cells.x - METRICS.gap;
@@ -120,7 +165,7 @@ function paintGroups(context, { place, groups }, theme) {
     context.fillRect(x + 1, y, 1.5, Math.max(1, height - 1));
     const limit = Math.floor(height / lineHeight);
     if (limit < 1) return;
-    const measure = (text) => context.measureText(text).width;
+    const measure = (/** @type {string} */ text) => context.measureText(text).width;
     const lines = place.wide && prompt ? wrapped(prompt, place.gutter, limit, measure) : [String(number)];
     const top = y + (height - lines.length * lineHeight) / 2;
     context.fillStyle = theme.ink;
@@ -128,6 +173,7 @@ function paintGroups(context, { place, groups }, theme) {
   });
 }
 
+/** @type {typeof paint} */
 function paintMeans(context, picture, theme) {
   const { place, field, means, meansLabel, meansLimit } = picture;
   const { x, y, width, height } = place.strip;
@@ -148,30 +194,42 @@ function paintMeans(context, picture, theme) {
   lines.forEach((line, i) => write(context, line, place.gutter + 2, start + i * (METRICS.font + 2), "right"));
 }
 
+/** @type {typeof paint} */
 function paintAxis(context, { place, credit }, theme) {
   const { x, y } = place.axis;
   const lines = [y + METRICS.font, y + 2 * METRICS.font + 3];
-  const sigmas = credit.sigmas?.length > 0;
+  const sigmas = credit.sigmas ?? [];
   context.fillStyle = theme.faint;
   write(context, "step", place.gutter + 2, lines[0], "right");
-  if (sigmas) write(context, "σ", place.gutter + 2, lines[1], "right");
+  if (sigmas.length) write(context, "σ", place.gutter + 2, lines[1], "right");
   context.fillStyle = theme.ink;
-  const width = context.measureText(sigmas ? "0.00" : "00").width + 5;
+  const width = context.measureText(sigmas.length ? "0.00" : "00").width + 5;
   for (const column of labelled(place.columns, place.columnWidth, width)) {
     const center = x + (column + 0.5) * place.columnWidth;
     const step = credit.trained[column];
     write(context, String(step), center, lines[0], "center");
-    if (sigmas) write(context, fixed(credit.sigmas[step]), center, lines[1], "center");
+    if (sigmas.length) write(context, fixed(sigmas[step]), center, lines[1], "center");
   }
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Picture} picture
+ */
 function paintShares(context, { place }) {
-  place.shares?.forEach(({ x, y, width, height }, objective) => {
+  place.shares?.forEach(({ x, y, width, height }, /** @type {number} */ objective) => {
     context.fillStyle = OBJECTIVES[objective % OBJECTIVES.length];
     context.fillRect(x, y, width, Math.max(0, height - 1));
   });
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {Picture} picture
+ * @param {Mark} cell
+ * @param {Theme} theme
+ * @param {number} thickness
+ */
 function paintMark(context, { place }, cell, theme, thickness) {
   if (!cell) return;
   const { x, y, width, height } = cellBox(place, cell);
@@ -185,6 +243,13 @@ function paintMark(context, { place }, cell, theme, thickness) {
   context.strokeRect(x - out / 2, y - out / 2, width + out - 1, height + out - 1);
 }
 
+/**
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ * @param {CanvasTextAlign} align
+ */
 function write(context, text, x, y, align) {
   context.textAlign = align;
   context.fillText(text, x, y);

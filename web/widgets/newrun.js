@@ -1,8 +1,10 @@
+// @ts-check
 /** Training Run's button that begins a new run: the next free name, and a fresh adapter. */
 import { beginNewRun } from "../lib/newrun.js";
 
 const TEXT = { button: "New run", failed: "New run" };
 
+/** @type {OurWidget} */
 export const newRunWidget = {
   fits: (definition) => definition.name === "OTCA_TrainingRun",
   create: (node, comfy) => {

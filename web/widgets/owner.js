@@ -1,9 +1,11 @@
+// @ts-check
 /** Load Flow Model's line that says which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
 import { h, setText } from "../sidebar/dom.js";
 
-const TEXT = { none: "Adapter: not used yet", owner: (text) => `Adapter: ${text}` };
+const TEXT = { none: "Adapter: not used yet", owner: (/** @type {string} */ text) => `Adapter: ${text}` };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 
+/** @type {OurWidget} */
 export const ownerWidget = {
   fits: (definition) => definition.name === "OTCA_LoadFlowModel",
   create: (node, comfy) => {
@@ -21,10 +23,10 @@ export const ownerWidget = {
     const widget = node.addDOMWidget("otca_owner", "OTCA_OWNER", root, options);
     widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
     return {
-      show(kind, { text } = {}) {
+      show(kind, data) {
         if (kind === "opened") setText(line, TEXT.none);
         if (kind !== "owner") return;
-        setText(line, TEXT.owner(text));
+        setText(line, TEXT.owner(data.text));
         line.title = line.textContent;
       },
     };

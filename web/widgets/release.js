@@ -1,13 +1,15 @@
+// @ts-check
 /** Load Flow Model's button that gives the accelerator's memory back to ComfyUI. */
 
 const TEXT = {
   button: "Release memory",
-  done: (released) => (released ? "Memory released" : "Nothing to release"),
-  detail: (released) =>
+  done: (/** @type {boolean} */ released) => (released ? "Memory released" : "Nothing to release"),
+  detail: (/** @type {boolean} */ released) =>
     released ? "The model loads again when the graph runs." : "No model of OTCA is on the accelerator.",
   failed: "Release memory",
 };
 
+/** @type {OurWidget} */
 export const releaseWidget = {
   fits: (definition) => definition.name === "OTCA_LoadFlowModel",
   create: (node, comfy) => {

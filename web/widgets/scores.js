@@ -1,3 +1,4 @@
+// @ts-check
 /**
  * The Reward Stack's table: every sample's picture, what each reward gave it, coloured by how it stands within its group,
  * and below it which rewards conflict. Seen before any training.
@@ -20,10 +21,10 @@ const TEXT = {
   caption: "Rewards of each sample; orange: above its prompt's average, purple: below",
   heldOut: "held out",
   heldOutTitle: "Logged, never trained on",
-  sort: (name) => `Sort by ${name}`,
+  sort: (/** @type {string} */ name) => `Sort by ${name}`,
   sample: "sample",
-  sampleTitle: (sample, prompt) => `Sample ${sample}: ${prompt}`,
-  cellTitle: (name, value, advantage) => `${name} ${value}, normalised advantage ${advantage}`,
+  sampleTitle: (/** @type {number} */ sample, /** @type {string} */ prompt) => `Sample ${sample}: ${prompt}`,
+  cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => `${name} ${value}, normalised advantage ${advantage}`,
   masked: "not scored",
   correlation: "Correlation within the prompts",
   noConflict: "No two rewards pull against each other.",
@@ -35,22 +36,34 @@ const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const HEIGHT = { empty: 56, table: 240, heading: 26, row: 20, sentence: 32 };
 
+/** @type {OurWidget} */
 export const scoresWidget = {
   fits: (definition) => definition.name === "OTCA_RewardStack",
-  create: (node, comfy) => new Scores(node, comfy),
+  create: (node, comfy) => new ScoreTable(node, comfy),
 };
 
-class Scores {
+class ScoreTable {
+  /** @type {Scores | null} */
+  scores = null;
+  /** @type {import("../lib/scores.js").Sort | null} */
+  sort = null;
+  sheet = ""; // URL of the samples' thumbnails
+  dark = false;
+  /** @type {number[]} */
+  digits = []; // of each column
+  failure = h("p.otca-error", { role: "alert" });
+  empty = h("p.otca-scores-empty", {}, TEXT.empty);
+  table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
+  correlation = h("div.otca-scores-correlation");
+  root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.correlation);
+
+  /**
+   * @param {GraphNode} node
+   * @param {Comfy} comfy
+   */
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
-    this.scores = null;
-    this.sort = null;
-    this.failure = h("p.otca-error", { role: "alert" });
-    this.empty = h("p.otca-scores-empty", {}, TEXT.empty);
-    this.table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
-    this.correlation = h("div.otca-scores-correlation");
-    this.root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.correlation);
     const widget = node.addDOMWidget("otca_scores", "OTCA_SCORES", this.root, {
       serialize: false,
       hideOnZoom: false,
@@ -73,12 +86,17 @@ class Scores {
     return HEIGHT.table + failure + HEIGHT.heading + HEIGHT.row * (columns.length + 1) + HEIGHT.sentence * sentences;
   }
 
-  /** scores: the table; error: why the last run of this node failed; started: another run has begun. */
+  /**
+   * scores: the table; error: why the last run of this node failed; started: another run has begun.
+   *
+   * @param {string} kind
+   * @param {any} data
+   */
   show(kind, data) {
     if (kind === "scores") {
       if (data === this.scores) return;
       this.scores = data;
-      this.sheet = data.thumbnails && this.comfy.viewUrl(data.thumbnails, Date.now());
+      this.sheet = data.thumbnails ? this.comfy.viewUrl(data.thumbnails, Date.now()) : "";
     } else if (kind === "error") {
       setText(this.failure, data.message);
     } else if (kind === "started") {
@@ -98,20 +116,24 @@ class Scores {
     this.dark = themeOf(this.root).dark;
     const columns = scoreColumns(this.scores);
     const scrolled = this.table.scrollTop;
-    this.table.replaceChildren(this.scoreTable(columns));
+    this.table.replaceChildren(this.scoreTable(this.scores, columns));
     this.table.scrollTop = scrolled;
-    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(columns) : []));
+    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores.correlation, columns) : []));
   }
 
-  scoreTable(columns) {
+  /**
+   * @param {Scores} scores
+   * @param {import("../lib/scores.js").Column[]} columns
+   */
+  scoreTable(scores, columns) {
     const head = h(
       "tr",
       {},
       h("th", { scope: "col" }, h("span.otca-hidden", {}, TEXT.sample)),
       columns.map((column, index) => this.header(column, index)),
     );
-    this.digits = columnDigits(this.scores);
-    const body = scoreGroups(this.scores, this.sort).map(({ prompt, samples }) =>
+    this.digits = columnDigits(scores);
+    const body = scoreGroups(scores, this.sort).map(({ prompt, samples }) =>
       h(
         "tbody",
         {},
@@ -124,19 +146,24 @@ class Scores {
             h("span", {}, prompt),
           ),
         ),
-        samples.map((row) => this.row(row, prompt, columns)),
+        samples.map((row) => this.row(scores, row, prompt, columns)),
       ),
     );
     const style = `min-width: ${THUMBNAIL + COLUMN * columns.length}px`;
     return h("table", { style }, h("caption.otca-hidden", {}, TEXT.caption), h("thead", {}, head), body);
   }
 
+  /**
+   * @param {import("../lib/scores.js").Column} column
+   * @param {number} index
+   */
   header({ name, heldOut }, index) {
-    const sorted = this.sort?.column === index ? (this.sort.descending ? "descending" : "ascending") : null;
+    const { column, descending } = this.sort ?? {};
+    const sorted = column === index ? (descending ? "descending" : "ascending") : null;
     const onclick = () => {
       this.sort = nextSort(this.sort, index);
       this.draw();
-      this.table.querySelectorAll("thead button")[index].focus();
+      /** @type {NodeListOf<HTMLButtonElement>} */ (this.table.querySelectorAll("thead button"))[index].focus();
     };
     return h(
       "th",
@@ -151,11 +178,17 @@ class Scores {
     );
   }
 
-  row({ sample, values, advantages }, prompt, columns) {
+  /**
+   * @param {Scores} scores
+   * @param {import("../lib/scores.js").ScoreRow} row
+   * @param {string} prompt
+   * @param {import("../lib/scores.js").Column[]} columns
+   */
+  row(scores, { sample, values, advantages }, prompt, columns) {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, this.thumbnail(sample, prompt)),
+      h("th", { scope: "row" }, this.thumbnail(scores, sample, prompt)),
       columns.map(({ name }, index) => {
         const value = values[index];
         if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
@@ -169,12 +202,17 @@ class Scores {
     );
   }
 
-  thumbnail(sample, prompt) {
-    const columns = this.scores.thumbnail_columns;
+  /**
+   * @param {Scores} scores
+   * @param {number} sample
+   * @param {string} prompt
+   */
+  thumbnail(scores, sample, prompt) {
+    const columns = scores.thumbnail_columns;
     const title = TEXT.sampleTitle(sample, prompt);
     if (!this.sheet) return h("span", { title }, sample);
     const { x, y } = thumbnailOffset(sample, THUMBNAIL, columns); // of the sheet, drawn smaller than it is
-    const rows = Math.ceil(this.scores.groups.length / columns);
+    const rows = Math.ceil(scores.groups.length / columns);
     return h("span.otca-thumbnail", {
       role: "img",
       "aria-label": title,
@@ -185,8 +223,11 @@ class Scores {
     });
   }
 
-  correlationTable(columns) {
-    const matrix = this.scores.correlation;
+  /**
+   * @param {Value[][]} matrix
+   * @param {import("../lib/scores.js").Column[]} columns
+   */
+  correlationTable(matrix, columns) {
     const sentences = correlationSentences(columns, matrix);
     const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
     return [
@@ -226,10 +267,15 @@ class Scores {
     ];
   }
 
-  /** Purple to orange, with ink that stands out from it. */
+  /**
+   * Purple to orange, with ink that stands out from it.
+   *
+   * @param {number} value
+   * @param {number} limit
+   */
   paint(value, limit) {
     const color = diverging(value, limit, this.dark);
-    const ink = isDark(color.match(/\d+/g).map(Number)) ? "#fff" : "#111";
+    const ink = isDark((color.match(/\d+/g) ?? []).map(Number)) ? "#fff" : "#111";
     return `background: ${color}; color: ${ink}`;
   }
 }

@@ -1,3 +1,4 @@
+// @ts-check
 /**
  * The Reward Stack's sockets: the definition has eight, the node shows those in use and one that is free, and another one
  * appears when a reward is connected.
@@ -7,6 +8,7 @@ import { socketsToShow } from "../lib/sockets.js";
 const PREFIX = "reward_";
 const INPUT = 1; // LiteGraph's name for the side of a node
 
+/** @type {OurWidget} */
 export const socketsWidget = {
   fits: (definition) => definition.name === "OTCA_RewardStack",
   create: (node) => {
@@ -17,21 +19,29 @@ export const socketsWidget = {
       more: { shape, tooltip, label, localized_name },
     }));
 
+    const lastReward = () => node.inputs.findLastIndex((input) => input.name.startsWith(PREFIX));
+
     function fit() {
       waiting = false;
       const connected = rewards().flatMap((input, index) => (input.link == null ? [] : [index + 1]));
       const wanted = socketsToShow(connected, defined.length);
       const before = rewards().length;
-      for (let count = before; count > wanted; count--) node.removeInput(node.inputs.indexOf(rewards().at(-1)));
+      for (let count = before; count > wanted; count--) node.removeInput(lastReward());
       for (const { name, type, more } of defined.slice(before, wanted)) insert(name, type, more);
       if (before !== wanted) node.setDirtyCanvas(true, true);
     }
 
-    /** Before the sockets of widgets, where the definition has it. */
+    /**
+     * Before the sockets of widgets, where the definition has it.
+     *
+     * @param {string} name
+     * @param {string} type
+     * @param {object} more
+     */
     function insert(name, type, more) {
-      const place = node.inputs.indexOf(rewards().at(-1)) + 1;
+      const index = lastReward() + 1;
       node.addInput(name, type, more);
-      node.inputs.splice(place, 0, node.inputs.pop());
+      node.inputs.splice(index, 0, ...node.inputs.splice(-1));
       node.inputs.forEach(({ link }, slot) => {
         if (link != null && node.graph) node.graph.links[link].target_slot = slot;
       });
@@ -51,8 +61,8 @@ export const socketsWidget = {
       if (side === INPUT) schedule();
     };
     const configured = node.onConfigure;
-    node.onConfigure = function (...given) {
-      configured?.apply(this, given);
+    node.onConfigure = function (...details) {
+      configured?.apply(this, details);
       schedule();
     };
     schedule();

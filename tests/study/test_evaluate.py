@@ -230,7 +230,7 @@ def test_a_stop_leaves_what_is_done(asked, adapter, tmp_path, monkeypatch, capsy
 
     monkeypatch.setattr(stopping, "check_stop", check)
     assert asked(*arguments) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert "the same command continues from there" in capsys.readouterr().err
     assert len(lines(tmp_path / "out")) == 5 and not (tmp_path / "out" / "table.md").exists()
     scores = tmp_path / "out" / "scores.jsonl"
     scores.write_text(scores.read_text() + '{"method": "loud", "pro')  # as a kill would leave it

@@ -15,7 +15,9 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host import stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.study import compare
-from comfyui_otca.study.compare import Settings, choose, trainings
+from comfyui_otca.study import trainings as processes
+from comfyui_otca.study.compare import choose
+from comfyui_otca.study.trainings import Settings, run, trainings
 from comfyui_otca.trainer.run import layout, opening
 from comfyui_otca.trainer.run.folder import RunError
 
@@ -112,26 +114,26 @@ def child(monkeypatch):
     class Own(Child):
         begun = []
 
-    monkeypatch.setattr(compare.subprocess, "Popen", Own)
-    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    monkeypatch.setattr(processes.subprocess, "Popen", Own)
+    monkeypatch.setattr(processes, "_GLANCE", 0.0)
     return Own
 
 
 def test_what_is_finished_is_left_alone_and_what_is_longer_goes_on(both, child, tmp_path):
     first, second, *_ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
     finish(first, 1.0)
-    assert compare.run([first, second], ALIKE, print).keys() == {str(second)}, "it wrote nothing, so it failed"
+    assert run([first, second], ALIKE, print).keys() == {str(second)}, "it wrote nothing, so it failed"
     assert child.begun == [second.folder]
     assert json.loads((second.folder / "workflow.json").read_text()) == second.workflow.graph
     longer, _ = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=3), tmp_path)
-    compare.run([longer], ALIKE, print)
+    run([longer], ALIKE, print)
     assert child.begun[1:] == [first.folder]
     rarer = replace(ALIKE, iterations=4, evaluate_every=4)
-    compare.run(trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), rarer, tmp_path), rarer, print)
+    run(trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), rarer, tmp_path), rarer, print)
     assert child.begun[2:] == [first.folder], "evaluated less often, which changes nothing of the training"
     shorter = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), replace(ALIKE, iterations=1), tmp_path)
     with pytest.raises(RunError, match="iterations: 4 -> 1. Fix: choose another --output"):
-        compare.run(shorter, ALIKE, print)
+        run(shorter, ALIKE, print)
 
 
 def test_another_training_in_the_folder_is_refused(both, child, tmp_path):
@@ -139,7 +141,7 @@ def test_another_training_in_the_folder_is_refused(both, child, tmp_path):
     finish(trainings(both(), rates, (0,), ALIKE, tmp_path)[1], 1.0)
     changed = both({"OTCA_GRPOStep": {"clip_range": 0.25}})
     with pytest.raises(RunError, match=r"was trained otherwise: 11.clip_range: 0.0001 -> 0.25. Fix: "):
-        compare.run(trainings(changed, rates, (0,), ALIKE, tmp_path), ALIKE, print)
+        run(trainings(changed, rates, (0,), ALIKE, tmp_path), ALIKE, print)
     assert child.begun == []
 
 
@@ -159,7 +161,7 @@ def test_a_failure_is_named_and_the_others_go_on(both, child, tmp_path):
 
     child.ends = staticmethod(ends)
     said = []
-    failed = compare.run(all_, replace(ALIKE, jobs=3), said.append)
+    failed = run(all_, replace(ALIKE, jobs=3), said.append)
     assert child.begun == [own.folder for own in all_] and failed.keys() == {str(all_[1])}
     assert "the reward is on fire" in failed[str(all_[1])] and "train.log" in failed[str(all_[1])]
     assert any("the reward is on fire" in line for line in said)
@@ -175,7 +177,7 @@ def test_a_stop_is_passed_on(both, child, monkeypatch, tmp_path):
     child.ends = staticmethod(ends)
     monkeypatch.setattr(child, "terminate", lambda self: (children.append(self.folder), setattr(self, "stopped", True)))
     with pytest.raises(stopping.Stopped):
-        compare.run(all_, ALIKE, print)
+        run(all_, ALIKE, print)
     assert children == child.begun == [all_[0].folder], "one at a time, and no other after it"
 
 
@@ -188,17 +190,17 @@ def test_whom_a_killed_comparison_left_behind_is_waited_for(both, child, monkeyp
             finish(own, 1.0)
         return answer
 
-    monkeypatch.setattr(compare.claim, "holder", holder)
-    monkeypatch.setattr(compare.claim, "lives", lambda found: True)
+    monkeypatch.setattr(processes.claim, "holder", holder)
+    monkeypatch.setattr(processes.claim, "lives", lambda found: True)
     said = []
-    assert compare.run([own], ALIKE, said.append) == {} and child.begun == []
+    assert run([own], ALIKE, said.append) == {} and child.begun == []
     assert "process 4711 still trains it" in said[0]
 
 
 def test_a_real_process(both, tmp_path):
     settings = replace(ALIKE, iterations=1, evaluation_seeds=1)
     [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (3,), settings, tmp_path)
-    assert compare.run([own], settings, print) == {} and own.finished
+    assert run([own], settings, print) == {} and own.finished
     assert "done after 1 iterations" in (own.folder / "train.log").read_text()
 
 
@@ -272,8 +274,8 @@ def in_process(monkeypatch):
         def poll(self):
             return self.code
 
-    monkeypatch.setattr(compare.subprocess, "Popen", Process)
-    monkeypatch.setattr(compare, "_GLANCE", 0.0)
+    monkeypatch.setattr(processes.subprocess, "Popen", Process)
+    monkeypatch.setattr(processes, "_GLANCE", 0.0)
     return begun
 
 

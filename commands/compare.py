@@ -1,0 +1,144 @@
+"""`otca compare`: trains workflows side by side and compares them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from . import options
+
+if TYPE_CHECKING:
+    from ..study.trainings import Settings
+    from ..trainer.workflow.running import Workflow
+
+
+def add(commands) -> None:
+    parser = commands.add_parser(
+        "compare", help="train workflows side by side and compare them", description=_run.__doc__
+    )
+    parser.add_argument("workflows", nargs="+", metavar="[NAME=]WORKFLOW", help="exported by ComfyUI (API format)")
+    parser.add_argument("--output", type=options.folder, required=True, metavar="DIR", help="continues what is there")
+    _training_arguments(parser)
+    _evaluation_arguments(parser)
+    parser.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
+    options.set_argument(parser)
+    options.permission_arguments(parser)
+    parser.set_defaults(command=_run)
+
+
+def _training_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
+    parser.add_argument("--iterations", type=options.positive, metavar="N", help="(default: the baseline's own)")
+    parser.add_argument("--seeds", type=options.positive, default=3, metavar="N", help="trainings of each (default 3)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument(
+        "--learning-rates",
+        type=float,
+        nargs="+",
+        default=[],
+        metavar="RATE",
+        help="one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)",
+    )
+    parser.add_argument(
+        "--tuning-seeds",
+        type=options.positive,
+        default=2,
+        metavar="N",
+        help="trainings to choose by, of each rate (default 2)",
+    )
+    parser.add_argument(
+        "--tuning-iterations", type=options.positive, metavar="N", help="their length (default: that of --iterations)"
+    )
+    parser.add_argument("--jobs", type=options.positive, default=1, metavar="N", help="trainings at a time (default 1)")
+
+
+def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--evaluate-every", type=options.positive, metavar="N", help="iterations (default: a tenth of all, rounded up)"
+    )
+    parser.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
+    parser.add_argument(
+        "--evaluation-seeds",
+        type=options.positive,
+        metavar="N",
+        help="pictures to a prompt (default: the baseline's own)",
+    )
+    parser.add_argument(
+        "--features",
+        default="shapes-clip",
+        metavar="ENCODER",
+        help="image encoder that measures diversity (default shapes-clip)",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Trains workflows from the same start on the same prompts, with the same seeds and samples, and compares what became of
+    them: curves with confidence bands, differences to a baseline, held-out rewards, diversity and cost.
+
+    Ctrl-C keeps what is done, and the same command continues from there.
+    """
+    from ..host.terminal import quiet_libraries, terminal
+    from ..study.compare import compare
+
+    if "RANK" in os.environ:
+        raise ValueError(
+            "otca compare starts processes of its own. Fix: start it once, without torchrun or accelerate launch"
+        )
+    terminal.device = arguments.device
+    quiet_libraries()
+    options.user_names(arguments.prompts, arguments.features)
+    workflows = _workflows(arguments)
+    baseline = arguments.baseline or next(iter(workflows))
+    if baseline not in workflows:
+        raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
+    settings = _settings(arguments, baseline, workflows[baseline])
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    def work() -> int:
+        table, complete = compare(workflows, baseline, settings, arguments.output, say, train=not arguments.report)
+        print(table)
+        print(arguments.output)
+        return 0 if complete else 1
+
+    return options.stoppable(work, options.CONTINUES.format(arguments.output))
+
+
+def _workflows(arguments: argparse.Namespace) -> dict[str, Workflow]:
+    from ..host.names import named_path
+
+    workflows = {}
+    for text in arguments.workflows:
+        name, arguments.workflow = named_path(text, "workflow")
+        if name in workflows:
+            raise ValueError(f"two workflows are called {name}. Fix: NAME=WORKFLOW gives another name")
+        workflows[name] = options.load(arguments)
+    return workflows
+
+
+def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) -> Settings:
+    """What the command line leaves open is as on the baseline's Training Run."""
+    from ..study import fairness
+    from ..study.trainings import Settings
+    from ..trainer.prompts import read_prompts
+
+    inputs = fairness.run_inputs(workflow)
+    if not (arguments.prompts or inputs["evaluation_prompts"].strip()):
+        raise ValueError(f"{baseline} has no evaluation_prompts on its Training Run. Fix: --prompts FILE")
+    iterations = arguments.iterations or inputs["iterations"]
+    return Settings(
+        iterations=iterations,
+        seeds=range(arguments.seed, arguments.seed + arguments.seeds),
+        evaluate_every=arguments.evaluate_every or -(-iterations // 10),
+        prompts="\n".join(read_prompts(inputs["evaluation_prompts"], arguments.prompts or "")),
+        evaluation_seeds=arguments.evaluation_seeds or inputs["evaluation_seeds"],
+        learning_rates=sorted(set(arguments.learning_rates)),
+        tuning_seeds=arguments.tuning_seeds,
+        tuning_iterations=arguments.tuning_iterations or iterations,
+        jobs=arguments.jobs,
+        device=arguments.device,
+        features=arguments.features,
+    )

@@ -1,0 +1,61 @@
+"""`otca sample`: makes pictures with a run or a model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from . import options
+
+
+def add(commands) -> None:
+    parser = commands.add_parser("sample", help="make pictures with a run or a model", description=_run.__doc__)
+    parser.add_argument("source", metavar="RUN|MODEL", help="a run's folder, or a model's folder or name")
+    parser.add_argument("--prompt", action="append", required=True, help="may be given more than once")
+    parser.add_argument(
+        "--seeds", type=options.positive, default=4, metavar="N", help="pictures to a prompt (default 4)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
+    parser.add_argument(
+        "--guide",
+        action="append",
+        default=[],
+        metavar="RUN=γ",
+        help="implicit reward guidance: so much of that run's or LoRA's change of the velocity; RUN=0:1.5,8:0.5 from these "
+        "steps on. May be given more than once",
+    )
+    options.sampling_arguments(parser)
+    options.permission_arguments(parser)
+    parser.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Makes a grid of pictures by the deterministic sampler; for a run, without its adapter above and with it below.
+
+    With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
+    """
+    from ..host.terminal import quiet_libraries, terminal
+    from ..nodes import NODE_CLASS_MAPPINGS
+    from ..trainer.inference import guidance
+    from ..trainer.inference.loading import sample_to_file
+
+    options.allow(arguments)
+    guides = [guidance.parse(text) for text in arguments.guide]
+    options.user_names(arguments.source, *(guide.source for guide in guides))
+    terminal.device = arguments.device
+    quiet_libraries()
+    path = sample_to_file(
+        arguments.source,
+        arguments.prompt,
+        seeds=range(arguments.seed, arguments.seed + arguments.seeds),
+        steps=arguments.steps,
+        size=arguments.size,
+        frames=arguments.frames,
+        batch_size=arguments.batch_size,
+        output=arguments.output,
+        node_classes=NODE_CLASS_MAPPINGS,
+        guides=guides,
+    )
+    print(path)
+    return 0

@@ -1,0 +1,179 @@
+// @ts-check
+/** What the commands and buttons of the sidebar do. Each throws an Error with a message for the user where it fails. */
+import { resumeOnCanvas } from "../lib/newrun.js";
+import { readWorkflow } from "../lib/safetensors.js";
+import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./dialogs.js";
+import { h } from "./dom.js";
+
+const TEXT = {
+  started: (/** @type {string} */ id) => `${id} is training`,
+  stopping: "Stopping",
+  stoppingDetail: "The run ends after its current step and saves.",
+  stoppingPrompt: "The prompt that runs ends after its current step. Those still queued follow.",
+  loraLoaded: "LoRA loaded",
+  loraIn: (/** @type {string} */ name, /** @type {string} */ title) => `${name} is chosen in ${title}.`,
+  loraAdded: (/** @type {string} */ name) => `A LoraLoader with ${name} was added. Connect its model.`,
+  opened: (/** @type {string} */ id) => `Workflow of ${id} opened`,
+};
+
+/**
+ * Asks how to train the graph on the canvas, and starts it; `showRun(comfy, id)` then shows the run.
+ *
+ * @param {Comfy} comfy
+ * @param {(comfy: Comfy, id: string) => void} showRun
+ */
+export async function train(comfy, showRun) {
+  const graph = await comfy.exportedGraph();
+  const { runs } = await comfy.getJson("/otca/runs");
+  trainDialog(comfy, {
+    prompt: graph.output,
+    taken: runs.map((/** @type {Run} */ run) => run.id),
+    async start(settings) {
+      const { id } = await comfy.postJson("/otca/train", {
+        ...settings,
+        prompt: graph.output,
+        workflow: graph.workflow,
+      });
+      comfy.toast("success", TEXT.started(id));
+      showRun(comfy, id);
+    },
+  });
+}
+
+/**
+ * Downloads the graph on the canvas for `otca train`, and shows the commands that start it.
+ *
+ * @param {Comfy} comfy
+ */
+export async function exportHeadless(comfy) {
+  const { output } = await comfy.exportedGraph();
+  const answer = await comfy.postJson("/otca/export", { prompt: output });
+  const download = () => save(answer.filename, JSON.stringify(output, null, 2));
+  const failed = answer.problems.some((/** @type {Problem} */ { severity }) => severity === "error");
+  if (!failed) download();
+  exportDialog(comfy, { answer, failed, download });
+}
+
+/**
+ * Shows what the open workflow asks for beyond its own data, and lets the user allow it.
+ *
+ * @param {Comfy} comfy
+ * @param {Want[] | null} known
+ */
+export async function showPermissions(comfy, known = null) {
+  const wants = known ?? (await comfy.workflowsWants());
+  const allow = (/** @type {Want} */ { kind, remember }) => comfy.postJson("/otca/permissions/allow", { kind, what: remember });
+  permissionsDialog(comfy, { wants, allow });
+}
+
+const shownWants = new Set(); // texts: an undo, or another tab, opens a workflow again
+
+/**
+ * Shows what a workflow that was just opened asks for, if that is more than is allowed and was not shown before.
+ *
+ * @param {Comfy} comfy
+ */
+export async function showNewWants(comfy) {
+  const wants = await comfy.workflowsWants();
+  const fresh = wants.filter((/** @type {Want} */ { allowed, text }) => allowed === false && !shownWants.has(text));
+  for (const { text } of fresh) shownWants.add(text);
+  if (fresh.length) await showPermissions(comfy, wants);
+}
+
+/**
+ * @param {string} filename
+ * @param {string} text
+ */
+function save(filename, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  h("a", { href: url, download: filename }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/**
+ * Stops a run: on the canvas by ComfyUI's own Stop, in the background by our route.
+ *
+ * @param {Comfy} comfy
+ * @param {Run} run
+ */
+export async function stop(comfy, run) {
+  const onCanvas = run.place === "canvas";
+  if (onCanvas) await comfy.interrupt();
+  else await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/stop`);
+  comfy.toast("info", TEXT.stopping, onCanvas ? TEXT.stoppingPrompt : TEXT.stoppingDetail);
+}
+
+/**
+ * Resumes a run in the background; `showRun(comfy, id)` then shows it.
+ *
+ * @param {Comfy} comfy
+ * @param {Run} run
+ * @param {(comfy: Comfy, id: string) => void} showRun
+ */
+export async function resume(comfy, run, showRun) {
+  const start = async (/** @type {any} */ settings) => {
+    const { id, told } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/resume`, settings);
+    comfy.toast("success", TEXT.started(id), told ?? undefined);
+    showRun(comfy, id);
+  };
+  if (run.status === "finished") resumeDialog(comfy, { run, start });
+  else await start({});
+}
+
+/**
+ * Opens a run's workflow on the canvas, where the next prompt continues from its last checkpoint.
+ *
+ * @param {Comfy} comfy
+ * @param {Run} run
+ */
+export async function continueOnCanvas(comfy, run) {
+  const saved = await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`);
+  await comfy.openWorkflow(saved, run.id);
+  await resumeOnCanvas(comfy, run, saved.prompt);
+}
+
+/**
+ * Puts a run's adapter into the selected LoraLoader, or into a new one in the middle of what is seen. A model with two
+ * experts has two adapters, and so takes two.
+ *
+ * @param {Comfy} comfy
+ * @param {Run} run
+ */
+export async function loadLora(comfy, run) {
+  const { lora_names: names } = await comfy.postJson(`/otca/runs/${encodeURIComponent(run.id)}/lora`);
+  await comfy.refreshCombos();
+  const takesLora = (/** @type {GraphNode} */ node) => node.widgets?.some((widget) => widget.name === "lora_name");
+  const selected = comfy.selectedNodes().filter(takesLora);
+  names.forEach((/** @type {string} */ name, /** @type {number} */ number) => {
+    const node = selected[number] ?? comfy.addNode("LoraLoader", number);
+    comfy.setWidget(node, "lora_name", name);
+    comfy.toast("success", TEXT.loraLoaded, selected[number] ? TEXT.loraIn(name, node.title) : TEXT.loraAdded(name));
+  });
+}
+
+/**
+ * Opens a run's workflow in a tab of its own.
+ *
+ * @param {Comfy} comfy
+ * @param {Run} run
+ */
+export async function openWorkflow(comfy, run) {
+  await comfy.openWorkflow(await comfy.getJson(`/otca/runs/${encodeURIComponent(run.id)}/workflow`), run.id);
+  comfy.toast("success", TEXT.opened(run.id));
+}
+
+/**
+ * Opens the workflow that a .safetensors file carries; only its header is read, and it never leaves the browser. Goes on for ever
+ * where the user chooses no file.
+ *
+ * @param {Comfy} comfy
+ */
+export async function loadFromLora(comfy) {
+  const input = h("input", { type: "file", accept: ".safetensors" });
+  const changed = new Promise((resolve) => input.addEventListener("change", resolve));
+  input.click();
+  await changed;
+  for (const file of input.files ?? []) {
+    await comfy.openWorkflow(await readWorkflow(file), file.name.replace(/\.safetensors$/, ""));
+  }
+}

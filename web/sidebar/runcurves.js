@@ -1,0 +1,181 @@
+// @ts-check
+/** All charts of a run: rewards, credit, training and times over its iterations. */
+import { OBJECTIVES } from "../lib/color.js";
+import { errorBars, runningMean } from "../lib/curves.js";
+import { significant } from "../lib/format.js";
+import { creditSteps, phases, rewardPanels, series, timedRewards } from "../lib/runs.js";
+import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
+import { h, section } from "./dom.js";
+
+const TEXT = {
+  noRows: "No iteration is finished yet. Curves appear with the first one.",
+  rewards: "Rewards",
+  rewardsNote: "Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error.",
+  heldOut: "held out",
+  training: "Training",
+  time: "Seconds per phase",
+  rewardTime: "Seconds per reward",
+  credit: "Credit of each step",
+  creditNote: "Mean weight of each trained denoising step; 1 is what uniform weighting would give.",
+  step: "step",
+};
+
+/** Small charts beside those of the rewards: title and metrics. `ifAny`: there is none where the metric was always zero. */
+/** @type {{title: string, lines: Record<string, string>, ifAny?: boolean}[]} */
+const TRAINING_CHARTS = [
+  { title: "Clip fraction", lines: { "clip/high": "above", "clip/low": "below" } },
+  { title: "Gradient norm", lines: { gradient_norm: "" } },
+  { title: "Zero fraction of z", lines: { "z/zero_fraction": "" } },
+  { title: "KL to the untrained model", lines: { "kl/reference": "" }, ifAny: true },
+  { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
+];
+
+/** @param {Row[]} rows */
+function trainingCharts(rows) {
+  return TRAINING_CHARTS.map((chart) => {
+    const recorded = (/** @type {string} */ key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
+    return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
+  }).filter(({ keys }) => keys.length);
+}
+
+/** @type {Record<string, string>} */
+const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
+
+/** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
+export function curveSections() {
+  const element = h("div");
+  /** @type {{drawn: {element: HTMLElement, update(model: any): void, dispose(): void}, model: (data: RunData) => any}[]} */
+  let charts = [];
+  let layout = "";
+
+  /** @param {RunData} data */
+  function build({ rows, evaluations }) {
+    const rewards = rewardPanels(rows, evaluations).map((panel, index) => {
+      const color = OBJECTIVES[index % OBJECTIVES.length];
+      const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
+      return { drawn, model: rewardModel(panel, color) };
+    });
+    const training = trainingCharts(rows).map(({ title, keys, lines }) => {
+      const colors = [OBJECTIVES[4], OBJECTIVES[5]];
+      const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
+      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
+    });
+    const time = secondsCharts(rows);
+    const steps = creditSteps(rows);
+    const credit = steps.length === 0 ? null : {
+      drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
+      model: (/** @type {RunData} */ data) => ({
+        xs: series(data.rows, "iteration"),
+        rows: steps.map((step) => ({ step, ys: series(data.rows, `credit/step/${step}`) })),
+        rest: "",
+      }),
+    };
+    charts.forEach(({ drawn }) => drawn.dispose());
+    charts = [...rewards, ...(credit ? [credit] : []), ...training, ...time];
+    const grid = (/** @type {{drawn: {element: HTMLElement}}[]} */ entries) =>
+      h(
+        "div.otca-chart-grid",
+        {},
+        entries.map(({ drawn }) => drawn.element),
+      );
+    element.replaceChildren(section(TEXT.rewards, TEXT.rewardsNote, grid(rewards)));
+    if (credit) element.append(h("section.otca-section", {}, credit.drawn.element, h("p.otca-note", {}, TEXT.creditNote)));
+    if (training.length) element.append(section(TEXT.training, null, grid(training)));
+    element.append(...time.map(({ drawn }) => h("section.otca-section", {}, drawn.element)));
+  }
+
+  return {
+    element,
+    /** @param {RunData} data */
+    update(data) {
+      if (!data.rows.length && !data.evaluations.length) {
+        layout = "";
+        element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
+        return;
+      }
+      const wanted = JSON.stringify([
+        rewardPanels(data.rows, data.evaluations),
+        trainingCharts(data.rows).map(({ keys }) => keys),
+        phases(data.rows),
+        timedRewards(data.rows),
+        creditSteps(data.rows),
+      ]);
+      if (wanted !== layout) build(data);
+      layout = wanted;
+      for (const { drawn, model } of charts) drawn.update(model(data));
+    },
+    dispose: () => charts.forEach(({ drawn }) => drawn.dispose()),
+  };
+}
+
+/**
+ * Where the time goes: the phases, and the rewards if there are several.
+ *
+ * @param {Row[]} rows
+ */
+function secondsCharts(rows) {
+  const rewards = timedRewards(rows);
+  const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
+  return [
+    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
+    {
+      title: TEXT.rewardTime,
+      prefix: "seconds/reward/",
+      names: rewards.length > 1 ? rewards : [],
+      colorOf: (/** @type {string} */ name) => colors[rewards.indexOf(name)],
+    },
+  ]
+    .filter(({ names }) => names.length)
+    .map(({ title, prefix, names, colorOf }) => ({
+      drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
+      model: (/** @type {RunData} */ data) => ({
+        xs: series(data.rows, "iteration"),
+        parts: names.map((name) => ({ name, ys: series(data.rows, prefix + name), color: colorOf(name) })),
+        unit: "s",
+        rest: "",
+      }),
+    }));
+}
+
+/**
+ * What a reward's chart draws: single iterations, their running mean, evaluations.
+ *
+ * @param {{name: string, key: string}} panel
+ * @param {string} color
+ */
+function rewardModel({ name, key }, color) {
+  return (/** @type {RunData} */ { rows, evaluations, changes = [] }) => {
+    const ys = series(rows, key);
+    const mean = runningMean(ys);
+    return {
+      xs: series(rows, "iteration"),
+      lines: [
+        { name: "", ys, color, thin: true },
+        { name: "mean", ys: mean, color },
+      ],
+      dots: errorBars(evaluations, name),
+      marks: changes,
+      rest: significant(mean.at(-1)),
+    };
+  };
+}
+
+/**
+ * @param {string[]} keys of the metrics
+ * @param {Record<string, string>} names of the lines, by key
+ * @param {string[]} colors
+ */
+function trainingModel(keys, names, colors) {
+  return (/** @type {RunData} */ { rows }) => {
+    const values = keys.map((key) => series(rows, key));
+    const means = values.map(runningMean);
+    return {
+      xs: series(rows, "iteration"),
+      lines: [
+        ...values.map((ys, index) => ({ name: names[keys[index]], ys, color: colors[index], thin: true })),
+        ...means.map((ys, index) => ({ name: `${names[keys[index]]} mean`.trim(), ys, color: colors[index] })),
+      ],
+      rest: means.map((mean) => significant(mean.at(-1))).join(" · "),
+    };
+  };
+}

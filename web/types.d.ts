@@ -1,0 +1,270 @@
+/** What ComfyUI's page gives to this extension, and what its server sends. Only the type checker reads this file. */
+
+type Comfy = typeof import("./comfy.js");
+
+// ---- ComfyUI's page, as far as comfy.js uses it ---------------------------------------------------------------------
+
+declare module "*/scripts/app.js" {
+  export const app: ComfyApp;
+}
+
+declare module "*/scripts/api.js" {
+  export const api: ComfyApi;
+}
+
+interface ComfyApp {
+  rootGraph?: Graph;
+  graph: Graph;
+  canvas: GraphCanvas;
+  extensionManager: ExtensionManager;
+  graphToPrompt(): Promise<{ output: Prompt; workflow: object }>;
+  loadGraphData(workflow: object, clean: boolean, restoreView: boolean, name: string): Promise<void>;
+  loadApiJson(prompt: Prompt, name: string): Promise<void>;
+  refreshComboInNodes(): Promise<void>;
+  registerExtension(extension: object): void;
+}
+
+interface ComfyApi {
+  addEventListener(type: string, listener: (event: CustomEvent) => void): void;
+  fetchApi(route: string, options?: RequestInit): Promise<Response>;
+  apiURL(route: string): string;
+  interrupt(prompt: string | null): Promise<void>;
+}
+
+interface ExtensionManager {
+  registerSidebarTab?(tab: object): void;
+  sidebarTab: {
+    registerSidebarTab(tab: object): void;
+    activeSidebarTabId: string | null;
+    toggleSidebarTab(id: string): void;
+  };
+  setting: { get(id: string): unknown };
+  toast: { add(message: { severity: string; summary: string; detail: string; life: number }): void };
+}
+
+interface Graph {
+  id: string | null;
+  nodes: GraphNode[];
+  links: Record<number, { target_slot: number }>;
+  add(node: GraphNode): void;
+  getNodeById(id: number): GraphNode | null;
+  setDirtyCanvas(foreground: boolean, background: boolean): void;
+}
+
+interface GraphCanvas {
+  canvas: HTMLCanvasElement;
+  graph: Graph;
+  ds: { scale: number; visible_area: [number, number, number, number] };
+  selected_nodes?: Record<string, GraphNode>;
+  setGraph?(graph: Graph): void;
+  selectItems(items: GraphNode[]): void;
+  centerOnNode(node: GraphNode): void;
+}
+
+/** A node's definition as /object_info gives it. */
+interface Definition {
+  name: string;
+  category: string;
+  output: string[];
+}
+
+interface NodeInput {
+  name: string;
+  type: string;
+  link: number | null;
+  shape?: number;
+  tooltip?: string;
+  label?: string;
+  localized_name?: string;
+}
+
+interface GraphNode {
+  id: number | string;
+  title: string;
+  color?: string;
+  size: [number, number];
+  pos: [number, number];
+  properties: Record<string, string>;
+  inputs: NodeInput[];
+  widgets?: Widget[];
+  graph: Graph;
+  subgraph: Graph;
+  isSubgraphNode?(): boolean;
+  addInput(name: string, type: string, more: object): void;
+  removeInput(slot: number): void;
+  addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
+  addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
+  computeSize(): [number, number];
+  setSize(size: [number, number]): void;
+  setDirtyCanvas(foreground: boolean, background: boolean): void;
+  onRemoved?(...details: unknown[]): void;
+  onConfigure?(...details: unknown[]): void;
+  onConnectionsChange?(side: number, ...details: unknown[]): void;
+}
+
+interface Widget {
+  name: string;
+  value: any; // as many types as ComfyUI has widgets
+  serialize?: boolean;
+  linkedWidgets?: Widget[];
+  callback?(value: any): void;
+  beforeQueued?(): void;
+  afterQueued?(): void;
+}
+
+/** A result that the page knows the workflow of. */
+type Queued = { workflow_id?: string | null };
+
+interface Window {
+  LiteGraph: { createNode(type: string): GraphNode };
+}
+
+/** A widget of ours, and which nodes it is put on. */
+interface OurWidget {
+  fits(definition: Definition): boolean;
+  create(node: GraphNode, comfy: Comfy): Shown;
+}
+
+/** `show` gets the results of its own node and those that name the node as their `credit_node`. */
+interface Shown {
+  show(kind: string, data: any): void;
+  dispose?(): void;
+}
+
+// ---- What our server sends ------------------------------------------------------------------------------------------
+
+/** A graph in ComfyUI's API format. */
+type Prompt = Record<string, { class_type: string; inputs: Record<string, any> }>;
+
+/** A workflow in the format of the canvas, or in ComfyUI's API format. */
+type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined; prompt: Prompt };
+
+/** null stands for what is not finite: JSON has no NaN. B samples, T' trained steps, K objectives. */
+type Value = number | null;
+
+interface Credit {
+  weights: Value[][]; // [B][T']
+  delta: Value[][]; // [B][T']
+  trained: number[]; // [T']
+  sigmas: number[] | null; // [T+1]
+  groups: number[]; // [B]
+  prompts: string[]; // of each group
+  node: string;
+  made_by: string;
+  workflow_id?: string | null;
+}
+
+interface Advantages {
+  advantage: Value[]; // [B]
+  step_advantage: Value[][]; // [B][T']
+  objectives: Value[][]; // [B][K]
+  coefficients: Value[][]; // [B][K]
+  shares: number[]; // [K]
+  names: string[]; // [K]
+  valid: boolean[]; // [B]
+}
+
+interface Scores {
+  names: string[];
+  held_out_names: string[];
+  values: Value[][]; // [B][K]
+  held_out: Value[][]; // [B][H]
+  advantages: Value[][]; // [B][K + H]
+  groups: number[]; // [B]
+  prompts: string[]; // of each group
+  correlation: Value[][]; // [K + H][K + H]
+  thumbnails: PictureFile | null;
+  thumbnail_columns: number;
+}
+
+/** A picture that a node wrote, as ComfyUI's /view takes it. */
+type PictureFile = { filename: string; subfolder: string; type: string };
+
+interface Run {
+  id: string;
+  status: "queued" | "running" | "idle" | "finished" | "stopped" | "interrupted" | "failed";
+  place: "headless" | "canvas";
+  iteration: number;
+  total: number | null;
+  started: number | null;
+  updated: number;
+  rewrites: number;
+  has_checkpoint: boolean;
+  has_lora: boolean;
+  error?: string | null;
+  warning?: string | null;
+}
+
+/** What is read of the run that is shown. */
+interface RunDetails extends Run {
+  samples: string[];
+  pictures: string[];
+}
+
+/** A line of metrics.jsonl. */
+type Row = { iteration: number } & Record<string, Value>;
+
+interface Evaluation {
+  iteration: number;
+  rewards: Record<string, { mean: Value; std: Value; standard_error: Value; held_out: boolean }>;
+}
+
+/** Values that were changed from this iteration on, a line each. */
+type Change = { iteration: number; lines: string[] };
+
+interface RunData {
+  run: RunDetails;
+  rows: Row[];
+  evaluations: Evaluation[];
+  changes: Change[];
+}
+
+interface Problem {
+  node_id: string | null;
+  title: string | null;
+  input: string | null;
+  message: string;
+  fix: string;
+  severity: "error" | "warning";
+}
+
+/** What a workflow asks for beyond its own data. */
+interface Want {
+  kind: string;
+  text: string;
+  allowed: boolean | null; // null: known only when the graph runs
+  remember: string | null; // what a click allows from then on
+  fix: string;
+}
+
+interface ExportAnswer {
+  filename: string;
+  problems: Problem[];
+  commands: { title: string; lines: string[]; note?: string }[];
+}
+
+// ---- Elements -------------------------------------------------------------------------------------------------------
+
+/** The element that h("button.otca-button") makes. */
+type HtmlOf<S extends string> = S extends `${infer Tag}.${string}`
+  ? HtmlOf<Tag>
+  : S extends keyof HTMLElementTagNameMap
+    ? HTMLElementTagNameMap[S]
+    : HTMLElement;
+
+type SvgOf<S extends string> = S extends `${infer Tag}.${string}`
+  ? SvgOf<Tag>
+  : S extends keyof SVGElementTagNameMap
+    ? SVGElementTagNameMap[S]
+    : SVGElement;
+
+type Child = Node | string | number | null | undefined | false | Child[];
+
+/** An element, and what shows other data in it. */
+interface View<T> {
+  element: HTMLElement;
+  update(data: T): void;
+}
+
+/** Where a line goes through; null lifts the pen. */
+type Point = [number, number] | null;
