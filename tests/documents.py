@@ -294,7 +294,7 @@ def paths(page: Page) -> Iterator[str]:
     for name, file in re.findall(r"`(\w+)`(?:,? in | of | \()`([\w/]+\.py)`", " ".join(page.prose.split())):
         path = ROOT / file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        if not re.search(rf"^ *(?:def |class )?{name}\b *[(:=]", text, re.M):
+        if not re.search(rf"^ *(?:def |class |\")?{name}\b\"? *[(:=]", text, re.M):
             yield f"{file} has no {name}"
 
 

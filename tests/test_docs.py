@@ -72,6 +72,7 @@ WRONG = [
     ("paths", "`trainer/nothing.py`", "trainer/nothing.py is not there"),
     ("paths", "    python bench/nothing.py --fast", "bench/nothing.py is not there"),
     ("paths", "`workflows/api/nothing.json`", "workflows/api/nothing.json is not there"),
+    ("paths", "`sampler` in `trainer/sde.py`", "trainer/sde.py has no sampler"),
     ("paths", "`nothing` in `trainer/sde.py`", "trainer/sde.py has no nothing"),
 ]
 
