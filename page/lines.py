@@ -36,12 +36,12 @@ class LineIndex:
             first, end = self.starts[after], self.starts[after + MOST_ROWS] if more else self.end
         with open(path, "rb") as file:
             file.seek(first)
-            rows = map(row, file.read(end - first).splitlines())
+            rows = map(parsed, file.read(end - first).splitlines())
         return [row for row in rows if row and row["iteration"] > after], more
 
     def last(self, path: Path | None) -> dict | None:
         with self._lock:
-            return row(self.last_line) if path is not None and self._refresh(path) else None
+            return parsed(self.last_line) if path is not None and self._refresh(path) else None
 
     def _refresh(self, path: Path) -> int:
         """Reads on from where the last call ended; returns the number of complete lines."""
@@ -60,7 +60,7 @@ class LineIndex:
         return len(self.starts)
 
 
-def row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
+def parsed(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
     """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
     try:
         row = json_files.parse(line)
@@ -70,7 +70,7 @@ def row(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> 
     return row
 
 
-def rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
+def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
     """Of a small file, which is read as a whole; none where there is no file."""
     lines = path.read_bytes().splitlines() if path else ()
-    return list(filter(None, (row(line, check) for line in lines)))
+    return list(filter(None, (parsed(line, check) for line in lines)))

@@ -255,11 +255,11 @@ class Run:
 
     def changes(self) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
-        rows = lines.rows(self.file(CHANGES), layout.check_changes)
+        rows = lines.all_rows(self.file(CHANGES), layout.check_changes)
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
-        return lines.rows(self.file(EVALUATIONS), layout.check_evaluation)
+        return lines.all_rows(self.file(EVALUATIONS), layout.check_evaluation)
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""

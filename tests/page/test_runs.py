@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from comfyui_otca.host import files
+from comfyui_otca.page import lines as lines_module
 from comfyui_otca.page import runs as runs_module
 
 PNG = b"\x89PNG\r\n\x1a\n a picture"
@@ -226,14 +227,14 @@ def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
     path = made(rows=500) / "metrics.jsonl"
     assert len(iterations(site)) == 500
     parsed = []
-    monkeypatch.setattr(runs_module, "_row", lambda line: parsed.append(line) or json.loads(line))
+    monkeypatch.setattr(lines_module, "parsed", lambda line: parsed.append(line) or json.loads(line))
     with open(path, "a") as file:
         file.write(made.row(501))
     assert iterations(site, 500) == [501] and len(parsed) == 1
 
 
 def test_more_metrics_than_fit_into_one_answer(site, made, monkeypatch):
-    monkeypatch.setattr(runs_module, "MOST_ROWS", 4)
+    monkeypatch.setattr(lines_module, "MOST_ROWS", 4)
     made(rows=6)
     first = site.get("/otca/runs/first/metrics").json
     assert [row["iteration"] for row in first["rows"]] == [1, 2, 3, 4] and first["more"] is True

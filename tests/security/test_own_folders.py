@@ -14,7 +14,7 @@ from comfyui_otca.host import files, own_folders, paths, stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.run import checkpoint, layout, record
 from comfyui_otca.trainer.run import loop as run
-from comfyui_otca.trainer.run.trackers import Figures
+from comfyui_otca.trainer.run.trackers import Trackers
 
 FOREIGN = {
     "workflow.json": b'{"mine": 1}',
@@ -292,7 +292,7 @@ def test_no_thread_of_tensorboard_complains_when_its_folder_vanishes(tmp_path, c
     """Seen before: a traceback of its own thread, amid the training's lines, and no figures from then on."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    figures = Figures(tmp_path / "run", "", 0, {})
+    figures = Trackers(tmp_path / "run", "", 0, {})
     figures.write(1, {"reward/a/mean": 0.5, "reward/b/mean": None})
     shutil.rmtree(tmp_path / "run")
     for iteration in (2, 3):

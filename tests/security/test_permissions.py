@@ -274,12 +274,12 @@ def test_the_workflows_download_switch_is_only_a_wish(monkeypatch, tmp_path):
 
 
 def test_figures_go_out_only_where_the_user_says_so(monkeypatch, tmp_path):
-    from comfyui_otca.trainer.run.trackers import Figures
+    from comfyui_otca.trainer.run.trackers import Trackers
 
     validate = NODES["OTCA_TrainingRun"].VALIDATE_INPUTS
     told = validate("run", "mine")
     assert told.startswith("wandb_project: 'api.wandb.ai:443'") and "Fix: " in told
-    refused(Figures, tmp_path, "mine", 0, {})
+    refused(Trackers, tmp_path, "mine", 0, {})
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert validate("run", "mine") is True
     monkeypatch.delenv("WANDB_MODE")

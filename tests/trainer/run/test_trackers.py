@@ -12,7 +12,7 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.run.trackers import Figures
+from comfyui_otca.trainer.run.trackers import Trackers
 
 
 class FakeWandb(types.ModuleType):
@@ -120,7 +120,7 @@ def test_after_a_kill_tensorboard_forgets_what_the_run_forgot(start, wandb, tmp_
 
 def test_another_project_is_another_run_there(wandb, tmp_path):
     for project in ("one", "one", "two", ""):
-        Figures(tmp_path, project, 0, {}).close()
+        Trackers(tmp_path, project, 0, {}).close()
     first, second, third = wandb.begun
     assert first["id"] == second["id"] != third["id"] and third["project"] == "two"
 
