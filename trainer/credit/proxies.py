@@ -92,8 +92,9 @@ def similarity(
 
 
 @torch.no_grad()
-def _features(encoder: Encoder | Clip, images: Tensor) -> Tensor:
+def _features(encoder: Encoder | Clip | None, images: Tensor) -> Tensor:
     """[B, D] of pictures, [B, F·D] of videos' frames, as many as rewards look at."""
+    assert encoder is not None  # the caller gives one for this proxy
     encoder.come_back()
     seen = images if images.ndim == 4 else stills(images)
     return encoder.pictures(seen).cpu().reshape(len(images), -1)
