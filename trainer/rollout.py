@@ -156,7 +156,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     x = trajectories.latents[rows, steps].to(model.device)
     # A number for each different point: that of the group where its members are at one point, else that of the sample.
     count = len(trajectories.prompts)
-    points = torch.where(at_one_point(trajectories, steps), groups, count + rows)
+    points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
     points = points + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
     return _velocity(model, condition, x, groups, levels, settings, points)
@@ -252,7 +252,7 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
     """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`."""
     x = _drawn(noise).to(model.device)
     visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
-    before = None
+    clean, stochastic, before = x, False, None
     for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
         on_step()
         points = groups if settings.shared_noise and not trained else None
@@ -289,15 +289,15 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
 
 def _joined(parts: Sequence[_Paths]) -> _Paths:
     """All samples of one rollout, in their order."""
-    first = parts[0]
     tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("latents", "final", "log_probs")}
-    kept = predictions = None
-    if first.kept is not None:
-        steps = zip(*(part.kept for part in parts), strict=True)
-        kept = KeptGraph(map(torch.cat, steps), first.kept.unconditional_gradient)
-    if first.predictions is not None:
-        predictions = torch.cat([part.predictions for part in parts])
-    return replace(first, **tensors, kept=kept, predictions=predictions)
+    graphs = [part.kept for part in parts if part.kept is not None]
+    predictions = [part.predictions for part in parts if part.predictions is not None]
+    return replace(
+        parts[0],
+        **tensors,
+        kept=KeptGraph(map(torch.cat, zip(*graphs, strict=True)), graphs[0].unconditional_gradient) if graphs else None,
+        predictions=torch.cat(predictions) if predictions else None,
+    )
 
 
 def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
