@@ -222,7 +222,12 @@ def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tup
 
 
 def _metrics(
-    z: Tensor, credit: StepCredit, normalised: Tensor, groups: Tensor, valid: Tensor, of_method: Mapping | None = None
+    z: Tensor,
+    credit: StepCredit,
+    normalised: Tensor,
+    groups: Tensor,
+    valid: Tensor,
+    of_method: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample."""
     members = list(per_group(groups, valid))

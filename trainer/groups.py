@@ -36,13 +36,12 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     valid = rewards.isfinite().all(1) if valid is None else valid
     # In float64, so that equal rewards have a spread of zero and not of a rounding error.
     values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
-    batch_std = values[valid].std(0) if valid.sum() > 1 else None
     for member in per_group(groups, valid):
         if member.sum() < 2:
             continue
         group = values[member]
         spread = group.max(0).values > group.min(0).values
-        std = group.std(0) if std_scope == "group" else batch_std
+        std = (group if std_scope == "group" else values[valid]).std(0)
         advantages[member] = torch.where(spread, (group - group.mean(0)) / (std + 1e-8), 0.0)
     return advantages.to(rewards.dtype)
 

@@ -139,7 +139,7 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_siz
     """
     step = trajectories.trained[model.version % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
-    first = torch.tensor([own for own, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
+    first = torch.tensor([number for number, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     size = batch_size or trajectories.settings.batch_size or max(1, len(first))
     asked = list(first.split(size)) if len(first) else []
     if model.is_sharded:  # to keep pace with the others
@@ -148,7 +148,7 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_siz
     policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
     with model.reference() if asked else contextlib.nullcontext():
         untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    apart = [(own - other).square().flatten(1).mean(1).cpu() for own, other in zip(policy, untrained, strict=True)]
+    apart = [(v - v_ref).square().flatten(1).mean(1).cpu() for v, v_ref in zip(policy, untrained, strict=True)]
     divergence = torch.cat(apart) if apart else torch.zeros(0)
     return distributed.whole(divergence[: len(first)]).mean().item()
 
@@ -235,12 +235,12 @@ class _Backward:
         for part in self._parts(bool(kept)):
             on_step()
             velocities = self._kept(part, kept) if kept else self._recomputed(part)
-            loss = 0.0
+            shares = []
             for (position, rows), velocity in zip(part, velocities, strict=True):
                 log_prob, share = self._loss(position, rows, velocity, old, noise)
                 seen[rows, position] = log_prob.detach().cpu()
-                loss = loss + share
-            loss.backward()
+                shares.append(share)
+            sum(shares[1:], shares[0]).backward()
         self.tally.passes += 1
         return seen
 
@@ -378,8 +378,8 @@ class _Tally:
 
     def summary(self) -> dict[str, float]:
         names = ("loss", "ratio", "clip_high", "clip_low", "approx_kl", "kl", "weight")
-        own = [[float(self.sums.get(name, 0.0)), float(name in self.sums)] for name in names]
-        added, present = distributed.each(torch.tensor(own, dtype=torch.float64)).sum(0).T.tolist()
+        sums = [[float(self.sums.get(name, 0.0)), float(name in self.sums)] for name in names]
+        added, present = distributed.each(torch.tensor(sums, dtype=torch.float64)).sum(0).T.tolist()
         sums = {name: value / self.passes for name, value, there in zip(names, added, present, strict=True) if there}
         weight = sums.pop("weight", 0.0) or 1.0
         names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}

@@ -39,7 +39,7 @@ def read_prompts(text: str, file: str = "") -> list[str]:
 
 
 def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prompts:
-    """The `count` prompts of iteration `index` of an endless pass over the dataset.
+    """The `count` prompts of iteration `index`; the dataset is repeated without end.
 
     Args:
         seed: of a new order in every pass; None keeps the file's order.
@@ -48,10 +48,10 @@ def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prom
     orders: dict[int, np.ndarray] = {}
     texts = []
     for position in positions:
-        epoch, place = divmod(position, len(prompts))
+        epoch, index_in_epoch = divmod(position, len(prompts))
         if seed is not None and epoch not in orders:
             orders[epoch] = np.random.default_rng([seed, epoch]).permutation(len(prompts))
-        texts.append(prompts[orders[epoch][place] if seed is not None else place])
+        texts.append(prompts[orders[epoch][index_in_epoch] if seed is not None else index_in_epoch])
     return Prompts(tuple(texts), tuple(positions))
 
 
@@ -74,20 +74,20 @@ def file_state(file: str) -> str:
         finally:
             os.close(descriptor)
 
-    found = opening.in_time(state)
-    return f"{found.st_mtime_ns}:{found.st_size}"
+    stat = opening.in_time(state)
+    return f"{stat.st_mtime_ns}:{stat.st_size}"
 
 
 def _content(file: str) -> tuple[Path, str]:
-    """The file's place and its text, read within a time: a name may lead to a network drive that hangs."""
+    """The file's path and its text, read within a time limit: a name may lead to a network drive that hangs."""
 
     def read() -> tuple[Path, bytes]:
-        place, descriptor = permissions.open_prompts(file)
-        return place, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+        path, descriptor = permissions.open_prompts(file)
+        return path, opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
 
     try:
-        place, content = opening.in_time(read)
-        return place, content.decode("utf-8-sig")
+        path, content = opening.in_time(read)
+        return path, content.decode("utf-8-sig")
     except permissions.NotAllowed:
         raise
     except FileNotFoundError as error:

@@ -52,8 +52,7 @@ def sample(
         overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
 
     Raises:
-        ValueError: group_size < 2, an unknown ode_solver, fewer steps after a window where none ends, settings under which no
-            step is stochastic, or weights that no adapter can be merged into.
+        ValueError: see `schedule.misfits` and `schedule.untrainable`; or weights that no adapter can be merged into.
     """
     if misfit := next(misfits(settings, group_size), None):
         raise ValueError(str(misfit))
@@ -68,21 +67,11 @@ def sample(
     groups = torch.tensor([row // group_size for row in share.rows])
     walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    streams = [
+    noise = [
         _noise(shape, settings, seed, prompts.positions[row // group_size], row % group_size) for row in share.rows
     ]
-    overlap = overlap or Overlap()
-    parts, pictures = [], []
-    with overlap.scoring(model.device) as scored, _merged(model, settings.merge_adapter and not keep_graph):
-        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
-            parts.append(walk(groups[rows], [streams[row] for row in rows]))
-            if scored:
-                pictures.append(model.decode(parts[-1].final))
-                scored.add(pictures[-1], [prompts.texts[group] for group in groups[rows].tolist()])
-    paths = _joined(parts)
-    images = torch.cat(pictures) if pictures else model.decode(paths.final, settings.batch_size)
-    if scored:
-        scored.images = weakref.ref(images)
+    overlap, merge = overlap or Overlap(), settings.merge_adapter and not keep_graph
+    paths, images, waited = _with_images(model, walk, groups, noise, prompts.texts, settings, overlap, merge)
     return Trajectories(
         **vars(paths),
         images=images,
@@ -95,7 +84,7 @@ def sample(
         policy_version=model.version,
         seed=seed,
         model=model,
-        seconds=time.perf_counter() - started - (scored.waited if scored else 0.0),
+        seconds=time.perf_counter() - started - waited,
         overlap=overlap,
     )
 
@@ -167,7 +156,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     x = trajectories.latents[rows, steps].to(model.device)
     # A number for each different point: that of the group where its members are at one point, else that of the sample.
     count = len(trajectories.prompts)
-    points = torch.where(at_one_point(trajectories, steps), groups, count + rows)
+    points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
     points = points + steps * (count + len(trajectories.groups))
     condition = model.condition(trajectories.prompts, settings)
     return _velocity(model, condition, x, groups, levels, settings, points)
@@ -229,6 +218,23 @@ def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager
     return model.merged() if wanted else contextlib.nullcontext()
 
 
+def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) -> tuple[_Paths, Tensor, float]:
+    """All samples and their pictures, `batch_size` at a time, and the seconds that the last of them waited for their scores."""
+    parts, pictures = [], []
+    with overlap.scoring(model.device) as scored, _merged(model, merge):
+        for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
+            parts.append(walk(groups[rows], [noise[row] for row in rows]))
+            if scored:
+                pictures.append(model.decode(parts[-1].final))
+                scored.add(pictures[-1], [texts[group] for group in groups[rows].tolist()])
+    paths = _joined(parts)
+    if not scored:
+        return paths, model.decode(paths.final, settings.batch_size), 0.0
+    images = torch.cat(pictures)
+    scored.images = weakref.ref(images)
+    return paths, images, scored.waited
+
+
 @dataclass(frozen=True)
 class _Paths:
     """What the loop makes of some samples; fields as in `Trajectories`."""
@@ -246,7 +252,7 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
     """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`."""
     x = _drawn(noise).to(model.device)
     visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
-    before = None
+    clean, stochastic, before = x, False, None
     for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
         on_step()
         points = groups if settings.shared_noise and not trained else None
@@ -283,15 +289,15 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
 
 def _joined(parts: Sequence[_Paths]) -> _Paths:
     """All samples of one rollout, in their order."""
-    first = parts[0]
     tensors = {name: torch.cat([getattr(part, name) for part in parts]) for name in ("latents", "final", "log_probs")}
-    kept = predictions = None
-    if first.kept is not None:
-        steps = zip(*(part.kept for part in parts), strict=True)
-        kept = KeptGraph(map(torch.cat, steps), first.kept.unconditional_gradient)
-    if first.predictions is not None:
-        predictions = torch.cat([part.predictions for part in parts])
-    return replace(first, **tensors, kept=kept, predictions=predictions)
+    graphs = [part.kept for part in parts if part.kept is not None]
+    predictions = [part.predictions for part in parts if part.predictions is not None]
+    return replace(
+        parts[0],
+        **tensors,
+        kept=KeptGraph(map(torch.cat, zip(*graphs, strict=True)), graphs[0].unconditional_gradient) if graphs else None,
+        predictions=torch.cat(predictions) if predictions else None,
+    )
 
 
 def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:

@@ -61,8 +61,8 @@ class Gaussian:
 
 def transition(
     kind: str,
-    velocity: Tensor,
-    x: Tensor,
+    velocity: Tensor | float,
+    x: Tensor | float,
     sigma: float,
     sigma_next: float,
     *,
@@ -92,7 +92,7 @@ def transition(
 
 
 def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float, ...]:
-    """c_j = ‖∂μ/∂v‖ / std of the T transitions: how much a log-ratio feels of a change in velocity (PCPO, 2509.25774).
+    """c_j = ‖∂μ/∂v‖ / std of the T transitions: how sensitive a log-ratio is to a change of the velocity (PCPO, 2509.25774).
 
     Infinite where a transition is deterministic. `flow_sde`'s variance at σ = 1 is a stand-in; so is its c there, that of the
     step after it.
@@ -100,14 +100,14 @@ def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float
     import torch  # the sampler node reads this module's table before anything else is loaded
 
     one, zero = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
-    found = []
+    values = []
     for sigma, following in zip(sigmas, sigmas[1:], strict=False):
         # The mean is linear in v, so its slope is its value where x = 0 and v = 1.
         gaussian = transition(kind, one, zero, sigma, following, eta=eta, sigma_after_first=sigmas[1])
-        found.append(gaussian.mean.abs().item() / gaussian.std if gaussian.std >= MIN_STD else math.inf)
-    if kind == "flow_sde" and sigmas[0] >= 1 and len(found) > 1:
-        found[0] = found[1]
-    return tuple(found)
+        values.append(gaussian.mean.abs().item() / gaussian.std if gaussian.std >= MIN_STD else math.inf)
+    if kind == "flow_sde" and sigmas[0] >= 1 and len(values) > 1:
+        values[0] = values[1]
+    return tuple(values)
 
 
 def ode(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:

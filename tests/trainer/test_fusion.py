@@ -1,10 +1,9 @@
-"""Objective fusion against its quadratic programme, a scalar Algorithm 1, and a numpy version of the whole step."""
+"""Fusion formulas against their quadratic programme, a scalar Algorithm 1 and hand numbers."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.advantages import METHODS, fuse
 from comfyui_otca.trainer.fusion import (
     exploration_strength,
     min_norm,
@@ -21,7 +19,7 @@ from comfyui_otca.trainer.fusion import (
     weighted_advantages,
     weighted_sum,
 )
-from comfyui_otca.trainer.types import Fused, Scores, StepCredit
+from comfyui_otca.trainer.types import Fused
 
 NAN = float("nan")
 cases = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -219,255 +217,3 @@ def test_recenter_takes_each_groups_own_mean_of_valid_samples():
     result = recenter(given_fused, torch.tensor([0, 0, 0, 1, 1]), valid)
     assert result.advantage.tolist() == [-1.0, 1.0, 0.0, -1.0, 1.0]
     assert given_fused.advantage.tolist() == [1.0, 3.0, 0.0, 5.0, 7.0]
-
-
-# The whole step from scores to Ã, against numpy in float64.
-
-TRAINED = (0, 1, 3)
-
-
-def make_scores(values, groups, coefficients=None) -> Scores:
-    values = torch.as_tensor(values, dtype=torch.float32)
-    objectives = values.shape[1]
-    return Scores(
-        values=values,
-        names=tuple(f"r{k}" for k in range(objectives)),
-        coefficients=tuple(coefficients or [1.0] * objectives),
-        groups=torch.as_tensor(groups),
-        held_out=torch.empty(len(values), 0),
-        held_out_names=(),
-        rewards=(),
-    )
-
-
-def make_credit(samples: int, seed: int) -> StepCredit:
-    generator = torch.Generator().manual_seed(seed)
-    delta = torch.randn(samples, 5, generator=generator)
-    raw = torch.rand(samples, len(TRAINED), generator=generator)
-    raw = raw / raw.sum(1, keepdim=True)
-    similarity = torch.zeros(samples, 6)
-    return StepCredit(0.5 + 0.5 * len(TRAINED) * raw, raw, delta, similarity, TRAINED)
-
-
-def pick(scores: Scores, credit: StepCredit, rows: list[int]) -> tuple[Scores, StepCredit]:
-    """The same without the other samples."""
-    picked = make_scores(scores.values[rows], scores.groups[rows], scores.coefficients)
-    parts = (credit.weights[rows], credit.raw[rows], credit.delta[rows], credit.similarity[rows])
-    return picked, StepCredit(*parts, TRAINED)
-
-
-def normalise(values: np.ndarray, groups: np.ndarray, scope: str = "group") -> np.ndarray:
-    result = np.zeros_like(values)
-    for group in np.unique(groups):
-        own = values[groups == group]
-        std = (own if scope == "group" else values).std(0, ddof=1)
-        result[groups == group] = (own - own.mean(0)) / (std + 1e-8)
-    return result
-
-
-def expected_z(scores: Scores, credit: StepCredit, method: str, scope="group", exploration="literal") -> np.ndarray:
-    """z of every sample by method.md §3 and §5, for scores that are all finite; also tanh(e)."""
-    values, groups = scores.values.double().numpy(), scores.groups.numpy()
-    coefficients = np.array(scores.coefficients)
-    a = np.clip(normalise(values, groups, scope), -5, 5) * coefficients
-    q = (credit.raw.double().numpy() * credit.delta.double().numpy()[:, list(TRAINED)]).sum(1)
-    tanh_e = np.zeros(len(q))
-    for group in np.unique(groups):
-        own = q[groups == group]
-        distance = np.abs(own if exploration == "literal" else own - own.mean())
-        tanh_e[groups == group] = np.tanh(distance / (own.std(ddof=1) + 1e-6))
-    total = a.sum(1)
-    strength = np.maximum(0, total) / (np.abs(total) + 1e-6) * tanh_e
-    if method == "weighted_sum":
-        return normalise((values * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
-    if method == "weighted_advantages":
-        return normalise(total[:, None], groups, scope)[:, 0], tanh_e
-    strength = strength if method == "moca" else 0 * strength
-    z = [algorithm_1(list(row), value)[0] for row, value in zip(a, strength, strict=True)]
-    return np.array(z), tanh_e
-
-
-GROUPS = [0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2]
-
-
-def example(seed: int, coefficients=(1.0, 0.5, 2.0)) -> tuple[Scores, StepCredit]:
-    values = np.random.default_rng(seed).normal(size=(len(GROUPS), 3)) * [1.0, 10.0, 0.1] + [0.0, 20.0, 0.3]
-    return make_scores(values, GROUPS, coefficients), make_credit(len(GROUPS), seed)
-
-
-def test_the_methods_of_the_paper_and_its_rivals_are_there():
-    assert {"moca", "min_norm", "weighted_sum", "weighted_advantages"} <= set(METHODS)
-
-
-@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_fuse_every_method(method, seed):
-    scores, credit = example(seed)
-    result = fuse(scores, credit, method)
-    z, _ = expected_z(scores, credit, method)
-    assert np.abs(z).max() > 0.1
-    np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
-    np.testing.assert_allclose(result.step_advantage, credit.weights.numpy() * z[:, None], atol=3e-4)
-    assert result.valid.all()
-
-
-@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
-def test_fuse_with_the_batch_std(method):
-    # Groups of very different spread, where the two scopes differ.
-    scores, credit = example(2)
-    wide = scores.values * torch.where(scores.groups == 1, 8.0, 1.0)[:, None]
-    scores = make_scores(wide, GROUPS, scores.coefficients)
-    z, _ = expected_z(scores, credit, method, scope="batch")
-    assert np.abs(z - expected_z(scores, credit, method)[0]).max() > 0.1 or method == "min_norm"
-    np.testing.assert_allclose(fuse(scores, credit, method, std_scope="batch").fused.advantage, z, atol=1e-4)
-
-
-def test_fuse_centered_exploration():
-    scores, credit = example(3)
-    z, tanh_e = expected_z(scores, credit, "moca", exploration="centered")
-    result = fuse(scores, credit, "moca", exploration="centered")
-    np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
-    assert result.metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
-    assert np.abs(z - expected_z(scores, credit, "moca")[0]).max() > 0.01
-
-
-def test_fuse_recentered_groups_have_mean_zero():
-    scores, credit = example(4)
-    plain, result = fuse(scores, credit, "moca"), fuse(scores, credit, "moca", recentering="group")
-    assert plain.metrics["z/group_mean"] > 0.01
-    for group in range(3):
-        member = scores.groups == group
-        assert result.fused.advantage[member].mean().item() == pytest.approx(0.0, abs=1e-6)
-        shift = plain.fused.advantage[member] - result.fused.advantage[member]
-        torch.testing.assert_close(shift, shift[:1].expand_as(shift))
-    torch.testing.assert_close(result.step_advantage, credit.weights * result.fused.advantage[:, None])
-
-
-def test_coefficient_scales_the_clipped_advantage():
-    scores, credit = example(5, coefficients=(1.0, 1.0, 1.0))
-    plain = fuse(scores, credit, "moca").per_objective
-    scaled = fuse(make_scores(scores.values, GROUPS, (3.0, 0.0, -0.5)), credit, "moca").per_objective
-    torch.testing.assert_close(scaled, plain * torch.tensor([3.0, 0.0, -0.5]))
-
-
-@pytest.mark.parametrize(("sign", "coefficient"), [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)])
-def test_advantages_are_clipped_at_five_before_the_coefficient(sign, coefficient):
-    # One among 40 stands out: A = 39/√40 = 6.17 is clipped to 5; the others have -1/√40 = -0.158.
-    values = torch.zeros(40, 1)
-    values[17] = sign
-    result = fuse(make_scores(values, [0] * 40, [coefficient]), make_credit(40, 6), "moca")
-    assert result.per_objective[17].item() == pytest.approx(5 * sign * coefficient)
-    assert result.per_objective[0].item() == pytest.approx(-sign * coefficient / math.sqrt(40), abs=1e-5)
-    assert result.fused.advantage[17].item() == pytest.approx(5 * sign * coefficient)
-
-
-@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
-@pytest.mark.parametrize("options", [{}, {"recentering": "group"}, {"std_scope": "batch"}, {"exploration": "centered"}])
-def test_a_masked_sample_gets_nothing_and_sways_nobody(method, options):
-    scores, credit = example(7)
-    values = scores.values.clone()
-    values[2, 1] = values[9, 0] = NAN
-    rest = [b for b in range(len(GROUPS)) if b not in (2, 9)]
-    masked = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method, **options)
-    without = fuse(*pick(scores, credit, rest), method, **options)
-    assert masked.valid.tolist() == [b in rest for b in range(len(GROUPS))]
-    assert (masked.step_advantage[[2, 9]] == 0).all()
-    assert masked.fused.advantage.isfinite().all()
-    torch.testing.assert_close(masked.per_objective[rest], without.per_objective, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(masked.fused.advantage[rest], without.fused.advantage, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(masked.step_advantage[rest], without.step_advantage, rtol=1e-4, atol=1e-5)
-    assert masked.metrics["groups/masked_samples"] == 2.0
-
-
-@pytest.mark.parametrize("method", list(METHODS))
-def test_a_sample_whose_latents_overflowed_is_masked(method, caplog):
-    """Its picture is black, and was scored as any other."""
-    scores, credit = example(7)
-    broken = replace(
-        credit,
-        **{
-            name: getattr(credit, name).index_fill(0, torch.tensor([2]), NAN)
-            for name in ("weights", "raw", "delta", "similarity")
-        },
-    )
-    rest = [b for b in range(len(GROUPS)) if b != 2]
-    masked, without = fuse(scores, broken, method), fuse(*pick(scores, credit, rest), method)
-    assert "latents of the samples 2 are not finite" in caplog.text
-    assert masked.valid.tolist() == [b != 2 for b in range(len(GROUPS))] and (masked.step_advantage[2] == 0).all()
-    torch.testing.assert_close(masked.step_advantage[rest], without.step_advantage, rtol=1e-4, atol=1e-5)
-    assert masked.fused.coefficients.isfinite().all()
-    assert masked.metrics == pytest.approx(without.metrics | {"groups/masked_samples": 1.0}, rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
-def test_an_infinite_reward_masks_like_a_missing_one(bad):
-    scores, credit = example(7)
-    missing, infinite = scores.values.clone(), scores.values.clone()
-    missing[2, 1], infinite[2, 1] = NAN, bad
-    for method in METHODS:
-        expected = fuse(make_scores(missing, GROUPS, scores.coefficients), credit, method)
-        result = fuse(make_scores(infinite, GROUPS, scores.coefficients), credit, method)
-        assert torch.equal(result.step_advantage, expected.step_advantage)
-        assert not result.valid[2] and (result.step_advantage[2] == 0).all()
-
-
-@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
-def test_a_group_with_one_valid_sample_gives_no_gradient_and_is_counted(method):
-    scores, credit = example(8)
-    values = scores.values.clone()
-    values[[8, 10], 2] = NAN
-    result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
-    assert (result.step_advantage[8:] == 0).all()
-    assert (result.step_advantage[:8] != 0).any()
-    assert result.metrics["groups/zero_std"] == 1.0
-
-
-@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
-def test_a_group_of_equal_rewards_gives_no_gradient_and_is_counted(method):
-    scores, credit = example(9)
-    values = scores.values.clone()
-    values[8:] = torch.tensor([0.1, 0.7, 1 / 3])
-    result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
-    assert (result.step_advantage[8:] == 0).all()
-    assert result.metrics["groups/zero_std"] == 1.0
-    assert fuse(scores, credit, method).metrics["groups/zero_std"] == 0.0
-
-
-@pytest.mark.parametrize("seed", [10, 11, 12])
-def test_metrics_are_what_they_say(seed):
-    scores, credit = example(seed)
-    metrics = fuse(scores, credit, "moca").metrics
-    z, tanh_e = expected_z(scores, credit, "moca")
-    assert metrics["z/zero_fraction"] == pytest.approx((np.abs(z) < 1e-12).mean())
-    means = [z[np.array(GROUPS) == group].mean() for group in range(3)]
-    assert metrics["z/group_mean"] == pytest.approx(np.mean(means), abs=1e-4)
-    assert metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
-    assert metrics["groups/masked_samples"] == 0.0
-
-
-def test_zero_fraction_counts_the_samples_where_objectives_disagree_and_lose():
-    # A = ±1/√2 in each objective. Objectives that contradict each other have ΣA = 0, hence λ = 0 and z = 0;
-    # in the second group they agree, and z = λ/2-clipped: A itself for the loser, min(A) for the winner.
-    scores = make_scores([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0], [2.0, 2.0]], [0, 0, 1, 1])
-    result = fuse(scores, make_credit(4, 13), "moca")
-    half = 1 / math.sqrt(2)
-    assert result.fused.advantage.tolist() == pytest.approx([0.0, 0.0, -half, half], abs=1e-6)
-    assert result.metrics["z/zero_fraction"] == 0.5
-    assert result.metrics["z/group_mean"] == pytest.approx(0.0, abs=1e-6)
-
-
-def test_with_one_objective_moca_and_the_sums_are_plain_grpo():
-    scores, credit = example(14)
-    single = make_scores(scores.values[:, :1], GROUPS)
-    expected = normalise(single.values.double().numpy(), np.array(GROUPS))[:, 0]
-    for method in ("moca", "min_norm", "weighted_sum", "weighted_advantages"):
-        np.testing.assert_allclose(fuse(single, credit, method).fused.advantage, expected, atol=1e-5)
-
-
-def test_names_and_inputs_travel_along():
-    scores, credit = example(15)
-    result = fuse(scores, credit, "moca")
-    assert result.scores is scores and result.credit is credit
-    torch.testing.assert_close(
-        torch.tensor([result.metrics[f"moca/coefficient/r{k}"] for k in range(3)]), result.fused.coefficients.mean(0)
-    )

@@ -556,8 +556,8 @@ def test_log_hinge(model, sample, judged):
 
 
 @pytest.fixture
-def placed(judged):
-    """placed(trajectories): credit that also says where in the latent, with mean 1."""
+def spread(judged):
+    """spread(trajectories): credit that also says where in the latent, with mean 1."""
 
     def judge(taken):
         place = torch.rand(taken.latents[:, 0, 0].shape, generator=torch.Generator().manual_seed(8)) + 0.1
@@ -567,10 +567,10 @@ def placed(judged):
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
-def test_credit_by_place(moved, sample, placed, keep_graph):
+def test_spatial_credit(moved, sample, spread, keep_graph):
     """VIPO: a ratio, an advantage and a loss for every latent position, then their mean."""
     taken = sample(moved, keep_graph=keep_graph)
-    advantages = placed(taken)
+    advantages = spread(taken)
     expected, loss = plain_gradients(moved, taken, advantages, ratio=lambda density, *_: density.mean(1)[0])
     metrics = update(moved, taken, advantages, STILL)
     assert_same_gradients(gradients(moved), expected)
@@ -581,7 +581,7 @@ def test_credit_by_place(moved, sample, placed, keep_graph):
     assert max((everywhere[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-4
 
 
-def test_everywhere_alike_is_no_place(moved, sample, judged):
+def test_everywhere_alike_is_no_spatial_credit(moved, sample, judged):
     taken = sample(moved)
     advantages = judged(taken)
     update(moved, taken, advantages, STILL)
@@ -602,9 +602,9 @@ def test_the_noise_is_drawn_again(model, sample, small_settings, shared_noise):
         torch.testing.assert_close(gaussian.sample(noise[:, position]), taken.latents[:, step + 1], rtol=0, atol=1e-5)
 
 
-def test_stale_credit_by_place(model, sample, placed):
+def test_stale_spatial_credit(model, sample, spread):
     taken = sample(model)
-    advantages = placed(taken)
+    advantages = spread(taken)
     with torch.no_grad():
         rows = torch.arange(len(taken.groups))
         old = torch.stack(

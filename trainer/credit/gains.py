@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:
-    """Whether x̂0 at this point is the picture that was scored: that one is decoded from where the last step leads.
+    """Whether x̂0 at this point is the latent of the picture that was scored, which is where the last step leads.
 
-    An Euler step, or one that is trained, leads to x̂0; one of second order leads elsewhere.
+    An Euler step, or one that is trained, leads to x̂0; a step of second order leads elsewhere.
     """
     last = len(trajectories.sigmas) - 1
     to_prediction = last - 1 in trajectories.trained or trajectories.settings.ode_solver == "euler"
@@ -40,23 +40,23 @@ def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> 
 def predictions(
     model: FlowModel, trajectories: Trajectories, points: Sequence[int], tweedie_steps: int = 1
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """x̂0 at each of these points before the last one, as the model of now sees it, or as kept from the rollout.
+    """x̂0 at each of these points before the last one, as the model predicts it now, or as kept from the rollout.
 
-    By `tweedie_steps` Euler steps of equal length from σ_j to 0; a single one is Tweedie's formula, x - σ·v, and what was kept
-    saves the first model call. Moves ComfyUI's bar, and may be stopped before every model call and every yield.
+    By `tweedie_steps` Euler steps of equal length from σ_j to 0. A single step is Tweedie's formula, x - σ·v; a kept prediction
+    saves the first model call. Moves ComfyUI's progress bar, and may be stopped before every model call and every yield.
 
     Yields:
-        x̂0 [n, C, h, w] on the CPU of n different points; the n rows of the trajectories that they are of; and for each of the
-        B trajectories which of the n is its own [B].
+        x̂0 [n, C, h, w] on the CPU, of n different latents; the row of one trajectory for each of these n; and for each of the
+        B trajectories which of the n is its x̂0, [B].
     """
     model.come_back()
     plan = [_distinct(model, trajectories, point) for point in points]
     size = trajectories.settings.batch_size
     calls = tweedie_steps - (trajectories.predictions is not None)
     parts = [rows.split(size or len(rows)) for rows, _ in plan]
-    on_step = stopping.progress(sum(1 + calls * len(own) for own in parts))
-    for point, (rows, inverse), own in zip(points, plan, parts, strict=True):
-        clean = torch.cat([_prediction(model, trajectories, point, part, tweedie_steps, on_step) for part in own])
+    on_step = stopping.progress(sum(1 + calls * len(rows) for rows in parts))
+    for point, (rows, inverse), split in zip(points, plan, parts, strict=True):
+        clean = torch.cat([_prediction(model, trajectories, point, part, tweedie_steps, on_step) for part in split])
         on_step()
         yield clean, rows, inverse
 
@@ -72,23 +72,23 @@ def rewards_along(
     """r_j = R(decode(x̂0 at x_j)) at these points, [B, len(points), K] float32, NaN where a reward could not score.
 
     Args:
-        scores: of the final pictures, by rewards that are asked again.
-        held_out: also by the rewards that are held out, behind the trained ones: [B, len(points), K + H].
+        scores: of the final pictures; their rewards score the other pictures too.
+        held_out: also score by the rewards that are held out, after the trained ones: [B, len(points), K + H].
 
     Raises:
         RewardError: a reward failed.
     """
-    known = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
-    known = torch.where(known.isfinite(), known, torch.nan)  # whether a reward failed or did not apply
-    rewards, texts = scores.rewards[: known.shape[1]], trajectories.texts
-    found = dict.fromkeys(points, known)
+    final = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
+    final = torch.where(final.isfinite(), final, torch.nan)  # whether a reward failed or did not apply
+    rewards, texts = scores.rewards[: final.shape[1]], trajectories.texts
+    along = dict.fromkeys(points, final)
     asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
     looks = predictions(model, trajectories, asked, tweedie_steps)
     for point, (clean, rows, inverse) in zip(asked, looks, strict=True):
         images = model.decode(clean, trajectories.settings.batch_size)
         values = score(rewards, images, [texts[row] for row in rows.tolist()])
-        found[point] = torch.where(values.isfinite(), values, torch.nan)[inverse]
-    return torch.stack([found[point] for point in points], 1)
+        along[point] = torch.where(values.isfinite(), values, torch.nan)[inverse]
+    return torch.stack([along[point] for point in points], 1)
 
 
 def stepwise_gains(model: FlowModel, trajectories: Trajectories, scores: Scores, tweedie_steps: int = 1) -> Tensor:
@@ -117,7 +117,7 @@ def advantages_of_gains(
 
 
 def _distinct(model: FlowModel, trajectories: Trajectories, point: int) -> tuple[Tensor, Tensor]:
-    """Rows that are at different places at this point, and for each trajectory which of them is at its own."""
+    """One row for each different latent at this point, and for each trajectory which of them has the same latent."""
     # Processes that share a model have to call it with equally many parts.
     if at_one_point(trajectories, point) and not model.is_sharded:
         return first_of_each(trajectories.groups)
@@ -140,7 +140,7 @@ def _prediction(
         kept = trajectories.predictions[rows, point]
         if tweedie_steps == 1:
             return kept
-        # x̂0 is where the first velocity leads, so this is one part of that way.
+        # x̂0 is where the first velocity leads, so the first of several steps goes a part of the way to it.
         x = x + (kept - x) / tweedie_steps
     x = x.to(model.device)
     condition = model.condition(trajectories.prompts, settings).rows(trajectories.groups[rows])

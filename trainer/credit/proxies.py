@@ -7,6 +7,7 @@ two lie the predicted latent, and the features of the predicted picture.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from ..types import Scores, Trajectories
 
 
-def complaint(proxy: str, given: Collection[str]) -> str | None:
+def complaint(proxy: str, connected: Collection[str]) -> str | None:
     """What is wrong with a proxy, or with the inputs that are connected for it; None where nothing is."""
     if proxy not in PROXIES:
         return f"proxy = {proxy!r} is unknown. Fix: one of {', '.join(PROXIES)}"
-    missing = [name for name in PROXIES[proxy] if name not in given]
+    missing = [name for name in PROXIES[proxy] if name not in connected]
     if not missing:
         return None
     return (
@@ -50,9 +51,9 @@ def similarity(
     """S_j [B, T+1] of T+1 points, of which the last one stands for the final picture.
 
     "latents": cos(x_j, x̂0) (OTCA Eq. 6). "prediction": the same of x̂0 as predicted at x_j. "image_features": the same of the
-    encoder's features of the pictures decoded from both. "measured_gain": the rewards of the predicted picture, put together
-    by `groups.total_reward`, so that ΔS is what the step gained; 0 all along for a sample that some reward could not score
-    somewhere, whose steps then all weigh the same.
+    encoder's features of the pictures decoded from both. "measured_gain": the rewards of the predicted picture, added up by
+    `groups.total_reward`, so that ΔS is what the step gained; if some reward could not score a sample at some point, it is 0
+    at all points of that sample, whose steps then all weigh the same.
 
     Args:
         model, scores, encoder: for the proxies that need them. Of several processes all have to ask for the same proxy.
@@ -60,29 +61,33 @@ def similarity(
     Raises:
         ValueError: an unknown proxy, or one that lacks what it needs.
     """
-    given = {name for name, value in (("model", model), ("scores", scores)) if value is not None}
-    if problem := complaint(proxy, given):
+    connected = {name for name, value in (("model", model), ("scores", scores)) if value is not None}
+    if problem := complaint(proxy, connected):
         raise ValueError(problem)
     if proxy == "latents":
         return similarity_gain(trajectories.latents, trajectories.final)[0]
     points = range(len(trajectories.sigmas))
+    assert model is not None  # `complaint` has looked
     if proxy == "measured_gain":
+        assert scores is not None
         rewards = rewards_along(model, trajectories, scores, points)
-        known = rewards.isfinite().flatten(1).all(1)[:, None]
-        return torch.where(known, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
-    found = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself
+        complete = rewards.isfinite().flatten(1).all(1)[:, None]
+        return torch.where(complete, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
+    similar = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself
     asked = [point for point in points if not is_final(trajectories, point)]
-    final = trajectories.final if proxy == "prediction" else _features(encoder, trajectories.images)
+    features = partial(_features, encoder)
+    final = trajectories.final if proxy == "prediction" else features(trajectories.images)
     for point, (clean, _, inverse) in zip(asked, predictions(model, trajectories, asked), strict=True):
         if proxy == "image_features":
-            clean = _features(encoder, model.decode(clean, trajectories.settings.batch_size))
-        found[:, point] = torch.nn.functional.cosine_similarity(clean[inverse].flatten(1), final.flatten(1))
-    return found
+            clean = features(model.decode(clean, trajectories.settings.batch_size))
+        similar[:, point] = torch.nn.functional.cosine_similarity(clean[inverse].flatten(1), final.flatten(1))
+    return similar
 
 
 @torch.no_grad()
-def _features(encoder: Encoder | Clip, images: Tensor) -> Tensor:
+def _features(encoder: Encoder | Clip | None, images: Tensor) -> Tensor:
     """[B, D] of pictures, [B, F·D] of videos' frames, as many as rewards look at."""
+    assert encoder is not None  # the caller gives one for this proxy
     encoder.come_back()
     seen = images if images.ndim == 4 else stills(images)
     return encoder.pictures(seen).cpu().reshape(len(images), -1)

@@ -205,8 +205,10 @@ def with_spatial(credit: StepCredit, spatial: Tensor) -> StepCredit:
 
 def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     """The product of two maps over the latent, of mean 1."""
-    maps = [spatial for spatial in (first, second) if spatial is not None]
-    return _mean_one(math.prod(maps)) if maps else None
+    if first is None or second is None:
+        only = second if first is None else first
+        return None if only is None else _mean_one(only)
+    return _mean_one(first * second)
 
 
 def _alike(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:

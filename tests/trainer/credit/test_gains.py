@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from comfyui_otca.host import distributed
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.tests.processes import together
-from comfyui_otca.trainer.advantages import fuse_gains
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
 from comfyui_otca.trainer.credit.proxies import similarity
 from comfyui_otca.trainer.flow.base import Condition
-from comfyui_otca.trainer.groups import gain_advantages, total_reward
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
-from comfyui_otca.trainer.types import SamplerSettings, Scores, Share, Trajectories
+from comfyui_otca.trainer.types import SamplerSettings, Share, Trajectories
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 NAN = float("nan")
@@ -212,136 +208,7 @@ def test_the_rollouts_own_predictions(still_model, sample):
         assert is_final(trajectories, point) == torch.equal(trajectories.predictions[:, point], trajectories.final)
 
 
-# -- normalising -------------------------------------------------------------------------------------------------------
-
-
-def test_gains_are_normalised_over_a_groups_samples_and_steps_together():
-    # Group 0: 1, 2, 3, 6 have mean 3 and variance (4 + 1 + 0 + 9)/4 = 3.5. Group 1: all alike.
-    gains = torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 5.0], [5.0, 5.0]])[:, :, None]
-    found = gain_advantages(gains, torch.tensor([0, 0, 1, 1]), torch.ones(4, dtype=torch.bool))[:, :, 0]
-    expected = torch.tensor([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5
-    torch.testing.assert_close(found[:2], expected)
-    assert torch.equal(found[2:], torch.zeros(2, 2))
-
-
-def test_or_over_its_samples_step_by_step():
-    # 1 and 3 have mean 2 and biased std 1; 6 and 6 have none.
-    gains = torch.tensor([[1.0, 6.0], [3.0, 6.0], [9.0, NAN]])[:, :, None]
-    valid = torch.tensor([True, True, False])
-    found = gain_advantages(gains, torch.zeros(3, dtype=torch.int64), valid, per_step=True)[:, :, 0]
-    torch.testing.assert_close(found, torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]))
-
-
-def test_a_group_with_one_valid_sample_has_no_advantage():
-    gains = torch.tensor([[1.0, 2.0], [NAN, 1.0]])[:, :, None]
-    found = gain_advantages(gains, torch.zeros(2, dtype=torch.int64), torch.tensor([True, False]))
-    assert torch.equal(found, torch.zeros_like(found))
-
-
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([0.25, 8.0]), st.sampled_from([-3.0, 5.0]))
-def test_normalised_gains_have_mean_zero_std_one_and_no_unit(seed, per_step, scale, shift):
-    gains = torch.randn((8, 5, 2), generator=torch.Generator().manual_seed(seed))
-    groups, valid = torch.arange(2).repeat_interleave(4), torch.ones(8, dtype=torch.bool)
-    found = gain_advantages(gains, groups, valid, per_step)
-    for group in (0, 1):
-        own = found[groups == group]
-        over = (0,) if per_step else (0, 1)
-        assert own.mean(over).abs().max() < 1e-5 and (own.std(over, correction=0) - 1).abs().max() < 1e-5
-    torch.testing.assert_close(
-        gain_advantages(gains * scale + shift, groups, valid, per_step), found, atol=1e-4, rtol=0
-    )
-
-
-# -- fusing ------------------------------------------------------------------------------------------------------------
-
-
-def two_objectives(values=None, coefficients=(1.0, 0.5)):
-    groups = torch.tensor([0, 0])
-    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) if values is None else values
-    return Scores(values, ("a", "b"), coefficients, groups, torch.empty(2, 0), (), ())
-
-
-# Objective a: 0, 2 and 4, 2 (mean 2, variance 2); b: 10, 10 and 30, 30 (mean 20, variance 100).
-GAINS = torch.tensor([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 30.0], [2.0, 30.0]]])
-SIMILAR = torch.tensor([[0.0, 0.5, 0.75, 1.0]] * 2)
-
-
-def test_weighted_advantages_of_gains_by_hand():
-    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2))
-    a = np.array([[-2.0, 0.0], [2.0, 0.0]]) / 2**0.5
-    b = 0.5 * np.array([[-1.0, -1.0], [1.0, 1.0]])
-    total = a + b  # mean 0
-    expected = total / np.sqrt((total**2).mean())
-    np.testing.assert_allclose(found.step_advantage, expected, rtol=1e-6)
-    np.testing.assert_allclose(found.per_objective, np.stack([a.mean(1), b.mean(1)], 1), rtol=1e-6)
-    np.testing.assert_allclose(found.fused.advantage, expected.mean(1), rtol=1e-6)
-    np.testing.assert_allclose(found.credit.weights, 2 * abs(expected) / abs(expected).sum(1, keepdims=True), rtol=1e-6)
-    torch.testing.assert_close(found.credit.delta[0], torch.tensor([0.5, 0.25, 0.25]))
-    assert found.credit.trained == (0, 2) and found.fused.coefficients.tolist() == [[1.0, 1.0]] * 2
-    assert found.metrics["gain/b/2"] == 20.0 and found.metrics["groups/zero_std"] == 0
-
-
-def test_weighted_sum_of_gains_by_hand():
-    # a + b/2: 5, 7 and 19, 17: mean 12, variance (49 + 25 + 49 + 25)/4 = 37.
-    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="weighted_sum")
-    np.testing.assert_allclose(found.step_advantage, np.array([[-7.0, -5.0], [7.0, 5.0]]) / 37**0.5, rtol=1e-6)
-    assert found.fused.coefficients.tolist() == [[1.0, 0.5]] * 2
-
-
-def test_a_sample_with_a_gap_takes_no_part_whether_on_the_way_or_at_the_end():
-    gains = torch.tensor([[0.0, 1.0], [2.0, 5.0], [NAN, 7.0], [3.0, 3.0]])[:, :, None]
-    values = torch.tensor([[1.0], [2.0], [3.0], [NAN]])
-    scores = Scores(values, ("a",), (1.0,), torch.zeros(4, dtype=torch.int64), torch.empty(4, 0), (), ())
-    found = fuse_gains(gains, SIMILAR[:1].expand(4, -1), scores, (0, 1))
-    assert found.valid.tolist() == [True, True, False, False] and found.metrics["groups/masked_samples"] == 2
-    np.testing.assert_allclose(found.step_advantage[:2], np.array([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5, atol=1e-6)
-    assert torch.equal(found.step_advantage[2:], torch.zeros(2, 2))
-
-
-def test_a_group_without_spread_is_counted_and_silent():
-    gains = torch.ones(2, 2, 2)
-    found = fuse_gains(gains, SIMILAR, two_objectives(), (0, 1))
-    assert torch.equal(found.step_advantage, torch.zeros(2, 2)) and found.metrics["groups/zero_std"] == 1
-    assert torch.equal(found.credit.weights, torch.ones(2, 2)), "credit of mean one, though of nothing"
-
-
-def test_unknown_fusion():
-    with pytest.raises(ValueError, match="fusion must be one of .* not 'moca'"):
-        fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="moca")
-
-
-def test_several_objectives_as_one_number():
-    # Final scores 1, 3 (std √2) and 5, 5 (none): the second is left out.
-    finals = torch.tensor([[1.0, 5.0], [3.0, 5.0], [NAN, 1.0]])
-    found = total_reward(torch.tensor([[2.0, 7.0], [4.0, 9.0]]), (3.0, 1.0), finals)
-    torch.testing.assert_close(found, torch.tensor([6.0, 12.0]) / 2**0.5)
-
-
-def _shared_out(gains, similarity, scores):
-    own = list(distributed.share(len(gains)).rows)
-
-    def mine(value):
-        tensors = {f.name: getattr(value, f.name) for f in fields(value)}
-        return replace(value, **{name: t[own] for name, t in tensors.items() if isinstance(t, torch.Tensor)})
-
-    whole = distributed.whole(gains[own]), distributed.whole(similarity[own]), distributed.whole(mine(scores))
-    found = fuse_gains(*whole, (0, 1, 3))
-    return found.step_advantage, found.valid, found.credit.weights, found.metrics
-
-
-def test_split_groups_have_the_statistics_of_whole_ones():
-    generator = torch.Generator().manual_seed(0)
-    gains, similarity = torch.randn((12, 3, 2), generator=generator), torch.rand((12, 5), generator=generator)
-    gains[4, 1, 0] = NAN
-    groups = torch.arange(2).repeat_interleave(6)
-    scores = Scores(
-        torch.rand((12, 2), generator=generator), ("a", "b"), (1.0, 2.0), groups, torch.empty(12, 0), (), ()
-    )
-    expected = _shared_out(gains, similarity, scores)
-    for found in together(3, _shared_out, gains, similarity, scores):
-        assert all(torch.equal(ours, wanted) for ours, wanted in zip(found[:3], expected[:3], strict=True))
-        assert found[3] == expected[3]
+# -- in the graph and over processes -----------------------------------------------------------------------------------
 
 
 def _measured():

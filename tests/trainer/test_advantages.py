@@ -1,0 +1,456 @@
+"""From scores and credit to Ã against numpy in float64, stepwise gains and best-of-n by hand, and what the update makes of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comfyui_otca.host import distributed
+from comfyui_otca.tests.processes import together
+from comfyui_otca.tests.trainer.test_fusion import algorithm_1
+from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains
+from comfyui_otca.trainer.credit.steps import uniform
+from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.types import Scores, StepCredit
+
+NAN = float("nan")
+cases = settings(max_examples=80, deadline=None, derandomize=True, database=None)
+
+# -- fuse --------------------------------------------------------------------------------------------------------------
+
+TRAINED = (0, 1, 3)
+
+
+def make_scores(values, groups, coefficients=None) -> Scores:
+    values = torch.as_tensor(values, dtype=torch.float32)
+    objectives = values.shape[1]
+    return Scores(
+        values=values,
+        names=tuple(f"r{k}" for k in range(objectives)),
+        coefficients=tuple(coefficients or [1.0] * objectives),
+        groups=torch.as_tensor(groups),
+        held_out=torch.empty(len(values), 0),
+        held_out_names=(),
+        rewards=(),
+    )
+
+
+def make_credit(samples: int, seed: int) -> StepCredit:
+    generator = torch.Generator().manual_seed(seed)
+    delta = torch.randn(samples, 5, generator=generator)
+    raw = torch.rand(samples, len(TRAINED), generator=generator)
+    raw = raw / raw.sum(1, keepdim=True)
+    similarity = torch.zeros(samples, 6)
+    return StepCredit(0.5 + 0.5 * len(TRAINED) * raw, raw, delta, similarity, TRAINED)
+
+
+def pick(scores: Scores, credit: StepCredit, rows: list[int]) -> tuple[Scores, StepCredit]:
+    """The same without the other samples."""
+    picked = make_scores(scores.values[rows], scores.groups[rows], scores.coefficients)
+    parts = (credit.weights[rows], credit.raw[rows], credit.delta[rows], credit.similarity[rows])
+    return picked, StepCredit(*parts, TRAINED)
+
+
+def normalise(values: np.ndarray, groups: np.ndarray, scope: str = "group") -> np.ndarray:
+    result = np.zeros_like(values)
+    for group in np.unique(groups):
+        own = values[groups == group]
+        std = (own if scope == "group" else values).std(0, ddof=1)
+        result[groups == group] = (own - own.mean(0)) / (std + 1e-8)
+    return result
+
+
+def expected_z(scores: Scores, credit: StepCredit, method: str, scope="group", exploration="literal") -> np.ndarray:
+    """z of every sample by method.md §3 and §5, for scores that are all finite; also tanh(e)."""
+    values, groups = scores.values.double().numpy(), scores.groups.numpy()
+    coefficients = np.array(scores.coefficients)
+    a = np.clip(normalise(values, groups, scope), -5, 5) * coefficients
+    q = (credit.raw.double().numpy() * credit.delta.double().numpy()[:, list(TRAINED)]).sum(1)
+    tanh_e = np.zeros(len(q))
+    for group in np.unique(groups):
+        own = q[groups == group]
+        distance = np.abs(own if exploration == "literal" else own - own.mean())
+        tanh_e[groups == group] = np.tanh(distance / (own.std(ddof=1) + 1e-6))
+    total = a.sum(1)
+    strength = np.maximum(0, total) / (np.abs(total) + 1e-6) * tanh_e
+    if method == "weighted_sum":
+        return normalise((values * coefficients).sum(1, keepdims=True), groups, scope)[:, 0], tanh_e
+    if method == "weighted_advantages":
+        return normalise(total[:, None], groups, scope)[:, 0], tanh_e
+    strength = strength if method == "moca" else 0 * strength
+    z = [algorithm_1(list(row), value)[0] for row, value in zip(a, strength, strict=True)]
+    return np.array(z), tanh_e
+
+
+GROUPS = [0, 1, 0, 1, 0, 1, 0, 1, 2, 2, 2]
+
+
+def example(seed: int, coefficients=(1.0, 0.5, 2.0)) -> tuple[Scores, StepCredit]:
+    values = np.random.default_rng(seed).normal(size=(len(GROUPS), 3)) * [1.0, 10.0, 0.1] + [0.0, 20.0, 0.3]
+    return make_scores(values, GROUPS, coefficients), make_credit(len(GROUPS), seed)
+
+
+def test_the_methods_of_the_paper_and_its_rivals_are_there():
+    assert {"moca", "min_norm", "weighted_sum", "weighted_advantages"} <= set(METHODS)
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fuse_every_method(method, seed):
+    scores, credit = example(seed)
+    result = fuse(scores, credit, method)
+    z, _ = expected_z(scores, credit, method)
+    assert np.abs(z).max() > 0.1
+    np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
+    np.testing.assert_allclose(result.step_advantage, credit.weights.numpy() * z[:, None], atol=3e-4)
+    assert result.valid.all()
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
+def test_fuse_with_the_batch_std(method):
+    # Groups of very different spread, where the two scopes differ.
+    scores, credit = example(2)
+    wide = scores.values * torch.where(scores.groups == 1, 8.0, 1.0)[:, None]
+    scores = make_scores(wide, GROUPS, scores.coefficients)
+    z, _ = expected_z(scores, credit, method, scope="batch")
+    assert np.abs(z - expected_z(scores, credit, method)[0]).max() > 0.1 or method == "min_norm"
+    np.testing.assert_allclose(fuse(scores, credit, method, std_scope="batch").fused.advantage, z, atol=1e-4)
+
+
+def test_fuse_centered_exploration():
+    scores, credit = example(3)
+    z, tanh_e = expected_z(scores, credit, "moca", exploration="centered")
+    result = fuse(scores, credit, "moca", exploration="centered")
+    np.testing.assert_allclose(result.fused.advantage, z, atol=1e-4)
+    assert result.metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
+    assert np.abs(z - expected_z(scores, credit, "moca")[0]).max() > 0.01
+
+
+def test_fuse_recentered_groups_have_mean_zero():
+    scores, credit = example(4)
+    plain, result = fuse(scores, credit, "moca"), fuse(scores, credit, "moca", recentering="group")
+    assert plain.metrics["z/group_mean"] > 0.01
+    for group in range(3):
+        member = scores.groups == group
+        assert result.fused.advantage[member].mean().item() == pytest.approx(0.0, abs=1e-6)
+        shift = plain.fused.advantage[member] - result.fused.advantage[member]
+        torch.testing.assert_close(shift, shift[:1].expand_as(shift))
+    torch.testing.assert_close(result.step_advantage, credit.weights * result.fused.advantage[:, None])
+
+
+def test_coefficient_scales_the_clipped_advantage():
+    scores, credit = example(5, coefficients=(1.0, 1.0, 1.0))
+    plain = fuse(scores, credit, "moca").per_objective
+    scaled = fuse(make_scores(scores.values, GROUPS, (3.0, 0.0, -0.5)), credit, "moca").per_objective
+    torch.testing.assert_close(scaled, plain * torch.tensor([3.0, 0.0, -0.5]))
+
+
+@pytest.mark.parametrize(("sign", "coefficient"), [(1.0, 1.0), (-1.0, 1.0), (1.0, 2.0)])
+def test_advantages_are_clipped_at_five_before_the_coefficient(sign, coefficient):
+    # One among 40 stands out: A = 39/√40 = 6.17 is clipped to 5; the others have -1/√40 = -0.158.
+    values = torch.zeros(40, 1)
+    values[17] = sign
+    result = fuse(make_scores(values, [0] * 40, [coefficient]), make_credit(40, 6), "moca")
+    assert result.per_objective[17].item() == pytest.approx(5 * sign * coefficient)
+    assert result.per_objective[0].item() == pytest.approx(-sign * coefficient / math.sqrt(40), abs=1e-5)
+    assert result.fused.advantage[17].item() == pytest.approx(5 * sign * coefficient)
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
+@pytest.mark.parametrize("options", [{}, {"recentering": "group"}, {"std_scope": "batch"}, {"exploration": "centered"}])
+def test_a_masked_sample_gets_nothing_and_sways_nobody(method, options):
+    scores, credit = example(7)
+    values = scores.values.clone()
+    values[2, 1] = values[9, 0] = NAN
+    rest = [b for b in range(len(GROUPS)) if b not in (2, 9)]
+    masked = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method, **options)
+    without = fuse(*pick(scores, credit, rest), method, **options)
+    assert masked.valid.tolist() == [b in rest for b in range(len(GROUPS))]
+    assert (masked.step_advantage[[2, 9]] == 0).all()
+    assert masked.fused.advantage.isfinite().all()
+    torch.testing.assert_close(masked.per_objective[rest], without.per_objective, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(masked.fused.advantage[rest], without.fused.advantage, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(masked.step_advantage[rest], without.step_advantage, rtol=1e-4, atol=1e-5)
+    assert masked.metrics["groups/masked_samples"] == 2.0
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_sample_whose_latents_overflowed_is_masked(method, caplog):
+    """Its picture is black, and was scored as any other."""
+    scores, credit = example(7)
+    broken = replace(
+        credit,
+        **{
+            name: getattr(credit, name).index_fill(0, torch.tensor([2]), NAN)
+            for name in ("weights", "raw", "delta", "similarity")
+        },
+    )
+    rest = [b for b in range(len(GROUPS)) if b != 2]
+    masked, without = fuse(scores, broken, method), fuse(*pick(scores, credit, rest), method)
+    assert "latents of the samples 2 are not finite" in caplog.text
+    assert masked.valid.tolist() == [b != 2 for b in range(len(GROUPS))] and (masked.step_advantage[2] == 0).all()
+    torch.testing.assert_close(masked.step_advantage[rest], without.step_advantage, rtol=1e-4, atol=1e-5)
+    assert masked.fused.coefficients.isfinite().all()
+    assert masked.metrics == pytest.approx(without.metrics | {"groups/masked_samples": 1.0}, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
+def test_an_infinite_reward_masks_like_a_missing_one(bad):
+    scores, credit = example(7)
+    missing, infinite = scores.values.clone(), scores.values.clone()
+    missing[2, 1], infinite[2, 1] = NAN, bad
+    for method in METHODS:
+        expected = fuse(make_scores(missing, GROUPS, scores.coefficients), credit, method)
+        result = fuse(make_scores(infinite, GROUPS, scores.coefficients), credit, method)
+        assert torch.equal(result.step_advantage, expected.step_advantage)
+        assert not result.valid[2] and (result.step_advantage[2] == 0).all()
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
+def test_a_group_with_one_valid_sample_gives_no_gradient_and_is_counted(method):
+    scores, credit = example(8)
+    values = scores.values.clone()
+    values[[8, 10], 2] = NAN
+    result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
+    assert (result.step_advantage[8:] == 0).all()
+    assert (result.step_advantage[:8] != 0).any()
+    assert result.metrics["groups/zero_std"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])
+def test_a_group_of_equal_rewards_gives_no_gradient_and_is_counted(method):
+    scores, credit = example(9)
+    values = scores.values.clone()
+    values[8:] = torch.tensor([0.1, 0.7, 1 / 3])
+    result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
+    assert (result.step_advantage[8:] == 0).all()
+    assert result.metrics["groups/zero_std"] == 1.0
+    assert fuse(scores, credit, method).metrics["groups/zero_std"] == 0.0
+
+
+@pytest.mark.parametrize("seed", [10, 11, 12])
+def test_metrics_are_what_they_say(seed):
+    scores, credit = example(seed)
+    metrics = fuse(scores, credit, "moca").metrics
+    z, tanh_e = expected_z(scores, credit, "moca")
+    assert metrics["z/zero_fraction"] == pytest.approx((np.abs(z) < 1e-12).mean())
+    means = [z[np.array(GROUPS) == group].mean() for group in range(3)]
+    assert metrics["z/group_mean"] == pytest.approx(np.mean(means), abs=1e-4)
+    assert metrics["moca/tanh_e"] == pytest.approx(tanh_e.mean(), abs=1e-4)
+    assert metrics["groups/masked_samples"] == 0.0
+
+
+def test_zero_fraction_counts_the_samples_where_objectives_disagree_and_lose():
+    # A = ±1/√2 in each objective. Objectives that contradict each other have ΣA = 0, hence λ = 0 and z = 0;
+    # in the second group they agree, and z = λ/2-clipped: A itself for the loser, min(A) for the winner.
+    scores = make_scores([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0], [2.0, 2.0]], [0, 0, 1, 1])
+    result = fuse(scores, make_credit(4, 13), "moca")
+    half = 1 / math.sqrt(2)
+    assert result.fused.advantage.tolist() == pytest.approx([0.0, 0.0, -half, half], abs=1e-6)
+    assert result.metrics["z/zero_fraction"] == 0.5
+    assert result.metrics["z/group_mean"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_with_one_objective_moca_and_the_sums_are_plain_grpo():
+    scores, credit = example(14)
+    single = make_scores(scores.values[:, :1], GROUPS)
+    expected = normalise(single.values.double().numpy(), np.array(GROUPS))[:, 0]
+    for method in ("moca", "min_norm", "weighted_sum", "weighted_advantages"):
+        np.testing.assert_allclose(fuse(single, credit, method).fused.advantage, expected, atol=1e-5)
+
+
+def test_names_and_inputs_travel_along():
+    scores, credit = example(15)
+    result = fuse(scores, credit, "moca")
+    assert result.scores is scores and result.credit is credit
+    torch.testing.assert_close(
+        torch.tensor([result.metrics[f"moca/coefficient/r{k}"] for k in range(3)]), result.fused.coefficients.mean(0)
+    )
+
+
+# -- stepwise gains ----------------------------------------------------------------------------------------------------
+
+
+def two_objectives(values=None, coefficients=(1.0, 0.5)):
+    groups = torch.tensor([0, 0])
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) if values is None else values
+    return Scores(values, ("a", "b"), coefficients, groups, torch.empty(2, 0), (), ())
+
+
+# Objective a: 0, 2 and 4, 2 (mean 2, variance 2); b: 10, 10 and 30, 30 (mean 20, variance 100).
+GAINS = torch.tensor([[[0.0, 10.0], [2.0, 10.0]], [[4.0, 30.0], [2.0, 30.0]]])
+SIMILAR = torch.tensor([[0.0, 0.5, 0.75, 1.0]] * 2)
+
+
+def test_weighted_advantages_of_gains_by_hand():
+    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2))
+    a = np.array([[-2.0, 0.0], [2.0, 0.0]]) / 2**0.5
+    b = 0.5 * np.array([[-1.0, -1.0], [1.0, 1.0]])
+    total = a + b  # mean 0
+    expected = total / np.sqrt((total**2).mean())
+    np.testing.assert_allclose(found.step_advantage, expected, rtol=1e-6)
+    np.testing.assert_allclose(found.per_objective, np.stack([a.mean(1), b.mean(1)], 1), rtol=1e-6)
+    np.testing.assert_allclose(found.fused.advantage, expected.mean(1), rtol=1e-6)
+    np.testing.assert_allclose(found.credit.weights, 2 * abs(expected) / abs(expected).sum(1, keepdims=True), rtol=1e-6)
+    torch.testing.assert_close(found.credit.delta[0], torch.tensor([0.5, 0.25, 0.25]))
+    assert found.credit.trained == (0, 2) and found.fused.coefficients.tolist() == [[1.0, 1.0]] * 2
+    assert found.metrics["gain/b/2"] == 20.0 and found.metrics["groups/zero_std"] == 0
+
+
+def test_weighted_sum_of_gains_by_hand():
+    # a + b/2: 5, 7 and 19, 17: mean 12, variance (49 + 25 + 49 + 25)/4 = 37.
+    found = fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="weighted_sum")
+    np.testing.assert_allclose(found.step_advantage, np.array([[-7.0, -5.0], [7.0, 5.0]]) / 37**0.5, rtol=1e-6)
+    assert found.fused.coefficients.tolist() == [[1.0, 0.5]] * 2
+
+
+def test_a_sample_with_a_gap_takes_no_part_whether_on_the_way_or_at_the_end():
+    gains = torch.tensor([[0.0, 1.0], [2.0, 5.0], [NAN, 7.0], [3.0, 3.0]])[:, :, None]
+    values = torch.tensor([[1.0], [2.0], [3.0], [NAN]])
+    scores = Scores(values, ("a",), (1.0,), torch.zeros(4, dtype=torch.int64), torch.empty(4, 0), (), ())
+    found = fuse_gains(gains, SIMILAR[:1].expand(4, -1), scores, (0, 1))
+    assert found.valid.tolist() == [True, True, False, False] and found.metrics["groups/masked_samples"] == 2
+    np.testing.assert_allclose(found.step_advantage[:2], np.array([[-2.0, -1.0], [0.0, 3.0]]) / 3.5**0.5, atol=1e-6)
+    assert torch.equal(found.step_advantage[2:], torch.zeros(2, 2))
+
+
+def test_a_group_without_spread_is_counted_and_silent():
+    gains = torch.ones(2, 2, 2)
+    found = fuse_gains(gains, SIMILAR, two_objectives(), (0, 1))
+    assert torch.equal(found.step_advantage, torch.zeros(2, 2)) and found.metrics["groups/zero_std"] == 1
+    assert torch.equal(found.credit.weights, torch.ones(2, 2)), "credit of mean one, though of nothing"
+
+
+def test_unknown_fusion():
+    with pytest.raises(ValueError, match="fusion must be one of .* not 'moca'"):
+        fuse_gains(GAINS, SIMILAR, two_objectives(), (0, 2), fusion="moca")
+
+
+def _shared_out(gains, similarity, scores):
+    own = list(distributed.share(len(gains)).rows)
+
+    def mine(value):
+        tensors = {f.name: getattr(value, f.name) for f in fields(value)}
+        return replace(value, **{name: t[own] for name, t in tensors.items() if isinstance(t, torch.Tensor)})
+
+    whole = distributed.whole(gains[own]), distributed.whole(similarity[own]), distributed.whole(mine(scores))
+    found = fuse_gains(*whole, (0, 1, 3))
+    return found.step_advantage, found.valid, found.credit.weights, found.metrics
+
+
+def test_split_groups_have_the_statistics_of_whole_ones():
+    generator = torch.Generator().manual_seed(0)
+    gains, similarity = torch.randn((12, 3, 2), generator=generator), torch.rand((12, 5), generator=generator)
+    gains[4, 1, 0] = NAN
+    groups = torch.arange(2).repeat_interleave(6)
+    scores = Scores(
+        torch.rand((12, 2), generator=generator), ("a", "b"), (1.0, 2.0), groups, torch.empty(12, 0), (), ()
+    )
+    expected = _shared_out(gains, similarity, scores)
+    for found in together(3, _shared_out, gains, similarity, scores):
+        assert all(torch.equal(ours, wanted) for ours, wanted in zip(found[:3], expected[:3], strict=True))
+        assert found[3] == expected[3]
+
+
+# -- best of n ---------------------------------------------------------------------------------------------------------
+
+
+def judged(rewards, groups):
+    """Advantages of one reward under uniform credit over three steps."""
+    values = torch.tensor(rewards)[:, None]
+    path = torch.randn((len(rewards), 4, 2), generator=torch.Generator().manual_seed(0))
+    names = {"names": ("a",), "coefficients": (1.0,), "held_out_names": (), "rewards": ()}
+    scores = Scores(values=values, groups=torch.tensor(groups), held_out=values[:, :0], **names)
+    return fuse(scores, uniform(path, path[:, -1], range(3)), "weighted_advantages")
+
+
+def kept(advantages):
+    return advantages.valid.nonzero()[:, 0].tolist()
+
+
+def test_by_hand():
+    advantages = judged([3.0, 1.0, 4.0, 1.5, 9.0, 2.0], [0] * 6)
+    chosen = best_of_n(advantages, 2, 1)
+    assert kept(chosen) == [1, 2, 4] and chosen.metrics["groups/kept_samples"] == 3
+    assert torch.equal(chosen.step_advantage[[1, 2, 4]], advantages.step_advantage[[1, 2, 4]])
+    assert not chosen.step_advantage[[0, 3, 5]].any()
+    assert torch.equal(chosen.fused.advantage, advantages.fused.advantage), "whole groups still give the statistics"
+    assert kept(best_of_n(advantages, 1, 0)) == [4]
+    assert kept(advantages) == list(range(6)), "what came in is as it was"
+
+
+def test_every_prompt_is_ranked_by_itself():
+    """Rewards of the second prompt are all higher, and its spread is a tenth: taken together it would get all places."""
+    groups = [0, 1, 0, 1, 0, 1, 0, 1]
+    rewards = [1.0, 10.1, 2.0, 10.4, 3.0, 10.2, 4.0, 10.3]
+    assert kept(best_of_n(judged(rewards, groups), 1, 1)) == [0, 1, 3, 6]
+
+
+def test_failed_samples_have_no_place_and_small_groups_stay_whole():
+    advantages = judged([5.0, NAN, 1.0, 2.0, 3.0, NAN, 7.0, 6.0], [0] * 5 + [1] * 3)
+    assert kept(best_of_n(advantages, 1, 1)) == [0, 2, 6, 7]
+    assert kept(best_of_n(advantages, 3, 4)) == [0, 2, 3, 4, 6, 7] == kept(best_of_n(advantages, 9, 9))
+    assert kept(best_of_n(judged([NAN, NAN], [0, 0]), 1, 1)) == []
+
+
+def test_of_equals_the_first_is_the_better():
+    assert kept(best_of_n(judged([1.0] * 5, [0] * 5), 1, 1)) == [0, 4]
+    assert kept(best_of_n(judged([2.0, 2.0, 1.0, 1.0, 0.0], [0] * 5), 1, 2)) == [0, 3, 4]
+
+
+@given(
+    st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 2), st.booleans()), min_size=2, max_size=20),
+    st.integers(1, 5),
+    st.integers(0, 5),
+)
+@cases
+def test_counts_and_order(samples, best, worst):
+    rewards = [NAN if failed else float(reward) for reward, _, failed in samples]
+    groups = [group for _, group, _ in samples]
+    before = judged(rewards, groups)
+    after = best_of_n(before, best, worst)
+    z = before.fused.advantage
+    for group in set(groups):
+        valid = [row for row in kept(before) if groups[row] == group]
+        own = [row for row in kept(after) if groups[row] == group]
+        assert len(own) == min(len(valid), best + worst)
+        left_out = [row for row in valid if row not in own]
+        # Nobody who is left out is better than `best` others, nor worse than `worst` others.
+        for row in left_out:
+            assert sum(z[row] <= z[other] for other in own) >= best
+            assert sum(z[row] >= z[other] for other in own) >= worst
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.05])
+def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, kl):
+    perturb(model)
+    taken = sample(model, group_size=4)
+    rewards = torch.randn(8, generator=torch.Generator().manual_seed(1)).tolist()
+    advantages = best_of_n(judged(rewards, taken.groups.tolist()), 1, 1)
+    still = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9, kl_coefficient=kl)
+    calls = []
+    hook = model.transformer.register_forward_pre_hook(
+        lambda _, __, inputs: calls.append(len(inputs["hidden_states"])), with_kwargs=True
+    )
+    try:
+        found = update(model, taken, advantages, still)
+    finally:
+        hook.remove()
+    gradient = [parameter.grad.clone() for parameter in model.trainable_parameters()]
+    # The same four samples as two groups of two, by themselves.
+    rows = advantages.valid.nonzero()[:, 0]
+    parts = {name: getattr(taken, name)[rows] for name in ("latents", "final", "images", "log_probs", "groups")}
+    few = replace(taken, share=replace(taken.share, rows=range(4), total=4), **parts)
+    alone = replace(advantages, step_advantage=advantages.step_advantage[rows], valid=advantages.valid[rows])
+    expected = update(model, few, alone, still)
+    assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6) and found["gradient_norm"] > 0
+    for own, parameter in zip(gradient, model.trainable_parameters(), strict=True):
+        torch.testing.assert_close(own, parameter.grad, rtol=1e-5, atol=1e-7)
+    # Each step computes the four (with KL once more for the reference), but the first, which a group shares.
+    assert max(calls) == 4
