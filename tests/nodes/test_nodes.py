@@ -160,9 +160,9 @@ def test_a_second_spatial_credit_adds_to_the_first(small_graph, tmp_path):
     graph["15"]["inputs"] |= {"components": 1}
     made = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["14", "15"])
     graph["14"]["inputs"]["components"] = 1
-    alone = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["14"])["14"][0].place
-    both = made["14"][0].place * alone
-    torch.testing.assert_close(made["15"][0].place, both / both.mean((1, 2), keepdim=True))
+    alone = Workflow(graph, NODE_CLASS_MAPPINGS).run(targets=["14"])["14"][0].spatial
+    both = made["14"][0].spatial * alone
+    torch.testing.assert_close(made["15"][0].spatial, both / both.mean((1, 2), keepdim=True))
 
 
 def test_combined_credit_trains(small_graph, tmp_path):
@@ -180,8 +180,8 @@ def test_combined_credit_trains(small_graph, tmp_path):
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
     assert workflow.validate() == []
     made = workflow.run(targets=["9", "11", "14", "15", "16"])
-    tcd, placed, pcpo, both = (made[node][0] for node in ("9", "14", "15", "16"))
-    torch.testing.assert_close((both.weights, both.place), (tcd.weights, placed.place))
+    tcd, spatial, pcpo, both = (made[node][0] for node in ("9", "14", "15", "16"))
+    torch.testing.assert_close((both.weights, both.spatial), (tcd.weights, spatial.spatial))
     assert both.ratio_scale == pcpo.ratio_scale and len(set(both.ratio_scale)) == 3
     report = made["11"][1]
     assert report.advantages.credit.node == "16" and report.metrics["gradient_norm"] > 0
