@@ -9,12 +9,12 @@ import os
 import shutil
 
 import pytest
+import safetensors.torch
 import torch
 
 from comfyui_otca.host import distributed, own_folders
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
-from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import Scores
@@ -206,7 +206,7 @@ class Disk:
 
     def __init__(self, monkeypatch):
         self.asked, self.full, self.flushed = 0, None, []
-        for module, name in ((lora, "save_file"), (os, "replace"), (os, "fsync")):
+        for module, name in ((safetensors.torch, "save_file"), (os, "replace"), (os, "fsync")):
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def _counted(self, function):
