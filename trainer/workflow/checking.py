@@ -8,7 +8,7 @@ from graphlib import CycleError
 from typing import Any
 
 from .declared import DeclaredGraph, Node, type_name, types_match
-from .graph import PREFIX
+from ..types import PREFIX
 from .problem import Problem, errors, general, suggest
 
 

@@ -15,7 +15,8 @@ from graphlib import TopologicalSorter
 from typing import Any
 
 from . import graph
-from .graph import PREFIX, is_link, wrapped
+from ..types import PREFIX
+from .graph import is_link, wrapped
 from .problem import Problem, WorkflowError, did_you_mean, refusal, suggest
 
 BOOLEANS = {**dict.fromkeys(("true", "yes", "on", "1"), True), **dict.fromkeys(("false", "no", "off", "0"), False)}
