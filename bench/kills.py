@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.trainer.processes import start
+from comfyui_otca.tests.processes import start
 from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow

@@ -165,7 +165,7 @@ def _wear(model: FlowModel, adapter: Path) -> None:
         weights.load(model, adapter)
     else:
         raise ValueError(
-            f"--adapter {adapter} needs an adapter's place, and the workflow trains all weights. Fix: set training to lora"
+            f"--adapter {adapter} needs a model with an adapter, and the workflow trains all weights. Fix: set training to lora"
         )
 
 

@@ -1,7 +1,7 @@
 """`otca eval`: a model as it is and by its adapters, on the same prompts and seeds, judged by any rewards.
 
 Its folder holds table.md, table.csv, plot.png, scores.jsonl (a line a picture), pictures/<method>/ (which `otca score` reads too)
-and settings.json, by which a later call goes on with what is there.
+and settings.json, by which a later call continues what is there.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def _check_methods(model: FlowModel, methods: Sequence[Method], steps: int) -> N
         if method.adapter is not None:
             if not model.policy.is_adapted:
                 raise ValueError(
-                    f"--lora {method.name} needs an adapter's place, and all weights of this run were trained. "
+                    f"--lora {method.name} needs a model with an adapter, and all weights of this run were trained. "
                     "Fix: give the model instead of the run"
                 )
             lora.put_on(model, method.adapter)

@@ -17,7 +17,7 @@ from ..host import devices, distributed
 from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .types import KeptGraph, Prompts, SamplerSettings, Share, Trajectories
+from .types import KeptGraph, Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -155,7 +155,7 @@ def test_refusals(small_graph, tmp_path, monkeypatch, capsys):
     with pytest.raises(WorkflowError, match="w_min"):
         analyze(prepared(broken), tmp_path / "a", 1)
     full = small_graph({"OTCA_LoadFlowModel": {"training": "full"}})
-    with pytest.raises(ValueError, match="--adapter .* needs an adapter's place.* Fix: set training to lora"):
+    with pytest.raises(ValueError, match="--adapter .* needs a model with an adapter.* Fix: set training to lora"):
         analyze(prepared(full), tmp_path / "a", 1, tmp_path / "lora.safetensors")
     monkeypatch.setattr(distributed, "world", lambda: 2)
     with pytest.raises(ValueError, match="one process. Fix: "):
