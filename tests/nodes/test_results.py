@@ -88,7 +88,7 @@ def test_only_the_last_workflows_are_remembered(comfyui, monkeypatch):
     for canvas in ("a", "b", "a", "c"):
         queued(comfyui, {}, canvas)
         results.makes_run("12", f"run of {canvas}")
-        results.shown("9", "credit", (), dict)
+        results.shown("9", (), {"credit": dict})
     known = {canvas: bool(results.last_results("9", canvas)) for canvas in "abc"}
     assert known == {"a": True, "b": False, "c": True}, "a ran again after b"
     assert sorted(results._runs.values()) == ["run of a", "run of c"]
