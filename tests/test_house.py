@@ -9,7 +9,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("trainer", "nodes", "page", "study", "commands", "host")
-OTHERS = ("assets", "bench", "docs")  # Python that counts, but may have longer files: scripts that are read from top to bottom
+OTHERS = (
+    "assets",
+    "bench",
+    "docs",
+)  # Python that counts, but may have longer files: scripts that are read from top to bottom
 TABLES = {"INPUT_TYPES"}  # functions that are one table, and read as one
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 60
 

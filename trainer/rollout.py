@@ -313,7 +313,7 @@ def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, poin
     return velocity[inverse.to(x.device)]
 
 
-def _share(model: FlowModel, samples: int) -> Share:
+def _share(model: FlowModel, samples: int) -> distributed.Share:
     share = distributed.share(samples)
     if model.policy.is_sharded and share.total % distributed.world():
         raise ValueError(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from graphlib import CycleError
 from typing import Any
 
-from .declared import DeclaredGraph, Node, type_name, types_match
 from ..types import PREFIX
+from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from typing import Any
 
-from . import graph
 from ..types import PREFIX
+from . import graph
 from .graph import is_link, wrapped
 from .problem import Problem, WorkflowError, did_you_mean, refusal, suggest
 
