@@ -20,7 +20,7 @@ from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run.loop import only
-from comfyui_otca.trainer.workflow.graph import STACK_NODE, STEP_NODE
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODE
 from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"

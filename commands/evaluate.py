@@ -49,9 +49,9 @@ def _run(arguments: argparse.Namespace) -> int:
     Ctrl-C keeps what is done, and the same command continues from there.
     """
     from ..host.terminal import quiet_libraries, terminal
+    from ..inference.loading import is_run
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..study import evaluate, scoring
-    from ..trainer.inference.loading import is_run
     from ..trainer.prompts import read_prompts
 
     options.allow(arguments)

@@ -20,9 +20,9 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
     from ..host.terminal import quiet_libraries, terminal
+    from ..inference.loading import load_run
     from ..nodes import NODE_CLASS_MAPPINGS
     from ..trainer.flow.saved import export
-    from ..trainer.inference.loading import load_run
 
     options.allow(arguments)
     terminal.device = arguments.device

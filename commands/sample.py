@@ -36,9 +36,9 @@ def _run(arguments: argparse.Namespace) -> int:
     With --guide: without guides above, with all of them below. A run's own adapter then counts only if it is one of them.
     """
     from ..host.terminal import quiet_libraries, terminal
+    from ..inference import guidance
+    from ..inference.loading import sample_to_file
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer.inference import guidance
-    from ..trainer.inference.loading import sample_to_file
 
     options.allow(arguments)
     guides = [guidance.parse(text) for text in arguments.guide]

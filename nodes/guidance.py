@@ -45,7 +45,7 @@ class ImplicitRewardGuidance:
 
     @classmethod
     def VALIDATE_INPUTS(cls, guides, prompts):
-        from ..trainer.inference.guidance import find, parse_lines
+        from ..inference.guidance import find, parse_lines
         from ..trainer.prompts import read_prompts
 
         def check(guides):
@@ -57,7 +57,7 @@ class ImplicitRewardGuidance:
     @classmethod
     def WANTS(cls, guides="", **_):
         from ..host.access.wants import reads
-        from ..trainer.inference.guidance import parse_lines
+        from ..inference.guidance import parse_lines
 
         if guides is None:
             return reads(None, "a guide", "guides")
@@ -68,13 +68,13 @@ class ImplicitRewardGuidance:
 
     @classmethod
     def IS_CHANGED(cls, guides, **_):
-        from ..trainer.inference.guidance import file_states, parse_lines
+        from ..inference.guidance import file_states, parse_lines
 
         return file_states(parse_lines(guides)) if guides is not None else float("nan")
 
     @devices.outside_inference
     def sample(self, model, guides, prompts, seed, pictures, **options):
-        from ..trainer.inference.guidance import parse_lines, sample
+        from ..inference.guidance import parse_lines, sample
         from ..trainer.prompts import read_prompts
 
         devices.make_room()

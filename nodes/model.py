@@ -127,8 +127,8 @@ class LoadFlowModel:
         start_from="",
         **options,
     ):
+        from ..inference import guidance
         from ..trainer.flow import load_flow_model
-        from ..trainer.inference import guidance
         from ..trainer.run.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
@@ -146,8 +146,8 @@ class LoadFlowModel:
 
 def _wrong_start(start_from, resume_run, training, rank):
     """What keeps a model from beginning with that adapter; None where nothing does."""
+    from ..inference import guidance
     from ..trainer.flow import lora
-    from ..trainer.inference import guidance
 
     if resume_run:
         return f"start_from: resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"

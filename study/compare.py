@@ -17,7 +17,7 @@ import numpy as np
 
 from ..host.files import Damaged, write_text
 from ..host.json_files import read_json
-from ..trainer.inference import loading as sample
+from ..inference import loading as sample
 from ..trainer.networks import features
 from ..trainer.pictures import grids
 from ..trainer.run.evaluation import EVALUATION_SEED

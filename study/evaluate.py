@@ -24,13 +24,13 @@ from ..host.checks import TEXT, TEXTS, WHOLE, check
 from ..host.files import write_text
 from ..host.json_files import read_json
 from ..host.names import named_path, plain_name
+from ..inference import guidance
+from ..inference import loading as sample
+from ..inference.guidance import Guide
 from ..trainer import rollout
 from ..trainer.flow import lora
 from ..trainer.flow import saved as weights
 from ..trainer.flow.files import ADAPTER
-from ..trainer.inference import guidance
-from ..trainer.inference import loading as sample
-from ..trainer.inference.guidance import Guide
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.rewards.base import score

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("trainer", "nodes", "page", "study", "commands", "host")
+ROOMS = ("trainer", "inference", "nodes", "page", "study", "commands", "host")
 OTHERS = (
     "assets",
     "bench",

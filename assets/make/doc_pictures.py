@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ...host.access.permissions import PYTHON, user_named
+from ...inference import guidance
 from ...trainer import rollout
 from ...trainer.advantages import best_of_n as select
 from ...trainer.advantages import fuse, fuse_gains
@@ -32,7 +33,6 @@ from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import moca
 from ...trainer.grpo import clipped_objective
-from ...trainer.inference import guidance
 from ...trainer.networks import preprocess
 from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared

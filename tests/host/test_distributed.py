@@ -28,7 +28,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.advantages import best_of_n, fuse
-from comfyui_otca.trainer.credit.steps import combined, grpo_guard, placed, tcd, uniform
+from comfyui_otca.trainer.credit.steps import combined, grpo_guard, tcd, uniform, with_spatial
 from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint, opening
@@ -194,7 +194,7 @@ def _update(model, settings, changes):
         of_latents = trajectories.latents, trajectories.final, trajectories.trained
         credit = combined(credit, grpo_guard(*of_latents, trajectories.stds, trajectories.sigmas))
         shape, rows = trajectories.final.shape[2:], trajectories.share.rows
-        credit = placed(
+        credit = with_spatial(
             credit, torch.stack([torch.rand(shape, generator=torch.Generator().manual_seed(row)) for row in rows])
         )
     scores = distributed.whole(scores)

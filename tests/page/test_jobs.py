@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from comfyui_otca.host import claim, search
-from comfyui_otca.trainer.inference import guidance
+from comfyui_otca.inference import guidance
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},

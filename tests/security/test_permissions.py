@@ -14,8 +14,8 @@ from comfyui_otca.host.access import opening, permissions, remembered
 from comfyui_otca.host.access.addresses import host_of
 from comfyui_otca.host.access.permissions import DOWNLOAD, POST, READ, RUN, NotAllowed, Want
 from comfyui_otca.host.access.wants import wants_of
+from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.inference import guidance
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.workflow.running import Workflow
 

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import devices, search
-from .. import rollout
-from ..flow import load_flow_model
-from ..flow import saved as weights
-from ..pictures import grids
-from ..run.layout import WORKFLOW
-from ..types import SAMPLER_NODE, SamplerSettings
+from ..host import devices, search
+from ..trainer import rollout
+from ..trainer.flow import load_flow_model
+from ..trainer.flow import saved as weights
+from ..trainer.pictures import grids
+from ..trainer.run.layout import WORKFLOW
+from ..trainer.types import SAMPLER_NODE, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:
-    from ..flow.base import FlowModel
+    from ..trainer.flow.base import FlowModel
     from .guidance import Guide
 
 _DEFAULT_STEPS = 28
@@ -119,8 +119,8 @@ def load_run(
     Raises:
         FileNotFoundError: no run, or nothing saved in it yet.
     """
-    from ..run.loop import only, trained_model
-    from ..workflow.running import Workflow
+    from ..trainer.run.loop import only, trained_model
+    from ..trainer.workflow.running import Workflow
 
     if not (folder / WORKFLOW).is_file():
         raise FileNotFoundError(f"{folder} holds no run (no {WORKFLOW}). Fix: give the folder of a run")

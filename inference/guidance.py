@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import paths, search, stopping
-from ...host.access import permissions
-from .. import rollout
-from ..flow import lora
-from ..flow.files import ADAPTER, WEIGHTS
-from ..flow.policy import TRAINED
-from ..run.layout import WORKFLOW, read_own
-from ..types import LOAD_NODE
+from ..host import paths, search, stopping
+from ..host.access import permissions
+from ..trainer import rollout
+from ..trainer.flow import lora
+from ..trainer.flow.files import ADAPTER, WEIGHTS
+from ..trainer.flow.policy import TRAINED
+from ..trainer.run.layout import WORKFLOW, read_own
+from ..trainer.types import LOAD_NODE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
-    from ..types import SamplerSettings
+    from ..trainer.flow.base import FlowModel
+    from ..trainer.types import SamplerSettings
 
 BASE = "base"
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comfyui_otca.assets.make import tiny
+from comfyui_otca.inference import guidance
+from comfyui_otca.inference.guidance import Composition, Guide, composed, parse, parse_lines
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model, lora
-from comfyui_otca.trainer.inference import guidance
-from comfyui_otca.trainer.inference.guidance import Composition, Guide, composed, parse, parse_lines
 from comfyui_otca.trainer.sde import transition
 
 TEXTS, SEEDS = ["a red circle", "a blue square"], [3, 4]
