@@ -15,7 +15,7 @@ from . import merging
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..grpo import UpdateSettings
+    from ..types import UpdateSettings
 
 TRAINED = "default"  # peft's name of the adapter that is trained
 
