@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from ..trainer.run.folder import RunError
-from ..trainer.run.hacking import measured
 from ..trainer.run.layout import EVALUATIONS, METRICS, read_lines
-from ..trainer.run.verdicts import fell
+from ..trainer.run.verdicts import fell, measured
 from .statistics import Interval, holm, mean_interval, paired_p
 
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.

@@ -43,7 +43,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
         try:
             code = main(["train", str(folder), "--resume"])
         finally:
-            run.host.terminal.output = None
+            run.terminal.output = None
         return code, "".join(capfd.readouterr()) + caplog.text, folder
 
     return go_on
