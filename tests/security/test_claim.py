@@ -378,7 +378,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
 
 def test_headless_training_never_goes_elsewhere(small_workflow, tmp_path, monkeypatch):
     """Seen before: with another process in status.json it went on in run-2, and ended with 0."""
-    run.host.terminal.output = tmp_path / "run"
+    run.terminal.output = tmp_path / "run"
     small = {"OTCA_SDESampler": {"group_size": 2, "steps": 2}, "OTCA_PromptDataset": {"prompts_per_iteration": 1}}
     few = {"checkpoint_every": 1, "evaluate_every": 100, "evaluation_prompts": "a red circle", "evaluation_seeds": 1}
     workflow = small_workflow({**small, "OTCA_TrainingRun": {**few, "iterations": 1}})
