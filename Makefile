@@ -17,12 +17,11 @@ $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 quickstart: setup
 	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART) $(if $(wildcard $(QUICKSTART)/workflow.json),--resume)
 
-# Style, layers of imports, unused code, types.
+# Style, layers of imports, types.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/vulture
 	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
 
 test: lint

@@ -1,4 +1,5 @@
-"""The house stays as docs/architecture.md draws it: few files at the trainer's top, files and functions that fit a sitting."""
+"""The house stays as docs/architecture.md draws it: few files at the trainer's top, files and functions that fit a sitting, and
+no code that nothing uses. (Who may import whom is held by import-linter, see pyproject.toml.)"""
 
 from __future__ import annotations
 
@@ -6,6 +7,11 @@ import ast
 from pathlib import Path
 
 import pytest
+from vulture import Vulture
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.flow import FAMILIES
+from comfyui_otca.trainer.rewards import REWARDS
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("trainer", "inference", "nodes", "page", "study", "commands", "host")
@@ -63,3 +69,33 @@ def test_less_than_half_of_the_code_is_the_trainers():
     trainer = sum(map(lines, python_files("trainer")))
     rest = sum(map(lines, [*python_files(*ROOMS[1:], *OTHERS), *ROOT.glob("*.py")]))
     assert trainer < 0.45 * (trainer + rest), f"{trainer} of {trainer + rest} lines"
+
+
+# Names that are used where Python code does not show it, and why.
+USED = {
+    "__init_subclass__": "Python calls it",
+    "get_code": "Python's own loader calls it",
+    "fullname": "an argument of that call",
+    "normalizer": "a part of a tokenizer, set for its library",
+    "pre_tokenizer": "a part of a tokenizer, set for its library",
+    "tensor_list": "torch names this argument",
+    "forget": "what is gone when a process ends, for tests that stand for a new process",
+    **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
+    **{path.split(".")[1]: "a table names it as text" for table in (FAMILIES, REWARDS) for path in table.values()},
+}
+
+
+def unused(*files: Path) -> list[str]:
+    """What nothing uses in these files, as vulture sees it. Tests do not count as use."""
+    finder = Vulture(ignore_names=list(USED))
+    finder.scavenge(list(files))
+    return [f"{item.filename}:{item.first_lineno}: {item.message}" for item in finder.get_unused_code(60)]
+
+
+def test_no_code_is_unused():
+    assert not unused(*python_files(*ROOMS, *OTHERS), *ROOT.glob("*.py"))
+
+
+def test_unused_code_is_found(tmp_path):
+    (tmp_path / "a.py").write_text("def called():\n    pass\n\n\ndef forgotten():\n    pass\n\n\ncalled()\n")
+    assert [line.split(": ")[1] for line in unused(tmp_path / "a.py")] == ["unused function 'forgotten'"]
