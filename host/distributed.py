@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from diffusers import ModelMixin
     from torch import Tensor
 
+    D = TypeVar("D", bound=DataclassInstance)
+
 # How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
-
-D = TypeVar("D", bound="DataclassInstance")
 
 _sharded = False  # whether the processes hold one model together: none can compute without the others
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    P = TypeVar("P", bound=PreTrainedModel)
+
 M = TypeVar("M", bound=torch.nn.Module)
-P = TypeVar("P", bound="PreTrainedModel")
 ALL = "all of its files"
 _READING_ERRORS = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
