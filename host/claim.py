@@ -3,7 +3,7 @@
 Two files say so. The operating system locks `claim.lock` for as long as the process lives, and unlocks it however the process
 ends. The lock holds among all processes and containers of one kernel, and on most network file systems among machines.
 `claim.json` says who has the folder. Humans read it, and so does a process that the lock does not reach. Where nobody can see
-from here whether that process has ended, the folder stays its own, unless the user says otherwise.
+from here whether that process has ended, the folder still counts as taken, unless the user says otherwise.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class Holder:
 
 
 def _same_boot(holder: Holder) -> bool:
-    own = machine.boot()
-    if holder.boot == own:
+    ours = machine.boot()
+    if holder.boot == ours:
         # A number of the start is nobody else's; a moment may be another machine's too.
-        return not own.startswith("since ") or _same_machine(holder)
-    both = (holder.boot, own)
+        return not ours.startswith("since ") or _same_machine(holder)
+    both = (holder.boot, ours)
     if not _same_machine(holder) or not all(boot.startswith("since ") for boot in both):
         return False
     try:
@@ -106,7 +106,7 @@ class Claim:
                 return
             del _held[self.folder]
             with contextlib.suppress(OSError, Damaged):  # the folder may be gone, or another's by --take-over
-                if (found := _written(self.folder)) is not None and found.token == self.token:
+                if (written := _written(self.folder)) is not None and written.token == self.token:
                     os.unlink(self.folder / CLAIM)
             self._close()
 
@@ -139,8 +139,8 @@ def _forget() -> None:
     """In a forked child: the folder is its parent's, and must not stay locked when only the child is left."""
     global _taking
     _taking = threading.RLock()
-    for own in list(_held.values()):
-        own._close()
+    for claim in list(_held.values()):
+        claim._close()
     _held.clear()
 
 
@@ -155,7 +155,7 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
 
     Args:
         take_over: the user says that whoever claimed it on another machine, or before it restarted, has ended.
-        say: hears whose claim was taken over.
+        say: called with a line that says whose claim was taken over.
         place: canvas or headless, for who asks.
 
     Raises:
@@ -164,12 +164,12 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
     """
     with _taking:
         folder = folder.resolve()
-        own = _held.get(folder)
-        if own is not None and own.stands():
-            return own
-        if own is not None:
+        claim = _held.get(folder)
+        if claim is not None and claim.stands():
+            return claim
+        if claim is not None:
             _held.pop(folder)
-            own._close()
+            claim._close()
         folder.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = machine.locked(folder / LOCK, MOST_WAIT)
@@ -183,8 +183,8 @@ def take(folder: Path, *, take_over: bool = False, say: Say = lambda line: None,
             if descriptor is not None:
                 os.close(descriptor)
             raise
-        own = _held[folder] = Claim(folder, token, descriptor)
-        return own
+        claim = _held[folder] = Claim(folder, token, descriptor)
+        return claim
 
 
 def holder(folder: Path) -> Holder | None:
@@ -196,25 +196,25 @@ def holder(folder: Path) -> Holder | None:
         Damaged: claim.json cannot be read, so nobody knows.
     """
     folder = folder.resolve()
-    found = _written(folder)
-    if found is None:
+    written = _written(folder)
+    if written is None:
         return None
     with _taking:
-        if folder in _held and _held[folder].token == found.token:
-            return found
-    free = _free(folder, found)
-    return found if free is False or not _ended(found, by_lock=free is True) else None
+        if folder in _held and _held[folder].token == written.token:
+            return written
+    free = _free(folder, written)
+    return written if free is False or not _ended(written, by_lock=free is True) else None
 
 
 def doubt(folder: Path) -> str | None:
     """What to say where a folder is claimed, and nobody can see from here whether who did has ended; else None."""
     try:
-        found = holder(folder)
+        who = holder(folder)
     except Damaged as error:
         return str(error)
-    if found is None or lives(found) or _free(folder.resolve(), found) is False:
+    if who is None or lives(who) or _free(folder.resolve(), who) is False:
         return None
-    return str(_refusal(folder, found))
+    return str(_refusal(folder, who))
 
 
 def check(folder: Path, *, take_over: bool = False) -> None:
@@ -223,19 +223,19 @@ def check(folder: Path, *, take_over: bool = False) -> None:
     with _taking:
         if folder in _held and _held[folder].stands():
             return
-    found = damaged = None
+    written = damaged = None
     try:
-        found = _written(folder)
+        written = _written(folder)
     except Damaged as error:
         damaged = error
-    free = _free(folder, found)
+    free = _free(folder, written)
     if free is False:
         raise _in_use(folder, _who(folder))
     if damaged is not None and not take_over:
         raise Claimed(str(damaged)) from damaged
-    if found is None or _ended(found, by_lock=free is True) or take_over and not lives(found):
+    if written is None or _ended(written, by_lock=free is True) or take_over and not lives(written):
         return
-    raise _refusal(folder, found)
+    raise _refusal(folder, written)
 
 
 def _in_use(folder: Path, who: object) -> Claimed:
@@ -244,10 +244,10 @@ def _in_use(folder: Path, who: object) -> Claimed:
     )
 
 
-def _refusal(folder: Path, found: Holder) -> Claimed:
-    if lives(found):
-        return _in_use(folder, found)
-    unseen = f"{folder} is claimed by {found}, and it cannot be seen from here whether that has ended"
+def _refusal(folder: Path, who: Holder) -> Claimed:
+    if lives(who):
+        return _in_use(folder, who)
+    unseen = f"{folder} is claimed by {who}, and it cannot be seen from here whether that has ended"
     return Claimed(f"{unseen}. Fix: stop it, or {_remedy(folder)}")
 
 
@@ -256,21 +256,21 @@ def _remedy(folder: Path) -> str:
     return f"if nothing trains there, remove {folder / CLAIM} (headlessly: --take-over)"
 
 
-def lives(found: Holder) -> bool:
+def lives(who: Holder) -> bool:
     """Whether that process is seen to be there."""
-    seen = _same_boot(found) and found.pid_namespace == machine.pid_namespace()
-    return seen and alive(found.pid, found.process_started)
+    seen = _same_boot(who) and who.pid_namespace == machine.pid_namespace()
+    return seen and alive(who.pid, who.process_started)
 
 
-def _free(folder: Path, found: Holder | None) -> bool | None:
-    """Whether the folder's lock could be had, which is tried for a moment; None where that cannot be told.
+def _free(folder: Path, who: Holder | None) -> bool | None:
+    """Whether the folder's lock could be had, which is tried for a moment; None where nobody can know.
 
-    Whoever has it may only be looking, as we are: unless `found`, who claimed the folder, is seen to live, that is waited for.
+    Whoever has it may only be looking, as we are. That is waited for, unless `who` claimed the folder is seen to live.
     """
     if not present(folder / LOCK):
         return None
     try:
-        descriptor = machine.locked(folder / LOCK, 0.0 if found is not None and lives(found) else LOOK_WAIT)
+        descriptor = machine.locked(folder / LOCK, 0.0 if who is not None and lives(who) else LOOK_WAIT)
     except (machine.NoLocks, OSError):
         return None
     if descriptor is None:
@@ -279,12 +279,12 @@ def _free(folder: Path, found: Holder | None) -> bool | None:
     return True
 
 
-def _ended(found: Holder, by_lock: bool) -> bool:
+def _ended(who: Holder, by_lock: bool) -> bool:
     """Whether that process is seen to have ended. `by_lock`: the lock, which it would have, is free."""
-    if _same_boot(found):
-        # Without a lock its number tells, but only where numbers mean the same.
-        return by_lock or found.pid_namespace == machine.pid_namespace() and not alive(found.pid, found.process_started)
-    return _same_machine(found)  # which has restarted since
+    if _same_boot(who):
+        # Without a lock its number decides, but only where numbers mean the same.
+        return by_lock or who.pid_namespace == machine.pid_namespace() and not alive(who.pid, who.process_started)
+    return _same_machine(who)  # which has restarted since
 
 
 def _written(folder: Path) -> Holder | None:
@@ -298,8 +298,8 @@ def _written(folder: Path) -> Holder | None:
 def _who(folder: Path) -> str:
     for _ in range(10):  # who has the lock may be about to write down who it is
         with contextlib.suppress(Damaged):
-            if found := _written(folder):
-                return str(found)
+            if written := _written(folder):
+                return str(written)
         time.sleep(0.05)
     return "another process"
 
@@ -308,7 +308,7 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
     """Writes claim.json where there is none, or none that still holds; returns its token. Raises Claimed."""
     import psutil
 
-    own = Holder(
+    ours = Holder(
         host=socket.gethostname(),
         machine=machine.machine_id(),
         boot=machine.boot(),
@@ -320,35 +320,35 @@ def _write_claim(folder: Path, place: str | None, take_over: bool, say: Say, by_
         place=place,
     )
     for _ in range(100):
-        if _create(folder, own):
-            return own.token
+        if _create(folder, ours):
+            return ours.token
         try:
-            found = _written(folder)
+            written = _written(folder)
         except Damaged as error:
             if not take_over:
                 raise Claimed(str(error)) from error
             _remove(folder, None)
             say(f"{error.path} {error.wrong}; the folder is taken over")
             continue
-        if found is None:  # gone in this moment
+        if written is None:  # gone in this moment
             continue
-        if _ended(found, by_lock):
-            message = f"{found} had claimed {folder} and has ended; the folder is taken over"
-        elif take_over and not lives(found):
-            message = f"{found} had claimed {folder}; the folder is taken over, as you said"
+        if _ended(written, by_lock):
+            message = f"{written} had claimed {folder} and has ended; the folder is taken over"
+        elif take_over and not lives(written):
+            message = f"{written} had claimed {folder}; the folder is taken over, as you said"
         else:
-            raise _refusal(folder, found)
-        if _remove(folder, found.token):
+            raise _refusal(folder, written)
+        if _remove(folder, written.token):
             say(message)
     raise Claimed(f"{folder} is claimed by others all the time. Fix: choose another run_name, or --output")
 
 
-def _create(folder: Path, own: Holder) -> bool:
+def _create(folder: Path, holder: Holder) -> bool:
     """Writes claim.json whole, where there is none; returns False where there is one."""
     target = folder / CLAIM
     aside = beside(target)
     try:
-        write_text(aside, json.dumps(asdict(own), indent=1))
+        write_text(aside, json.dumps(asdict(holder), indent=1))
         try:
             os.link(aside, target)
         except FileExistsError:
@@ -370,7 +370,7 @@ def _open_new(path: Path) -> int:
 
 
 def _remove(folder: Path, token: str | None) -> bool:
-    """Takes a claim away that was judged; another one that came in its place meanwhile is put back. None: whatever it is."""
+    """Removes the claim of that token, or any for None. Another one that has replaced it meanwhile is put back."""
     target = folder / CLAIM
     aside = beside(target)
     try:
@@ -379,8 +379,8 @@ def _remove(folder: Path, token: str | None) -> bool:
         return False
     try:
         if token is not None:
-            found = read_json(aside, fields=_FIELDS)
-            if found is None or found["token"] != token:
+            content = read_json(aside, fields=_FIELDS)
+            if content is None or content["token"] != token:
                 with contextlib.suppress(OSError):
                     os.link(aside, target)
                 return False

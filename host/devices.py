@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from . import comfyui
 from .terminal import terminal
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextlib.contextmanager
@@ -51,7 +55,7 @@ def empty_cache() -> None:
         comfy.model_management.soft_empty_cache()
 
 
-def default_device():
+def default_device() -> torch.device:
     """The accelerator if there is one, as ComfyUI's own options choose it (--cpu, --cuda-device)."""
     import torch
 
@@ -59,10 +63,11 @@ def default_device():
         import comfy.model_management
 
         return comfy.model_management.get_torch_device()
-    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if accelerator is None else accelerator
 
 
-def free_memory(device) -> int:
+def free_memory(device: torch.device) -> int:
     """Bytes that can still be taken on a torch device."""
     if device.type == "cuda":
         import torch

@@ -2,8 +2,8 @@
 
 accelerate holds the process group that torchrun or `accelerate launch` prepared. Every process runs the same graph on its share
 of the samples. Scores and credit are put together before the advantages are computed, gradients before the optimizer's step.
-Each such meeting begins with a word from every process, so that a failure or a request to stop ends them all, and leaves none
-waiting. A single process meets nobody, and nothing here does anything.
+Each such meeting begins with a message from every process, so that a failure or a request to stop ends them all, and leaves
+none waiting. A single process meets nobody, and nothing here does anything.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 import torch
 
 from . import stopping
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from diffusers import ModelMixin
     from torch import Tensor
+
+    D = TypeVar("D", bound=DataclassInstance)
 
 # How long to wait for a process that is still at work, say at a slow reward. One that died is noticed at once.
 PATIENCE = timedelta(hours=2)
 _WORD_BYTES = 2048
 _BUCKET = 64 * 1024**2  # numbers of the gradient that are summed at once
-
-T = TypeVar("T")
 
 _sharded = False  # whether the processes hold one model together: none can compute without the others
 
@@ -49,7 +51,7 @@ def rank() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the process that writes files and speaks."""
+    """Whether this is the process that writes files and prints."""
     return rank() == 0
 
 
@@ -78,7 +80,9 @@ def end() -> None:
 def _device() -> torch.device:
     from accelerate import PartialState
 
-    return PartialState().device  # all instances share the state of the one that `begin` made
+    device = PartialState().device  # all instances share the state of the one that `begin` made
+    assert device is not None, "`begin` has chosen it"
+    return device
 
 
 def reward_gpu(count: int) -> str:
@@ -131,7 +135,7 @@ def rows(total: int) -> range:
 
 
 def meet(stopped: stopping.Stopped | None = None) -> None:
-    """Waits for the others and hears how they are.
+    """Waits for the other processes, and learns whether one has failed or was asked to stop.
 
     Args:
         stopped: that this process was asked to stop, for the others to hear.
@@ -206,7 +210,8 @@ def _all(tensor: Tensor) -> Tensor:
     from accelerate.utils import gather
 
     try:
-        return gather(tensor[None].to(_device())).cpu()
+        gathered = gather(tensor[None].to(_device()))
+        return gathered.cpu()  # pyright: ignore[reportAttributeAccessIssue] accelerate gives for a tensor a tensor
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise _heard(PeerFailed(f"process {rank()} lost another one ({reason})")) from error
@@ -220,7 +225,11 @@ def each(tensor: Tensor) -> Tensor:
     return _all(tensor)
 
 
-def whole(value: T) -> T:
+@overload
+def whole(value: Tensor) -> Tensor: ...
+@overload
+def whole(value: D) -> D: ...
+def whole(value):
     """The whole batch, in order, on the CPU, of what every process holds its share of: the same in each of them.
 
     Args:
@@ -246,7 +255,7 @@ def _joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Adds up the gradients of all processes; of a parameter that none has one of, none is made.
+    """Adds up the gradients of all processes. A parameter without a gradient in any of them stays without.
 
     One sum an optimizer step, as DistributedDataParallel without synchronisation of the earlier backward passes would send it.
     Its hooks want a forward pass before each backward one, which graphs kept from the rollout and skipped samples do not have.
@@ -261,7 +270,8 @@ def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     for bucket in _buckets(chosen):
         flat = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in bucket])
         flat = reduce(flat, "sum")
-        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        parts = flat.split([p.numel() for p in bucket])  # pyright: ignore[reportAttributeAccessIssue] a tensor, as above
+        for parameter, part in zip(bucket, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
 
@@ -279,7 +289,7 @@ def _buckets(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Par
 # -- models that no process holds whole ----------------------------------------------------------------------------------
 
 
-def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
+def shard(network: ModelMixin, dtype: torch.dtype) -> None:
     """Spreads a network's parameters over all processes by FSDP2, its transformer blocks as units.
 
     Each process holds a part of every parameter, its gradient and its moments; a block is put together for as long as it
@@ -296,7 +306,7 @@ def shard(network: torch.nn.Module, dtype: torch.dtype) -> None:
     _shard(network, {"mp_policy": sent})
 
 
-def shard_frozen(network: torch.nn.Module) -> None:
+def shard_frozen(network: ModelMixin) -> None:
     """As `shard`, but only of what is not trained, sent in the dtype that it is held in.
 
     What is trained stays whole in every process, where it is, and so does its gradient. Blocks are moved to the process's device
@@ -306,7 +316,7 @@ def shard_frozen(network: torch.nn.Module) -> None:
     _shard(network, {}, ignored_params=trained)
 
 
-def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
+def _shard(network: ModelMixin, of_blocks: dict, **options) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -324,14 +334,16 @@ def _shard(network: torch.nn.Module, of_blocks: dict, **options) -> None:
 def full(tensor: Tensor) -> Tensor:
     """A tensor of a sharded network, whole, on the CPU; all processes have to ask for it. Any other one as it is, there."""
     tensor = tensor.detach()
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
+    together = getattr(tensor, "full_tensor", None)
+    return (tensor if together is None else together()).cpu()
 
 
 def like(tensor: Tensor, example: Tensor) -> Tensor:
-    """A whole tensor, spread and placed as `example` is."""
+    """A whole tensor, spread over the processes as `example` is."""
     tensor = tensor.to(example.device)
-    if not hasattr(example, "full_tensor") or not tensor.ndim:  # step counts are no parameters' likes
+    if not hasattr(example, "full_tensor") or not tensor.ndim:  # a step count is no part of a parameter
         return tensor
-    from torch.distributed.tensor import distribute_tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
 
+    assert isinstance(example, DTensor), "only such a tensor has a `full_tensor`"
     return distribute_tensor(tensor, example.device_mesh, example.placements)

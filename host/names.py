@@ -12,20 +12,21 @@ _WINDOWS_DEVICES = {"CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$", *_PORTS}
 
 def plain_name(value: object) -> str:
     """Returns a name that can become a folder or file on any system. Raises ValueError, with the fix, for any other one."""
+    name = value if isinstance(value, str) else ""
     wrong = None
-    if not isinstance(value, str) or not value.strip():
+    if not name.strip():
         wrong = "must be text"
-    elif len(value) > LONGEST_NAME:
+    elif len(name) > LONGEST_NAME:
         wrong = f"must not be longer than {LONGEST_NAME} characters"
-    elif set(value) & SEPARATORS or not value.isprintable():
+    elif set(name) & SEPARATORS or not name.isprintable():
         wrong = f"must be a plain name, without any of {' '.join(sorted(SEPARATORS))}"
-    elif value[0] in ".-" or value != value.strip() or value.endswith("."):
+    elif name[0] in ".-" or name != name.strip() or name.endswith("."):
         wrong = "must not begin with a dot, a dash or a space, nor end with a dot or a space"
-    elif is_windows_device(value):
+    elif is_windows_device(name):
         wrong = "is a device's name on Windows"
     if wrong:
         raise ValueError(f"{wrong}. Fix: for example my_run")
-    return value
+    return name
 
 
 def is_windows_device(name: str) -> bool:
@@ -39,7 +40,7 @@ def named_path(text: str, what: str) -> tuple[str, Path]:
     Without a name it is the folder's, or the file's without its suffix.
 
     Raises:
-        ValueError: that is no plain name; says `what` it was to name.
+        ValueError: that is no plain name; `what` it was to name is in the message.
     """
     name, equals, path = text.partition("=")
     path = Path(path if equals else text).expanduser()

@@ -64,9 +64,8 @@ def release_all() -> int:
 
 
 def _device(network: torch.nn.Module) -> torch.device:
-    if hasattr(network, "device"):
-        return network.device
-    return next(network.parameters()).device  # a plain module does not say where it is
+    device = getattr(network, "device", None)
+    return next(network.parameters()).device if device is None else device  # a plain module does not say where it is
 
 
 def _main_memory() -> torch.device:

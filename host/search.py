@@ -58,7 +58,7 @@ def _in_hub_cache(name: str) -> Path | None:
 
 
 def may_download(name: str, switch: bool) -> bool:
-    """Whether a name is fetched from the hub, where the workflow's switch wishes it or the command line says so.
+    """Whether to fetch a name from the hub: the workflow's switch or the command line asks for it, and it is allowed.
 
     Raises:
         NotAllowed: the workflow wishes it, the user has not allowed it, and it is not here either.

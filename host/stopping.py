@@ -30,7 +30,7 @@ class Request:
     Attributes:
         signal: the number of the signal that asked for it.
         postponed: whether a headless stop waits, see `finishing`.
-        ask: what a micro-step calls in place of `check_stop`, see `stop_only_together`.
+        ask: what a micro-step calls instead of `check_stop`, see `stop_only_together`.
     """
 
     signal: int | None = None
@@ -101,7 +101,7 @@ def progress(total: int) -> Callable[[], None]:
 
 
 def stop_only_together(ask: Callable[[], None]) -> None:
-    """From now on every micro-step calls `ask` in place of `check_stop`.
+    """From now on every micro-step calls `ask` instead of `check_stop`.
 
     For processes that hold one model together: if one stopped alone, the others would wait for it in a forward pass.
     """
@@ -117,7 +117,7 @@ def stop_signals() -> Iterator[None]:
         signal.signal(number, previous[number])
 
     request.signal = None
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in previous:
         signal.signal(number, ask)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from .opening import shown
@@ -17,7 +18,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _PORTS = {"http": 80, "https": 443}
 
 
-def host_of(url: str) -> str:
+def host_of(url: object) -> str:
     """`name:port` of an address as a request goes to it. Raises ValueError for what two readers could read differently."""
     wrong = f"{shown(url)} is no address of a server. Fix: for example http://127.0.0.1:8189/score"
     if not isinstance(url, str) or not url.isascii() or not url.isprintable() or set(url) & set(" \\"):
@@ -40,7 +41,7 @@ def host_of(url: str) -> str:
     return f"{match['name']}:{port}"
 
 
-def is_hub_id(name: object) -> bool:
+def is_hub_id(name: object) -> TypeGuard[str]:
     """owner/name, as model hubs call what they hold."""
     return isinstance(name, str) and _REPOSITORY.fullmatch(name) is not None and ".." not in name
 

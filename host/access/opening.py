@@ -123,24 +123,24 @@ def in_time(work: Callable[[], T]) -> T:
         (thread, since) for thread, since in _hanging if thread.is_alive() and time.monotonic() - since < REMEMBERED
     ]
     seconds = SECONDS_WHILE_ONE_HANGS if _hanging else SECONDS
-    results: list[tuple[bool, object]] = []
+    results: list[T] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            results.append((True, work()))
+            results.append(work())
         except BaseException as error:
-            results.append((False, error))
+            errors.append(error)
 
     thread = threading.Thread(target=run, name="otca reads a file", daemon=True)
     thread.start()
     thread.join(seconds)
-    if not results:
-        _hanging.append((thread, time.monotonic()))
-        raise TimeoutError(f"could not be read within {seconds:g} s")
-    done, value = results[0]
-    if not done:
-        raise value
-    return value
+    if results:
+        return results[0]
+    if errors:
+        raise errors[0]
+    _hanging.append((thread, time.monotonic()))
+    raise TimeoutError(f"could not be read within {seconds:g} s")
 
 
 def shown(name: object) -> str:

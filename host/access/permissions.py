@@ -106,23 +106,23 @@ def folders(why: str) -> list[str]:
 
 
 def known_folders(why: str) -> list[str]:
-    """Those that nobody has to allow, the folder where a command was typed among them. Texts lie in few of them: the hub's cache
-    and the folders of models hold what others wrote, and what the user never meant to show."""
-    known = paths.input_folders() if why == PROMPTS else _model_folders()
+    """Folders that nobody has to allow, the one where a command was typed among them. For prompts they are few: the hub's cache
+    and the models' folders hold what others wrote, and what the user never meant to show."""
+    readable = paths.input_folders() if why == PROMPTS else _model_folders()
     if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
-        known.append(Path.cwd())
-    return list(dict.fromkeys(_absolute(str(folder)) for folder in known))
+        readable.append(Path.cwd())
+    return list(dict.fromkeys(_absolute(str(folder)) for folder in readable))
 
 
 def _model_folders() -> list[Path]:
     """ComfyUI's and the pack's own, runs, and the hub's cache."""
     from huggingface_hub import constants
 
-    found = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
-    found += [folder for kind in paths.WEIGHT_KINDS for folder in paths.weight_folders(kind)]
+    listed = [*paths.model_folders(), paths.runs_folder(), Path(constants.HF_HUB_CACHE)]
+    listed += [folder for kind in paths.WEIGHT_KINDS for folder in paths.weight_folders(kind)]
     if terminal.output is not None:
-        found.append(terminal.output)
-    return found
+        listed.append(terminal.output)
+    return listed
 
 
 def too_wide(folder: str) -> bool:
@@ -275,9 +275,9 @@ def check_token(variable: str, url: str) -> None:
     host, setting = host_of(url), f"{variable}_HOST"
     wanted = os.environ.get(setting, "").strip().lower()
     if wanted not in (host, host.rpartition(":")[0]):
-        said = f"is for {wanted}" if wanted else "is for no host that is known"
+        purpose = f"is for {wanted}" if wanted else "is for no host that is known"
         raise NotAllowed(
-            f"the token in {variable} {said}, and the workflow would send it to {host}. Fix: if you trust {host} with "
+            f"the token in {variable} {purpose}, and the workflow would send it to {host}. Fix: if you trust {host} with "
             f"it, set {setting}={host} where ComfyUI or otca is started; else leave token_variable empty"
         )
 
@@ -286,8 +286,8 @@ def check_token(variable: str, url: str) -> None:
 
 
 def user_named(path: str | os.PathLike) -> None:
-    """What the user typed on a command line is his word: if it names something that is there, that may be read. In the
-    environment, so that child processes may read it too."""
+    """Allows to read what the user typed on a command line, if it exists. By the environment, so that child processes may read
+    it too."""
     name = os.path.expanduser(os.fspath(path))
     if name and os.pathsep not in name and os.path.exists(name) and os.path.dirname(_absolute(name)) != _absolute(name):
         _add(FOLDERS, os.pathsep, _absolute(name))

@@ -21,7 +21,7 @@ FILE = "OTCA_PERMISSIONS"  # names that file; "none": clicks allow nothing
 FOLDERS, HOSTS, DOWNLOADS = LISTS = ("folders", "hosts", "downloads")
 MOST_BYTES, MOST_ENTRIES = 1024**2, 1000
 
-_known: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state, what it says)
+_cache: dict[Path, tuple[tuple, dict[str, list[str]]]] = {}  # file: (its state, what it says)
 _adding = threading.Lock()
 
 
@@ -37,23 +37,23 @@ def file() -> Path | None:
 
 
 def entries() -> dict[str, list[str]]:
-    """What each of LISTS holds. A damaged file counts as an empty one, and that is said once."""
+    """What each of LISTS holds. A damaged file counts as an empty one, and the log says so once."""
     path = file()
     try:
         state = path.stat() if path else None
     except OSError:  # nothing was allowed yet
         state = None
-    if state is None:
+    if path is None or state is None:
         return {name: [] for name in LISTS}
     seen = (state.st_mtime_ns, state.st_size, state.st_ino)
-    if path not in _known or _known[path][0] != seen:
+    if path not in _cache or _cache[path][0] != seen:
         try:
             content = _read(path)
         except files.Damaged as error:
             logger.warning("what was allowed by clicks is not allowed now: %s", error)
             content = {name: [] for name in LISTS}
-        _known[path] = seen, content
-    return _known[path][1]
+        _cache[path] = seen, content
+    return _cache[path][1]
 
 
 def add(name: str, value: str) -> None:

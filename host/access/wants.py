@@ -18,8 +18,8 @@ def wants_of(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> 
     """What the nodes of a graph in API form ask for, by their classes' WANTS. What they lack is not asked for."""
     wants: dict[Want, None] = {}
     for node_id, entry in graph.items():
-        cls, inputs = node_classes.get(entry.get("class_type")), entry.get("inputs")
-        if not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
+        cls, inputs = node_classes.get(entry.get("class_type", "")), entry.get("inputs")
+        if cls is None or not hasattr(cls, "WANTS") or not isinstance(inputs, Mapping):
             continue
         links = {name: value for name, value in inputs.items() if isinstance(value, list)}
         constants = {name: value for name, value in inputs.items() if name != "cls" and value is not None}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
-    """One noise level for each sample of x, of one for all or of [B]: [B] float64 on the CPU, as some devices have none."""
+    """[B] float64: a noise level for each sample of x, from one for all or from [B]. On the CPU: not every device has float64."""
     return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
 
 
@@ -142,7 +142,7 @@ class FlowModel(Resident, ABC):
 
     @contextlib.contextmanager
     def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
-        """Offloaded components of that kind visit the device; where encoders have no room beside the others, those step aside."""
+        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside."""
         names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
         guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
         need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())

@@ -1,4 +1,4 @@
-"""What a flow model's network gets of prompts, and the memory of those that come again."""
+"""Embeddings of prompts, which condition a flow model's network, and a cache of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Embeddings:
         self._rows: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
 
     def of(self, texts: Sequence[str], device: torch.device) -> Condition:
-        """Of P prompts, on that device."""
+        """Embeddings of P prompts, on that device."""
         distinct = list(dict.fromkeys(texts))
         if missing := [text for text in distinct if text not in self._rows]:
             tensors = self._embed(missing).tensors

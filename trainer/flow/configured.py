@@ -29,7 +29,7 @@ class Configuration:
         return RULES[self.family].shift(self.scheduler, self.grid, height, width)
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
-        """As peft takes them: ends of module names, of which one at least is there, and which all name layers with a matrix."""
+        """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""
         wanted = [name.strip() for name in text.split(",") if name.strip()]
         ends = tuple(f".{name}" for name in wanted)
         for expert in NETWORKS if wanted and self.whole else ():
@@ -46,7 +46,7 @@ class Configuration:
 
 
 def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
-    """Raises FlowModelError where the folder, or one of the single files in place of its own, cannot be used."""
+    """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
     family = check_model_folder(folder, files)
     names = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
     vae, transformer, scheduler = (_object(folder / name) for name in names)

@@ -24,7 +24,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's 
 
 @contextlib.contextmanager
 def opened(path: Path, framework: str = "pt") -> Iterator[safe_open]:
-    """A safetensors file, to look into. Raises ValueError, naming it, where it is truncated or none."""
+    """Opens a safetensors file. Raises ValueError, with its path, where it is truncated or no such file."""
     try:
         with safe_open(path, framework=framework) as content:
             yield content

@@ -41,7 +41,7 @@ class Forwards:
             self._samples = before
 
     def take(self) -> dict[str, float]:
-        """The counts since the last call, of all processes together. A backward pass goes back through those `with_gradient`."""
+        """The counts since the last call, of all processes together. Those `with_gradient` get a backward pass too."""
         samples = self._samples
         self.forget()
         every, with_gradient = distributed.each(torch.tensor(samples)).sum(0).tolist()

@@ -19,7 +19,7 @@ from .options import FlowModelError
 from .single_file import LOADING_ERRORS
 
 if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+    from diffusers import DiffusionPipeline, ModelMixin
 
     from .base import FlowModel
     from .options import LoadOptions
@@ -89,13 +89,13 @@ def load_pipeline(
                 continue
             more = _quantization(options.quantize, device, dtype) if name in family.EXPERTS else {}
             networks[name] = _load_network(path / name, *parts[name], dtype, **more)
-        # What a checkpoint does without, as SD3 may without T5, has to be said: from_pretrained asks for all.
+        # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
         left_out = {
             name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
         }
         try:
             pipeline = getattr(diffusers, family.PIPELINE)
-            # It never runs what the folder brings: unasked it would ask in a terminal, for a tokenizer too.
+            # Code in the folder is never run. Without this diffusers would ask in a terminal, for a tokenizer too.
             safe = {"local_files_only": True, "trust_remote_code": False}
             return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **left_out)
         except LOADING_ERRORS as error:
@@ -155,7 +155,7 @@ def bytes_held(
         else:
             total += count * frozen_bits // 8 // (distributed.world() if options.shard else 1)
     encoders = sum(count for name, count in counts.items() if name.startswith("text_encoder")) * dtype.itemsize
-    return max(total, encoders)  # offloaded encoders come alone, if need be
+    return max(total, encoders)  # offloaded encoders have the device alone, if need be
 
 
 def check_shard(options: LoadOptions) -> None:
@@ -166,7 +166,7 @@ def check_shard(options: LoadOptions) -> None:
         )
 
 
-def speed_up(network: torch.nn.Module, options: LoadOptions) -> None:
+def speed_up(network: ModelMixin, options: LoadOptions) -> None:
     """Gradient checkpointing, attention backend and compilation, by diffusers' own switches."""
     if options.gradient_checkpointing:
         network.enable_gradient_checkpointing()
@@ -200,7 +200,8 @@ def _quantization(kind: str, device: torch.device, dtype: torch.dtype) -> dict:
 
 def _parts(path: Path) -> dict[str, tuple[str, str]]:
     """(library, class) of the components that the checkpoint has."""
-    return {name: source for name, source in read_index(path).items() if isinstance(source, list) and source[0]}
+    index = read_index(path).items()
+    return {name: (source[0], source[1]) for name, source in index if isinstance(source, list) and source[0]}
 
 
 def _elements(file: Path) -> int:

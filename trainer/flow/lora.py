@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def files(model: FlowModel, path: Path) -> dict[str, Path]:
-    """Where each of the model's networks has its adapter: `path`, or beside it `<stem>_high_noise`, `<stem>_low_noise`."""
+    """The adapter's file of each trained network: `path`, or beside it `<stem>_high_noise`, `<stem>_low_noise`."""
     experts = list(model.experts)
     if len(experts) == 1:
         return {experts[0]: path}
@@ -72,7 +72,7 @@ def load(model: FlowModel, path: Path) -> None:
 
 
 def put_on(model: FlowModel, path: Path) -> None:
-    """As `load`, in place of the adapter that the model has: the new one is of the file's rank and targets.
+    """As `load`, but the model's adapter is replaced by one of the file's rank and targets.
 
     Raises:
         FileNotFoundError: no such file.
@@ -83,7 +83,7 @@ def put_on(model: FlowModel, path: Path) -> None:
 
 
 def add(model: FlowModel, path: Path, name: str) -> None:
-    """As `put_on`, beside the adapter that the model has: under that name, and active from now on."""
+    """As `put_on`, but beside the adapter that the model has. The new one gets that name, and is active from now on."""
     adapter = _read_adapter(model, path)
     with warnings.catch_warnings():  # peft warns of several adapters, which is what is wanted here
         warnings.filterwarnings("ignore", "Already found a `peft_config`")
@@ -150,13 +150,13 @@ def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, obje
 
 
 def ranks(path: Path) -> set[int]:
-    """Of the adapter's modules, by the file's header. Raises ValueError, naming it, where it is truncated or none."""
+    """Ranks of the adapter's modules, by the file's header. Raises ValueError as `opened`."""
     with opened(path, "np") as content:
         return {content.get_slice(key).get_shape()[0] for key in content.keys() if key.endswith("lora_A.weight")}
 
 
 def belongs_to(path: Path, identity: Mapping[str, str]) -> bool:
-    """Whether a file's header has all of these entries. A file that is no adapter belongs to nobody who asks."""
+    """Whether a file's header has all of these entries. False for a file that cannot be read."""
     try:
         metadata = read_metadata(path)
     except ValueError:

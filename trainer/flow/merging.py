@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Within it every adapted weight is W + alpha/rank·B·A (Hu et al., 2106.09685): no call has to compute A's and B's products.
 
-    The sum is taken in float32 and rounded once to the dtype of W, into memory of its own: as many bytes again as the adapted
-    weights have, while it lasts. W itself is not touched, and comes back to the bit however this ends; peft's own `merge` and
-    `unmerge`, which add and subtract in place, would leave what they rounded. A small B·A is lost no sooner than unmerged, where
-    the sum of both products is rounded to that dtype instead. A layer whose adapter is off stays as it is.
+    The sum is taken in float32 and rounded once to the dtype of W. It is kept beside W: while this lasts, the adapted weights
+    take twice their memory. W itself is not touched, and comes back to the bit however this ends. peft's own `merge` and
+    `unmerge` add and subtract in place, and would leave what they rounded. Merging loses a small B·A no sooner: without it the
+    sum of both products is rounded to that dtype. A layer whose adapter is off stays as it is.
 
     Raises:
         ValueError: quantized weights.
@@ -31,7 +31,7 @@ def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
     aside = []
     try:
         for layer in layers:
-            weight = layer.get_base_layer().weight
+            weight = layer.get_base_layer().get_parameter("weight")
             aside.append(weight.data)
             weight.data = _sum(layer, weight)
             # By this peft's layers know that A and B are in the weight already.
@@ -50,4 +50,5 @@ def _sum(layer: LoraLayer, weight: torch.Tensor) -> torch.Tensor:
             f"merge_adapter: the weights are quantized ({weight.dtype}), and rounding to so few bits would lose the adapter. "
             "Fix: merge_adapter off on the SDE Sampler, or quantize = none on Model Memory"
         )
-    return sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight.float()).to(weight.dtype)
+    delta = layer.get_delta_weight  # pyright: ignore[reportAttributeAccessIssue] all of peft's layers have one
+    return sum((delta(name) for name in layer.active_adapters), weight.float()).to(weight.dtype)

@@ -30,7 +30,7 @@ class LoadOptions:
     dtype: str = "auto"
     device: str = "auto"
     max_sequence_length: int = 0
-    files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files in place of the folder's own
+    files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files instead of the folder's own
     quantize: str = "none"  # one of types.QUANTIZATIONS
     offload_encoders: bool = False
     vae_tiling: bool = False

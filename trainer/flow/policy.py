@@ -13,9 +13,16 @@ from ...host import distributed
 from . import merging
 
 if TYPE_CHECKING:
+    from diffusers import ModelMixin
+    from diffusers.loaders import PeftAdapterMixin
+    from diffusers.training_utils import EMAModel
     from torch import Tensor
 
     from ..types import UpdateSettings
+
+    class Adaptable(ModelMixin, PeftAdapterMixin):
+        """What every network that is trained is in diffusers."""
+
 
 TRAINED = "default"  # peft's name of the adapter that is trained
 
@@ -71,7 +78,7 @@ class Policy:
         is_sharded: the weights lie over several processes, which then have to call the networks equally often.
     """
 
-    def __init__(self, networks: Mapping[str, torch.nn.Module], dtype: torch.dtype, lora_targets: Sequence[str]):
+    def __init__(self, networks: Mapping[str, Adaptable], dtype: torch.dtype, lora_targets: Sequence[str]):
         """`dtype`: to compute in; what is trained is held in float32."""
         self._networks, self._dtype, self._lora_targets = networks, dtype, lora_targets
         self.adapter: Adapter | None = None
@@ -82,7 +89,7 @@ class Policy:
 
     def _begin(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
-        self.ema = None
+        self.ema: EMAModel | None = None
         self.version = self.nonfinite_in_a_row = 0
         self.loss_scale = LossScale.of(self._dtype)
 
@@ -91,7 +98,7 @@ class Policy:
     def add_adapter(self, adapter: Adapter, name: str = TRAINED) -> None:
         """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference.
 
-        Under another name it stands beside the one that is trained, and acts in its place.
+        Under another name it stands beside the one that is trained, and acts instead of it.
         """
         from peft import LoraConfig
 
@@ -100,7 +107,11 @@ class Policy:
             torch.manual_seed(adapter.seed)
             try:
                 for network in self._networks.values():
-                    config = LoraConfig(r=adapter.rank, lora_alpha=adapter.alpha, target_modules=modules)
+                    config = LoraConfig(
+                        r=adapter.rank,
+                        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType] peft only divides it by the rank
+                        target_modules=modules,
+                    )
                     network.add_adapter(config, name)
             except ValueError as error:
                 raise ValueError(
@@ -144,7 +155,7 @@ class Policy:
 
     def make_fresh(self) -> None:
         """As it was loaded: a new adapter from the same seed, or the untrained weights; no optimizer, no average."""
-        if self.is_adapted:
+        if self.adapter is not None:
             self.replace_adapter(self.adapter)
         else:
             self._copy(self._originals)
@@ -161,7 +172,7 @@ class Policy:
         return self.is_sharded and not self.is_adapted
 
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
-        """By name; those of a second network have its name in front."""
+        """Trained parameters by name; those of a second network have its name in front."""
         first, *others = self._networks.items()
         named = dict(first[1].named_parameters())
         for name, network in others:
@@ -172,11 +183,11 @@ class Policy:
         return list(self.trainable_named().values())
 
     def original_dtypes(self) -> list[torch.dtype]:
-        """Of the weights as they were loaded, in the order of `trainable_parameters`: some networks keep parts in float32."""
+        """Dtypes of the weights as loaded, in the order of `trainable_parameters`: some networks keep parts in float32."""
         return [original.dtype for original in self._originals]
 
     def forget_gradients(self) -> None:
-        """Those of the last update, which nobody needs while the next samples are made."""
+        """Drops the gradients of the last update, which nobody needs while the next samples are made."""
         for parameter in self.trainable_parameters():
             parameter.grad = None
 
@@ -185,7 +196,7 @@ class Policy:
         for parameter, value in zip(self.trainable_parameters(), values, strict=True):
             parameter.copy_(value)
 
-    # -- other weights in its place --------------------------------------------------------------------------------------
+    # -- acting with other weights ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def merged(self) -> Iterator[None]:
@@ -223,7 +234,7 @@ class Policy:
                     network.enable_adapters()
             return
         parameters = self.trainable_parameters()
-        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values have to change places
+        if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values are copied
             trained = [parameter.detach().clone() for parameter in parameters]
             self._copy(self._originals)
             try:
@@ -270,13 +281,13 @@ class Policy:
             self.ema.decay = settings.ema_decay
         return self.optimizer
 
-    def _average(self, decay: float):
+    def _average(self, decay: float) -> EMAModel:
         from diffusers.training_utils import EMAModel
 
         return EMAModel(self.trainable_parameters(), decay=decay)
 
     def move(self, device: torch.device) -> None:
-        """What stands beside the networks follows them to their device."""
+        """Untrained weights, average and moments follow the networks to their device."""
         self._originals = [original.to(device) for original in self._originals]
         if self.ema is not None:
             self.ema.to(device)
@@ -314,6 +325,7 @@ class Policy:
 
     def average_state(self) -> dict[str, Tensor]:
         """The moving average, as `<parameter number>`."""
+        assert self.ema is not None, "asked only where an average is kept"
         return self.whole({f"{number:05d}": shadow for number, shadow in enumerate(self.ema.shadow_params)})
 
     def load_average_state(self, tensors: dict[str, Tensor], step: int, decay: float) -> None:

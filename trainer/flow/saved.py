@@ -22,12 +22,10 @@ def save(model: FlowModel, folder: Path, metadata: Mapping[str, object]) -> None
         return
     for name, network in model.experts.items():
         target = folder / name
-        dtypes = dict(zip(model.policy.trainable_named().values(), model.policy.original_dtypes(), strict=True))
-        parameters = dict(network.named_parameters())
-        tensors = {
-            key: tensor.to(dtypes.get(parameters.get(key), tensor.dtype))
-            for key, tensor in model.policy.whole(network.state_dict()).items()
-        }
+        trained = dict(zip(model.policy.trainable_named().values(), model.policy.original_dtypes(), strict=True))
+        dtypes = {key: trained[parameter] for key, parameter in network.named_parameters() if parameter in trained}
+        state = model.policy.whole(network.state_dict())
+        tensors = {key: tensor.to(dtypes.get(key, tensor.dtype)) for key, tensor in state.items()}
         if not distributed.is_main():
             continue
         target.mkdir(parents=True, exist_ok=True)

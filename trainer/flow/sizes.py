@@ -65,6 +65,7 @@ class LatentGrid:
         return (self.channels, *side) if self.time is None else (self.channels, self._latent_frames(frames), *side)
 
     def _latent_frames(self, frames: int) -> int:
+        assert self.time is not None, "a model of pictures has no frames"
         return (frames - 1) // self.time + 1
 
 

@@ -55,7 +55,7 @@ class Wan(FlowModel):
         return self.pipeline.transformer_2 if self._is_low_noise(sigma) else self.pipeline.transformer
 
     def _is_low_noise(self, sigma: float) -> bool:
-        boundary = self.pipeline.config.boundary_ratio
+        boundary = self.pipeline.config["boundary_ratio"]
         return boundary is not None and sigma < boundary
 
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
@@ -86,7 +86,7 @@ class Wan(FlowModel):
 
     def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
         values = (noise_levels(sigma, x) * self.pipeline.scheduler.config.num_train_timesteps).float().to(x.device)
-        if not self.pipeline.config.expand_timesteps:
+        if not self.pipeline.config["expand_timesteps"]:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size

@@ -1,4 +1,4 @@
-"""What an image encoder sees: CLIP, or any other in transformers' layout, such as DINOv2. Of a picture, and of its patches."""
+"""Features of pictures and of their patches, by CLIP or any other image encoder in transformers' layout, such as DINOv2."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, MutableMapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 class OncePerBatch:
-    """Something that several ask, and that answers the same question about the same batch once."""
+    """Something that several ask. The same question about the same batch is computed once."""
 
     def __init__(self):
-        self._results = WeakTensorKeyDictionary()
+        self._results: MutableMapping[Tensor, dict[Hashable, Any]] = WeakTensorKeyDictionary()
 
     def once(self, batch: Tensor, what: Hashable, compute: Callable[[], T]) -> T:
         """`compute()`, or what it gave the last time for this very tensor: rewards that share a forward pay for one.
@@ -72,6 +72,6 @@ def shared(kind: type[N], path: Path, device: str = "auto", dtype: str = "auto",
     precision = automatic if dtype == "auto" else DTYPES[dtype]
     key = (kind, path.resolve(), chosen, precision, *sorted(more.items()))
     network = _loaded.get(key)
-    if network is None:
+    if not isinstance(network, kind):  # it is None
         network = _loaded[key] = kind(path, chosen, precision, **more)
     return network

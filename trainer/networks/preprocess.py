@@ -1,4 +1,4 @@
-"""Pictures as the judges were taught to see them.
+"""Pictures prepared as in the training of the networks that score them.
 
 Each is scored as the 8-bit picture that would be saved of it, as the published scores were; resizing is done on the CPU, where
 it gives the same on every machine.
@@ -40,7 +40,7 @@ def centre_crop(images: Tensor, size: int) -> Tensor:
     resized = (int(size * width / short), int(size * height / short))
     left, top = (round((side - size) / 2) for side in resized)
     box = (left, top, left + size, top + size)
-    cropped = [np.array(picture.resize(resized, Image.BICUBIC).crop(box)) for picture in pil(images)]
+    cropped = [np.array(picture.resize(resized, Image.Resampling.BICUBIC).crop(box)) for picture in pil(images)]
     return _normalised(torch.from_numpy(np.stack(cropped)).permute(0, 3, 1, 2) / 255)
 
 

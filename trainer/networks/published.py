@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -20,7 +20,11 @@ from . import RewardError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
+    P = TypeVar("P", bound=PreTrainedModel)
+
+M = TypeVar("M", bound=torch.nn.Module)
 ALL = "all of its files"
 _READING_ERRORS = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
@@ -47,7 +51,7 @@ class Published:
     def find_folder(self, name: str, marker: str) -> Path:
         return search.model(name, marker, f"{self.source} ({self.size})")
 
-    def read(self, path: Path) -> dict[str, Any]:
+    def read(self, path: Path) -> Mapping[str, Any]:
         """What the file holds, without unpickling anything but tensors; large files stay on disk until they are used.
 
         Raises:
@@ -94,9 +98,7 @@ class Published:
     def _advice(self) -> str:
         return f"get {self.name} ({self.size}) from {self.source}"
 
-    def filled(
-        self, make: Callable[[], torch.nn.Module], state: Mapping[str, Tensor], path: Path, dtype: torch.dtype
-    ) -> torch.nn.Module:
+    def filled(self, make: Callable[[], M], state: Mapping[str, Tensor], path: Path, dtype: torch.dtype) -> M:
         """The network that `make` builds, around the tensors of `state`: nothing is initialised in vain, and nothing copied but
         to change precision.
 
@@ -121,14 +123,14 @@ class Published:
         return network.eval().requires_grad_(False).to(dtype)
 
 
-def from_folder(kind: type[torch.nn.Module], path: Path, dtype: torch.dtype) -> torch.nn.Module:
+def from_folder(kind: type[P], path: Path, dtype: torch.dtype) -> P:
     """A transformers model from its folder. What its weights lack is an error, where transformers would fill in random numbers.
 
     Raises:
         RewardError: the weights cannot be read, or are those of another model.
     """
     try:
-        model, report = kind.from_pretrained(
+        model, report = kind.from_pretrained(  # pyright: ignore[reportGeneralTypeIssues] with its report it is a pair
             path,
             dtype=dtype,
             local_files_only=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ WIDTHS = (1024, 128, 64, 16, 1)
 LAYERS = (0, 2, 4, 6, 7)  # between some of them the published head has dropout, which rests when scoring
 
 
-def scoring_head(file: Published, path: Path, state: dict[str, Tensor], prefix: str = "layers.") -> torch.nn.Sequential:
+def scoring_head(
+    file: Published, path: Path, state: Mapping[str, Tensor], prefix: str = "layers."
+) -> torch.nn.Sequential:
     """The head that LAION's aesthetic predictor and ImageReward share: 768-1024-128-64-16-1, with nothing between the layers.
 
     It is so small that it stays in main memory, in float32.

@@ -51,7 +51,7 @@ class Reward(Resident, ABC):
 
     @classmethod
     def own_name(cls, settings: Mapping) -> str:
-        """Its name in metrics where its node, of these settings, gives it none."""
+        """Its name in metrics where its node, with these settings, sets none."""
         return inspect.signature(cls.__init__).parameters["name"].default
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Reward(Resident, ABC):
         return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
     def rest(self) -> None:
-        """Called when a batch has been scored by all: whoever was asked to leaves the device until the next one."""
+        """Called when all rewards have scored a batch: one with `offload` leaves the device until the next."""
 
 
 class NetworkReward(Reward):
@@ -157,7 +157,7 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
 
 
 def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0) -> Tensor:
-    """[B] float32 on the CPU, by one reward. `first`: the number of the first sample, for what is said of it."""
+    """[B] float32 on the CPU, by one reward. `first`: the number of the first sample, for the log."""
     try:
         reward.come_back()
         with torch.no_grad():
@@ -183,7 +183,7 @@ def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int =
 
 
 def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
-    """What a reward gave as float32 on the CPU, with FAILED and LEFT_OUT for what is no score."""
+    """A reward's answer as float32 on the CPU, with FAILED and LEFT_OUT for what is no score."""
     left_out = []
     if isinstance(scores, list | tuple):
         left_out = [sample for sample, value in enumerate(scores) if value is None]
@@ -196,7 +196,7 @@ def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
 
 
 def failing(scores: Scores) -> tuple[str, ...] | None:
-    """Names of the trained rewards that failed, where for that no sample has all its scores; else none.
+    """Names of the trained rewards that failed, if because of them no sample has all its scores; else none.
 
     None where all samples were left out on purpose, which says nothing of whether a reward works.
     """
@@ -245,14 +245,14 @@ def score_stack(
     groups: Tensor,
     on_step: Callable[[], None] = lambda: None,
     batch_size: int = 0,
-    known: Sequence[Columns] = (),
+    scored: Sequence[Columns] = (),
 ) -> Scores:
     """Scores one rollout. Trained rewards first, held-out ones apart; FAILED and LEFT_OUT mask their sample.
 
     Args:
         on_step: called before each reward's turn; may raise to stop.
         batch_size: samples that all rewards score before the next ones have their turn; 0: all.
-        known: scores of all those parts, where they are known already.
+        scored: scores of all those parts, where rewards gave them during sampling.
     """
     rewards = trained_first(rewards)
     trained = [reward for reward in rewards if not reward.held_out]
@@ -264,7 +264,7 @@ def score_stack(
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
     size = batch_size or len(images)
     try:
-        parts = known or [
+        parts = scored or [
             score_part(rewards, images[first : first + size], prompts[first : first + size], first, on_step)
             for first in range(0, len(images), size)
         ]
@@ -284,6 +284,6 @@ def score_stack(
         held_out=stack(held_out),
         held_out_names=tuple(reward.name for reward in held_out),
         rewards=tuple(rewards),
-        prompts=tuple(prompts[member.nonzero()[0, 0]] for member in per_group(groups)),
+        prompts=tuple(prompts[int(member.nonzero()[0, 0])] for member in per_group(groups)),
         seconds={name: sum(part.seconds[name] for part in parts) for name in names},
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FILE = Published("HPSv2.1", "HPS_v2.1_compressed.pt", "3.9 GB", "xswu/HPSv2")
 TOKENIZER = Published("CLIP's tokenizer", ALL, "only its tokenizer: 4 MB", VIT_L.source)
-HEADS = 16  # in both towers of ViT-H/14; the only figure that its tensors do not tell
+HEADS = 16  # in both towers of ViT-H/14; the only number that cannot be read off its tensors
 
 # open_clip's names to those of CLIPModel; a `.weight` or `.bias` that follows stays.
 _NAMES = {
@@ -73,7 +73,8 @@ def as_clip_model(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             else:
                 renamed[f"{name}{_IN_BLOCK[part]}.{kind}"] = tensor
         else:
-            part, kind = re.fullmatch(r"(.+?)(\.weight|\.bias)?", key).groups(default="")
+            kind = next((end for end in (".weight", ".bias") if key.endswith(end)), "")
+            part = key.removesuffix(kind)
             renamed[_NAMES[part] + kind] = tensor.T if part in _TRANSPOSED else tensor
     return renamed
 
@@ -111,7 +112,7 @@ def clip_config(state: Mapping[str, Tensor]):
 class HPSv2Clip(Clip):
     """The published file, and a CLIP tokenizer: open_clip's vocabulary is OpenAI's.
 
-    What stands behind the end of a text (open_clip: zeros, here: end tokens) is never looked at, attention being causal.
+    Attention is causal: what follows the end of a text (zeros in open_clip, end tokens here) changes nothing.
     """
 
     def __init__(self, path: Path, device: torch.device, dtype: torch.dtype, tokenizer: Path):
@@ -146,7 +147,7 @@ def clean(text: str) -> str:
 
 
 class HPSv2Package(Network):
-    """The authors' own `hpsv2` package in place of transformers, kept in memory and asked for a batch at once.
+    """The authors' own `hpsv2` package instead of transformers, kept in memory and asked for a batch at once.
 
     Its base weights are not needed and not downloaded: the published file holds all of the network.
     """

@@ -43,7 +43,7 @@ TOKEN_PREFIX = "OTCA_REWARD_TOKEN"
 FIRST_WAIT = 0.5  # seconds before the first further try; twice as long before each next one
 STOP_INTERVAL = 0.1  # seconds between two looks whether to stop
 SHOWN = 200  # characters of an answer in an error
-LEFT_OUT = "does not apply"  # in place of a score
+LEFT_OUT = "does not apply"  # instead of a score
 # What is read of an answer: room for forty named scores of a sample, with all their digits.
 ANSWER_BYTES, SAMPLE_BYTES = 4096, 1024
 COMPRESSIONS = ("gzip", "deflate")  # which zlib tells apart by itself
@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class HTTPReward(Reward):
-    """Asks a `Server`; rewards with the same server, and the same manners of asking it, share one request a batch.
+    """Asks a `Server`; rewards with the same server and the same settings of it share one request a batch.
 
     Args:
         score_key: which of the server's scores, where it gives several.

@@ -24,7 +24,7 @@ CONFIG = Published("ImageReward's text configuration", "med_config.json", "about
 TOKENIZER = Published("BERT's tokenizer", ALL, "only its tokenizer: 0.7 MB", "google-bert/bert-base-uncased")
 MEAN, STD = 0.16717362830052426, 1.0333394966054072  # of the raw score over the authors' data
 TOKENS = 35
-HEAD_WIDTH = 64  # of an attention head of BLIP's picture encoder: its tensors do not tell
+HEAD_WIDTH = 64  # of an attention head of BLIP's picture encoder, which cannot be read off its tensors
 
 _VISION, _TEXT = "blip.visual_encoder.", "blip.text_encoder."
 # timm's names in BLIP's picture encoder to those of BlipVisionModel, in this order. Text keeps its names.

@@ -64,7 +64,7 @@ class Overlap:
         """
         rewards = _alive(self._rewards)
         self._scored = None
-        if not rewards or None in rewards:
+        if not rewards:
             yield None
             return
         scored = Scored(self._rewards, self._beside(device))
@@ -144,15 +144,18 @@ class Scored:
         stopping.check_stop()
         try:
             with self._beside():
-                return score_part(_alive(self._rewards), images, prompts, first)
+                rewards = _alive(self._rewards)
+                assert rewards is not None, "`scoring` holds them"
+                return score_part(rewards, images, prompts, first)
         except BaseException:
             self._abandoned.set()  # the iteration fails, whatever the other rewards do
             raise
 
 
-def _alive(rewards: Sequence[weakref.ref[Reward]]) -> list[Reward | None]:
-    """None for one that is gone."""
-    return [reward() for reward in rewards]
+def _alive(rewards: Sequence[weakref.ref[Reward]]) -> list[Reward] | None:
+    """None where one of them is gone."""
+    alive = [reward for reference in rewards if (reward := reference()) is not None]
+    return alive if len(alive) == len(rewards) else None
 
 
 @contextlib.contextmanager

@@ -36,13 +36,14 @@ class PythonReward(Reward):
         self.path = permissions.python_file(file)
         super().__init__(name or self.path.stem, **use)
         module = _load(self.path)
-        self.function = getattr(module, function, None)
-        if not callable(self.function):
+        judge = getattr(module, function, None)
+        if not callable(judge):
             names = ", ".join(n for n, value in vars(module).items() if callable(value) and not n.startswith("_"))
             raise RewardError(
                 f"{self.path} has no function {function!r}. Fix: define {function}(images, prompts), or choose of: "
                 f"{names or 'nothing, there is none'}"
             )
+        self.function = judge
 
     @classmethod
     def own_name(cls, settings: Mapping) -> str:
@@ -68,9 +69,11 @@ def _load(path: Path) -> ModuleType:
     name = f"_otca_reward_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     loader = _Source(name, path)
     module = sys.modules.get(name)
-    if module is not None and module.__loader__.source == loader.source:
+    if module is not None and getattr(module.__loader__, "source", None) == loader.source:
         return module
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader, origin=str(path)))
+    spec = importlib.util.spec_from_loader(name, loader, origin=str(path))
+    assert spec is not None, "a file's loader always makes one"
+    module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
         _naming_the_line(path, lambda: loader.exec_module(module))

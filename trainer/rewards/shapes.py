@@ -63,8 +63,8 @@ def scenes() -> list[Scene]:
 
 def parse_caption(text: str) -> Scene | None:
     """The scene a prompt describes, or None when it is not of this world."""
-    found = _CAPTION.search(text)
-    return Scene(*(word.lower() for word in found.groups())) if found else None
+    match = _CAPTION.search(text)
+    return Scene(*(word.lower() for word in match.groups())) if match else None
 
 
 def recognise(image: np.ndarray) -> Scene:
@@ -84,11 +84,11 @@ def recognise(image: np.ndarray) -> Scene:
     border = np.concatenate(
         [nearest[:2].ravel(), nearest[-2:].ravel(), nearest[:, :2].ravel(), nearest[:, -2:].ravel()]
     )
-    background = np.bincount(border, minlength=len(names)).argmax()
+    background = int(np.bincount(border, minlength=len(names)).argmax())
     inside = np.bincount(nearest[nearest != background], minlength=len(names))
     if inside.sum() < _AREA[0] * nearest.size:
         return Scene(None, None, names[background])
-    color = inside.argmax()
+    color = int(inside.argmax())
     if inside[color] < _MAIN_COLOR * inside.sum():
         return Scene(None, None, names[background])
     return Scene(names[color], _shape(lab, nearest, color, background), names[background])
@@ -126,7 +126,7 @@ def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) ->
         return None
     seen = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     overlap = {shape: (seen & ideal).sum() / (seen | ideal).sum() for shape, ideal in _ideals(height, width).items()}
-    best = max(overlap, key=overlap.get)
+    best = max(overlap, key=overlap.__getitem__)
     return best if overlap[best] >= _OVERLAP else None
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..networks.network import Network
 from .base import NetworkReward
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class VideoReward(NetworkReward):
-    """One dimension of what a network says of a video. Rewards of the other dimensions share its forward pass.
+class VideoNetwork(Network, ABC):
+    """What scores videos."""
 
-    A subclass names its DIMENSIONS in the order of the network's scores; the network has
-    `score(videos [B, n, H, W, 3], prompts) -> [B, D]`.
+    @abstractmethod
+    def score(self, videos: Tensor, prompts: Sequence[str]) -> Tensor:
+        """[B, D] for frames [B, n, H, W, 3] in [0, 1]."""
+
+
+class VideoReward(NetworkReward):
+    """One dimension of a network's scores of a video. Rewards of the other dimensions share its forward pass.
+
+    A subclass names its DIMENSIONS in the order of the network's scores.
     """
 
+    network: VideoNetwork
     DIMENSIONS: tuple[str, ...]
     dimension: str  # one of them
 

@@ -13,9 +13,8 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network
 from ..networks.published import ALL, Published, transformers_class
-from .video import VideoReward
+from .video import VideoNetwork, VideoReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +44,7 @@ class VideoAlign(VideoReward):
         fps: frames per second of the videos to score.
     """
 
+    network: VideoAlignNetwork
     DIMENSIONS = ("vq", "mq", "ta")
 
     def __init__(
@@ -78,7 +78,7 @@ def find_base(folder: Path, base: str) -> Path:
     return BASE_FILES.find_folder(base, marker)
 
 
-class VideoAlignNetwork(Network):
+class VideoAlignNetwork(VideoNetwork):
     """Qwen2-VL with its adapter merged and a linear head on three special tokens."""
 
     AUTO_DTYPE = torch.bfloat16
@@ -89,8 +89,8 @@ class VideoAlignNetwork(Network):
         settings = json.loads((folder / "model_config.json").read_text(encoding="utf-8"))
         data = settings["data_config"]
         for name, value in ONLY.items():
-            if (found := data.get(name, value)) != value:
-                raise FILES.misfit(folder, f"has {name} {found!r}; only {value!r} can be scored")
+            if (setting := data.get(name, value)) != value:
+                raise FILES.misfit(folder, f"has {name} {setting!r}; only {value!r} can be scored")
         self.fps, self.most_pixels = data["fps"], data["max_frame_pixels"]
         figures = settings.get("inference_config") or {}
         of_each = [dimension.upper() for dimension in VideoAlign.DIMENSIONS]
@@ -138,7 +138,7 @@ class VideoAlignNetwork(Network):
         tokens = self.tokenizer(texts, padding=True, return_tensors="pt").to(self.device)
         hidden = self.model(
             **tokens,
-            # Counted through, as the reference does; by itself transformers would give each token of a frame its place.
+            # Counted through, as the reference does; by itself transformers would give each token of a frame its own position.
             position_ids=torch.arange(tokens.input_ids.shape[1], device=self.device).expand(3, *tokens.input_ids.shape),
             pixel_values_videos=pixels,
             video_grid_thw=torch.tensor([grid] * len(videos), device=self.device),
@@ -178,7 +178,8 @@ def size_within(height: int, width: int, factor: int, least: int, most: int) -> 
 
 def resized(videos: Tensor, factor: int, most_pixels: int) -> Tensor:
     """[B, n, 3, h, w] float32, whole numbers in 0…255, for [B, n, H, W, 3] in [0, 1]: bicubic with antialias."""
-    size = size_within(*videos.shape[2:4], factor, LEAST_PIXELS, most_pixels)
+    height, width = videos.shape[2:4]
+    size = size_within(height, width, factor, LEAST_PIXELS, most_pixels)
     frames = (videos.float() * 255).round().flatten(0, 1).permute(0, 3, 1, 2)
     frames = torch.nn.functional.interpolate(frames, size, mode="bicubic", antialias=True, align_corners=False)
     return frames.clamp(0, 255).round().unflatten(0, videos.shape[:2])

@@ -10,9 +10,8 @@ import torch
 
 from ...host import paths
 from ..networks import preprocess
-from ..networks.network import Network
 from ..networks.published import ALL, Published, pillow_processor, transformers_class
-from .video import VideoReward
+from .video import VideoNetwork, VideoReward
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +58,7 @@ def spread_frames(total: int, most: int) -> list[int]:
     return [number * total // count for number in range(count)]
 
 
-class VideoScoreNetwork(Network):
+class VideoScoreNetwork(VideoNetwork):
     """Idefics2 with five numbers read off the last token: mantis-vl's Idefics2ForSequenceClassification."""
 
     AUTO_DTYPE = torch.bfloat16

@@ -175,7 +175,7 @@ def test_the_nodes(folder, files, tmp_path, monkeypatch):
         "vae: weights 'none.safetensors'"
     )
     (given,) = choose().choose(**chosen)
-    (model,) = load().load("", 2, 2.0, 0, "float32", path=str(folder), device="cpu", files=given)
+    (model,) = load().load("", str(folder), "cpu", files=given, lora_rank=2, lora_alpha=2.0, seed=0, dtype="float32")
     expected = load_flow_model(files["vae"].parents[1], device="cpu")
     own = load_flow_model(folder, device="cpu")
     for component, other in (("transformer", expected), ("text_encoder", expected), ("vae", own)):
