@@ -233,11 +233,8 @@ class Run:
         """
         if self.writes:
             place = status.CANVAS if comfyui.in_comfyui() else status.HEADLESS
-            before = status.read(self.folder)
-            following = status.following(
-                before, state, os.getpid(), total=total, place=place, error=error, reason=reason, id=self.id
-            )
-            status.write(self.folder, following)
+            before, texts = status.read(self.folder), {"error": error, "reason": reason, "id": self.id}
+            status.write(self.folder, status.following(before, state, os.getpid(), total=total, place=place, **texts))
 
     # --- iterations -----------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Trackers:
 
 
 class _Events:
-    """A file that TensorBoard reads, written by this thread: one of its own would print a traceback when the folder is gone.
+    """A file that TensorBoard reads, written by this thread: a thread of its own would print a traceback if the folder went.
 
     Args:
         purge: TensorBoard forgets what files before this one have from that step on.

@@ -49,7 +49,7 @@ RISE, FALL = 2.0, -3.5
 
 
 def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
-    """A sentence for a human where a run, given by its rows so far, shows reward hacking by either look; else None."""
+    """A sentence for a human where either look at a run's rows so far shows reward hacking; else None."""
     return _by_batches(history[-WINDOW:]) or _by_evaluations(evaluations)
 
 
