@@ -73,6 +73,7 @@ def _main_of_clone():
     spec = importlib.util.spec_from_file_location(
         "comfyui_otca", folder / "__init__.py", submodule_search_locations=[str(folder)]
     )
+    assert spec is not None and spec.loader is not None  # as of every path that ends in .py
     package = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(package)
     return importlib.import_module("comfyui_otca.__main__").main

@@ -52,8 +52,8 @@ def answered(
             raise
         except Exception as error:
             logger.exception("%s %s failed", request.method, request.path)
-            told = f"internal error: {type(error).__name__}: {error}. The log of ComfyUI's server says where"
-            response = web.json_response({"error": told}, status=500)
+            message = f"internal error: {type(error).__name__}: {error}. The log of ComfyUI's server says where"
+            response = web.json_response({"error": message}, status=500)
         response.headers["Cache-Control"] = "no-cache"
         return response
 
@@ -64,7 +64,7 @@ def refuse_other_sites(request: web.Request) -> None:
     """ComfyUI makes this check for loopback hosts only; here it holds for every host.
 
     What Sec-Fetch-Site says, a page cannot forge, and it is right behind proxies that rewrite Host. Without it (plain http
-    to another machine), Origin tells.
+    to another machine), Origin decides.
     """
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site in ("same-origin", "none"):
@@ -95,8 +95,8 @@ async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, A
         raise Refused(400, f"content type {request.content_type!r}. Fix: post application/json")
     content = _json_object(await _bounded(request))
     if unknown := sorted(content.keys() - fields.keys()):
-        known = ", ".join(fields) or "none"
-        raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {known}")
+        names = ", ".join(fields) or "none"
+        raise Refused(400, f"unknown field {quoted(unknown[0])}. Fix: leave it out; the fields here are: {names}")
     values = {}
     for name, field in fields.items():
         if name not in content:

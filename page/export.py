@@ -32,7 +32,7 @@ def commands(filename: str, name: str) -> list[dict[str, Any]]:
         {
             "title": "One GPU",
             "lines": [f"python {CLONE} {train}"],
-            "note": "Stop it by Ctrl-C, and go on with the same command and --resume.",
+            "note": "Stop it by Ctrl-C, and continue by the same command with --resume.",
         },
         {"title": "Eight GPUs of one machine", "lines": [f"python {CLONE} {train} --gpus 8"]},
         {

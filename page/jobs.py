@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,14 +69,14 @@ def trainings(setting: int | None = None) -> int:
     Raises:
         Refused: 400, what the environment says is no number.
     """
-    given = os.environ.get(TRAININGS, "").strip()
-    if given:
-        if not given.isdecimal() or not 1 <= int(given) <= MOST_TRAININGS:
-            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and start ComfyUI anew"
+    number = os.environ.get(TRAININGS, "").strip()
+    if number:
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
+            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
             raise Refused(
-                400, f"{TRAININGS} = {given!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
+                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
             )
-        return int(given)
+        return int(number)
     return setting or accelerators() or ON_A_CPU
 
 
@@ -146,9 +146,9 @@ class Jobs:
         return run
 
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
-        """Goes on from the last checkpoint, to `iterations` in all; returns what a human should know of how.
+        """Continues from the last checkpoint, to `iterations` in all; returns a line for a human where something differs.
 
-        A run that stop_after_decline has ended, or would end, goes on without that rule.
+        A run that stop_after_decline has ended, or would end, continues without that rule.
 
         Raises:
             Refused: 400, or 409 where there is nothing to do.
@@ -174,17 +174,17 @@ class Jobs:
             done = run.iteration()
             # One that ended otherwise may lack what comes after its last iteration, as the adapter.
             if total < done or total == done and run.summary()["status"] == "finished":
-                message = f"run {run.id} has done {done} iterations of {total}"
-                raise Refused(409, f"{message}. Fix: give a larger number of iterations")
+                why = f"run {run.id} has done {done} iterations of {total}"
+                raise Refused(409, f"{why}. Fix: give a larger number of iterations")
             _remove_file(run.folder / STOP)
-            changes, told = [], None
+            changes, message = [], None
             if ended := run.status().reason:
-                told = f"goes on without stop_after_decline, which would end it at once: {ended}"
+                message = f"continues without stop_after_decline, which would end it at once: {ended}"
                 changes = ["--set", f"{RUN_NODE}.stop_after_decline=0"]
             if graph != begun:
                 run.write(WORKFLOW, graph)
             self._begin(run, total, [*gpus.arguments(), *changes, "--resume"])
-        return told
+        return message
 
     def _begin(self, run: Run, iterations: int, arguments: list[str]) -> None:
         """Launches a training, or puts it into the queue where as many are at work as may be. With `_starting` held."""
@@ -203,7 +203,7 @@ class Jobs:
 
     def _watch(self) -> None:
         """Begins what is in the queue as others end, and ends when it is empty. Nobody sees what it raises, so that is said."""
-        told = ""
+        logged = ""
         while True:
             self._ended.wait(GLANCE)
             self._ended.clear()
@@ -212,8 +212,10 @@ class Jobs:
                     while self._queue and self._at_work() < trainings(self._setting):
                         self._launch_next(self._queue.pop(0))
                 except Exception as error:  # as when the disk of the runs is away for a while: it is looked at again
-                    if told != (told := f"{type(error).__name__}: {error}"):
-                        logger.exception("the queue of trainings waits, since the runs cannot be looked at (%s)", told)
+                    if logged != (logged := f"{type(error).__name__}: {error}"):
+                        logger.exception(
+                            "the queue of trainings waits, since the runs cannot be looked at (%s)", logged
+                        )
                 if not self._queue:
                     self._watcher = None
                     return
@@ -222,17 +224,17 @@ class Jobs:
         run = waiting.run
         try:
             if not _is_queued(run):
-                logger.warning("run %s was gone on with elsewhere, and leaves the queue", run.id)
+                logger.warning("run %s was resumed elsewhere, and leaves the queue", run.id)
                 return
             claim.check(run.folder)
             self._launch(run, waiting.iterations, list(waiting.arguments))
-        except Exception as error:  # nobody is there to be told, but those who look at the run
+        except Exception as error:  # nobody is there to read it, but those who look at the run
             expected = isinstance(error, OSError | Refused | claim.Claimed)
-            told = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
-            logger.warning("run %s: %s", run.id, told, exc_info=not expected)
+            message = f"it could not begin: {error if expected else f'{type(error).__name__}: {error}'}"
+            logger.warning("run %s: %s", run.id, message, exc_info=not expected)
             with contextlib.suppress(OSError):  # the folder is gone, or the disk is full
                 if _is_queued(run):
-                    self._write_status(run, "failed", None, waiting.iterations, told)
+                    self._write_status(run, "failed", None, waiting.iterations, message)
 
     def stop(self, run: Run) -> None:
         """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
@@ -249,7 +251,7 @@ class Jobs:
             raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
         try:
             os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
-            os.utime(run.folder / STOP)  # of an earlier request, which counts anew
+            os.utime(run.folder / STOP)  # of an earlier request, which counts again
         except OSError as error:
             raise Refused(
                 409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way"
@@ -274,10 +276,10 @@ class Jobs:
         command += ["--iterations", str(iterations), *arguments]
         self.make_room()
         try:
-            place = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            descriptor = files.open_plain(run.folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise Refused(409, f"run {run.id} cannot be begun: {error}. Fix: remove what is in the way") from error
-        with os.fdopen(place, "ab") as log:
+        with os.fdopen(descriptor, "ab") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -311,7 +313,7 @@ class Jobs:
         folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
         return {
             **os.environ,
-            **{variable: os.pathsep.join(map(str, places)) for variable, places in folders.items()},
+            **{variable: os.pathsep.join(map(str, listed)) for variable, listed in folders.items()},
             "OTCA_INPUT": str(self.input_folder()),
             paths.RUNS: str(self.runs.folder()),
             FROM_PAGE: "1",
@@ -338,12 +340,12 @@ class Jobs:
 
 
 def _is_queued(run: Run) -> bool:
-    """Whether the run still waits: somebody may go on with it in a terminal meanwhile, and then the status is that one's."""
+    """Whether the run still waits: somebody may have resumed it in a terminal, and then the status is that process's."""
     return run.status().status == "queued"
 
 
 def _is_ending(written: status.Status) -> bool:
-    """Whether its process has said that it ended, and is about to. ComfyUI's, in which runs of the canvas are made, is not."""
+    """Whether its process has said that it ended, and is about to. A run of the canvas is made by ComfyUI, which does not end."""
     return written.place == status.HEADLESS and written.status not in (status.UNKNOWN, "running", "queued")
 
 
@@ -364,17 +366,17 @@ def _remove_file(path: Path) -> None:
 
 
 def _busy(run: Run) -> str:
-    """Why a run cannot be gone on with now, and what helps."""
+    """Why a run cannot be resumed now, and what helps."""
     if _is_queued(run):
         return f"run {run.id} is in the queue. Fix: wait, or stop it to take it out of there"
     if run.status().place == status.CANVAS:
         return (
-            f"run {run.id} is made on the canvas, and ComfyUI still has it. Fix: Resume on canvas goes on there; or begin "
+            f"run {run.id} is made on the canvas, and ComfyUI still has it. Fix: Resume on canvas continues there; or begin "
             "another run on the canvas, which lets this one go"
         )
     return f"run {run.id} is running, or about to end. Fix: stop it, or wait a moment"
 
 
-def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
+def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
     return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]

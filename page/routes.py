@@ -51,7 +51,8 @@ NOTHING: dict[str, Field] = {}
 class Live(Protocol):
     """What the nodes in this process still know; the module nodes.results."""
 
-    Busy: type[Exception]
+    @property
+    def Busy(self) -> type[Exception]: ...
 
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
     def preview_png(self, node: str, sample: int, step: int, workflow: str | None, made_by: str) -> bytes: ...
@@ -189,8 +190,8 @@ class TrainingRoutes:
     async def train(self, request: web.Request) -> dict:
         asked = await body(request, TRAIN)
         await self._set_limit(request)
-        given = asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
-        return {"id": (await asyncio.to_thread(self.jobs.start, *given)).id}
+        training = asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
+        return {"id": (await asyncio.to_thread(self.jobs.start, *training)).id}
 
     async def stop(self, request: web.Request) -> dict:
         await body(request, NOTHING)
@@ -201,8 +202,8 @@ class TrainingRoutes:
         asked = await body(request, RESUME)
         await self._set_limit(request)
         run = await _named_run(self.runs, request)
-        told = await asyncio.to_thread(self.jobs.resume, run, asked["iterations"], _gpus(asked))
-        return {"id": run.id, "told": told}
+        message = await asyncio.to_thread(self.jobs.resume, run, asked["iterations"], _gpus(asked))
+        return {"id": run.id, "told": message}
 
     async def export(self, request: web.Request) -> dict[str, Any]:
         asked = await body(request, EXPORT)

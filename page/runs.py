@@ -127,7 +127,7 @@ class Run:
         written, problems = self.status(), self._problems()
         iteration, total = self.iteration(), written.total or self.planned()
         stands = status.now(self.folder, written, self.canvas_at_work(self.id))
-        if stands == status.UNKNOWN:  # its status.json was lost or damaged, and its iterations tell
+        if stands == status.UNKNOWN:  # its status.json was lost or damaged, so its iterations decide
             stands = "finished" if total is not None and iteration >= total else "interrupted"
         reasons = problems or list(filter(None, [written.error]))
         if stands == "interrupted" and written.status == "running":
@@ -153,13 +153,13 @@ class Run:
 
     def _problems(self) -> list[str]:
         """What keeps the run from being resumed, a line each."""
-        found = []
+        problems = []
         for name in (WORKFLOW, STATUS):
             try:
-                layout.read_own(self.folder, name, found.append)
+                layout.read_own(self.folder, name, problems.append)
             except files.Damaged as error:
-                found.append(str(error))
-        return found
+                problems.append(str(error))
+        return problems
 
     def unreadable(self, error: Exception) -> dict[str, Any]:
         """In place of `summary`, with why there is none."""
@@ -265,8 +265,8 @@ class Run:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
         sample = re.fullmatch(r"samples-([0-9]{6,9}\.png)", name)
         if name not in PICTURES and not sample:
-            known = f"{', '.join(PICTURES)} or samples-000000.png"
-            raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {known}")
+            names = f"{', '.join(PICTURES)} or samples-000000.png"
+            raise Refused(404, f"a run has no picture {name!r}. Fix: ask for {names}")
         path = self.file(f"{SAMPLES}/{sample[1]}" if sample else name)
         if path is None:
             raise Refused(404, f"run {self.id} has no {name} (yet). Fix: wait for the next evaluation")

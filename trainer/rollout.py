@@ -331,10 +331,10 @@ def stream(*numbers: int, branch: Sequence[int] = ()) -> torch.Generator:
 
 def _noise(shape: Sequence[int], settings: SamplerSettings, seed: int, position: int, member: int) -> Iterator[Tensor]:
     """The noise of one sample: first where it starts, the same for its whole group or not, then that of each stochastic step."""
-    group, own = stream(seed, position, 0), stream(seed, position, member + 1)
-    yield torch.randn(shape, generator=group if settings.shared_noise else own)
+    group, sample = stream(seed, position, 0), stream(seed, position, member + 1)
+    yield torch.randn(shape, generator=group if settings.shared_noise else sample)
     while True:
-        yield torch.randn(shape, generator=own)
+        yield torch.randn(shape, generator=sample)
 
 
 def _drawn(noise: Sequence[Iterator[Tensor]]) -> Tensor:

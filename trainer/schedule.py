@@ -119,7 +119,7 @@ def window_start(
     last = steps - (not train_last_step) - length
     if last < 0:
         raise ValueError(
-            f"length {length}: of {steps} steps {length + last} can be trained, so a longer window has no place. Fix: lower "
+            f"length {length}: of {steps} steps {length + last} can be trained, so a longer window does not fit. Fix: lower "
             "length, or raise steps"
         )
     if mode == "random":

@@ -223,7 +223,8 @@ class Trajectories:
     @property
     def texts(self) -> list[str]:
         """The prompt of each of the B samples."""
-        return [self.prompts[group] for group in self.groups.tolist()]
+        # torch does not say of what tolist() is a list
+        return [self.prompts[group] for group in self.groups.tolist()]  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def made_by(self, model: Handle[FlowModel]) -> bool:
         return self.model is None or self.model is model
@@ -246,7 +247,7 @@ class Scores:
     held_out_names: tuple[str, ...]
     rewards: Sequence[Reward]
     prompts: tuple[str, ...] = ()
-    seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     waited: float | None = None
 
 

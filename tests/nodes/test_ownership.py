@@ -46,7 +46,7 @@ class Tab:
         self.prompts += not hold
         overrides = {(node, name): value + self.prompts - 1 for node, name, value in self.workflow.advancing()}
         with torch.inference_mode():
-            return self.workflow.run(overrides=overrides, targets=targets, given=self.given)
+            return self.workflow.run(overrides=overrides, targets=targets, results=self.given)
 
 
 @pytest.fixture

@@ -294,7 +294,7 @@ def test_the_page_hears_that_the_rule_is_left_out(site, made, monkeypatch):
     made(rows=3, status={"total": 6, "reason": "accuracy has declined"})
     monkeypatch.setattr(site.jobs, "_launch", lambda *arguments: None)
     told = site.post("/otca/runs/first/resume").json["told"]
-    assert told == "goes on without stop_after_decline, which would end it at once: accuracy has declined"
+    assert told == "continues without stop_after_decline, which would end it at once: accuracy has declined"
 
 
 @pytest.mark.parametrize("status", ["failed", "stopped"])
@@ -382,7 +382,7 @@ def test_a_run_that_the_canvas_still_has_says_how_it_goes_on(site, made, this_pr
     with claim.take(folder, place="canvas"):
         answer = site.post("/otca/runs/first/resume")
     assert answer.status == 409 and not started
-    assert "Fix: Resume on canvas goes on there; or begin another run on the canvas, which lets" in answer.error
+    assert "Fix: Resume on canvas continues there; or begin another run on the canvas, which lets" in answer.error
 
 
 def test_a_run_that_the_canvas_has_let_go_is_resumed(site, made, this_process, started):

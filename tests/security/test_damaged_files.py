@@ -63,7 +63,7 @@ def test_no_damage_is_a_traceback(resume, name):
         if name == "status.json":
             assert code == 0 or damage == "a folder", (damage, told)
         if name.endswith("state.json"):
-            assert code == 0 and "going on from iteration 4 instead" in told, (damage, told)
+            assert code == 0 and "continuing from iteration 4 instead" in told, (damage, told)
         if name == "workflow.json":
             assert code == 2 or damage == "eight bytes flipped", (damage, told)
 
@@ -73,7 +73,7 @@ def test_a_damaged_tensor_file_is_replaced_by_the_checkpoint_before(resume, name
     for damage in ("empty", "eight bytes flipped", "missing", "a folder", "a pipe"):
         file = f"checkpoints/000006/{name}.safetensors"
         code, told, _ = resume(file, DAMAGES[damage])
-        assert code == 0 and file in told and "going on from iteration 4 instead" in told, (damage, told)
+        assert code == 0 and file in told and "continuing from iteration 4 instead" in told, (damage, told)
 
 
 def test_what_a_state_may_not_say(model, tmp_path):

@@ -209,7 +209,7 @@ REFUSED = [
     (fewer_steps_after_no_window, "SDESampler", "fraction_after_window", "no window ends"),
     (a_window_after_the_last_step, "SDESampler", "window_start", "nothing can be trained"),
     (only_a_deterministic_step, "SDESampler", "window_start", "nothing can be trained"),
-    (a_window_longer_than_the_steps, "MixGRPOWindow", "length", "longer window has no place"),
+    (a_window_longer_than_the_steps, "MixGRPOWindow", "length", "longer window does not fit"),
     (a_linked_group_of_one, "SDESampler", "group_size", "at least 2"),
     (iterations_by_a_link, "TrainingRun", "iterations", "known before the graph runs"),
     (a_metric_that_nothing_measures, "TrainingRun", "best_metric", "no figure of this run"),

@@ -111,8 +111,8 @@ def advantages_of_gains(
     gains = stepwise_gains(model, trajectories, scores, tweedie_steps)
     similarity, _ = similarity_gain(trajectories.latents, trajectories.final)
     seconds = time.perf_counter() - started
-    whole = (distributed.whole(value) for value in (gains, similarity, scores))
-    advantages = fuse_gains(*whole, trajectories.trained, **options)
+    gains, similarity = map(distributed.whole, (gains, similarity))
+    advantages = fuse_gains(gains, similarity, distributed.whole(scores), trajectories.trained, **options)
     return replace(advantages, credit=replace(advantages.credit, sigmas=trajectories.sigmas, seconds=seconds))
 
 

@@ -1,7 +1,7 @@
 """How far a trajectory has come at each point: what TCD may take for the progress that a step made (method.md §4, §7).
 
-OTCA measures it by the latent itself. What it stands for is the reward, which costs a scoring a step to measure; between the
-two lie the predicted latent, and the features of the predicted picture.
+OTCA measures it by the latent itself, which stands for the reward: to measure that costs one scoring for each step. Between the
+two lie the predicted latent and the features of the predicted picture.
 """
 
 from __future__ import annotations

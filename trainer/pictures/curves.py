@@ -102,9 +102,9 @@ def _draw_panel(axis, panel: Panel, history: Sequence[Mapping], evaluations: Seq
 
 def _running_mean(values: np.ndarray) -> np.ndarray:
     window = max(1, len(values) // 10)
-    known, filled = np.isfinite(values), np.nan_to_num(values)
+    measured, filled = np.isfinite(values), np.nan_to_num(values)
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(0, ends - window)
-    total, count = np.append(0, filled.cumsum()), np.append(0, known.cumsum())
-    with np.errstate(invalid="ignore"):  # nothing known in the window: NaN, which leaves a gap in the line
+    total, count = np.append(0, filled.cumsum()), np.append(0, measured.cumsum())
+    with np.errstate(invalid="ignore"):  # nothing measured in the window: NaN, which leaves a gap in the line
         return (total[ends] - total[starts]) / (count[ends] - count[starts])

@@ -45,5 +45,5 @@ def svg(draw: Callable[[], Figure]) -> str:
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     code = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
     used = set(re.findall(r"#([\w.]+)", code))
-    code = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", code)
+    code = re.sub(r' id="([^"]*)"', lambda match: match[0] if match[1] in used else "", code)
     return re.sub("#000000|#333333", "currentColor", code)

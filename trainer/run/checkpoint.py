@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,7 +48,7 @@ _FIELDS: dict[str, Check] = {
     "sha256": ("an object", lambda value: isinstance(value, dict)),
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
-_left_alone: set[Path] = set()  # folders of which that was said
+_left_alone: set[Path] = set()  # folders that a warning has named
 
 
 def save(
@@ -56,8 +56,8 @@ def save(
 ) -> Path:
     """Writes `folder/<iteration>/`, which appears when it is complete, and keeps the last `keep`.
 
-    Those of later iterations go too: the run went back behind them. A folder that no training made stays, whatever its name is.
-    `identity` says whose the checkpoint is, beside the numbers.
+    Checkpoints of later iterations are deleted too: the run was resumed from before them. A folder that no training made stays,
+    whatever its name is. `identity` says which run the checkpoint belongs to.
 
     Raises:
         OSError: it could not be written. Those that were there still are.
@@ -76,7 +76,7 @@ def save(
         write_tensors(aside / RNG, {"torch": torch.get_rng_state()})
         if optimizer:
             write_tensors(aside / OPTIMIZER, optimizer)
-        state = {"iteration": iteration, "policy_version": model.policy.version}
+        state: dict[str, Any] = {"iteration": iteration, "policy_version": model.policy.version}
         state |= {"nonfinite_in_a_row": model.policy.nonfinite_in_a_row, "optimizer": bool(optimizer)}
         # The next rollout's graphs are kept, or not, as this update wanted them.
         state |= {"processes": distributed.world(), "unconditional_gradient": model.wish.unconditional_gradient}
@@ -144,7 +144,7 @@ def restore(model: FlowModel, folder: Path) -> int:
             problems.append(f"{error.path} {error.wrong}")
             continue
         for problem in problems:
-            logger.warning("%s: going on from iteration %d instead", problem, state["iteration"])
+            logger.warning("%s: continuing from iteration %d instead", problem, state["iteration"])
         try:
             return _restore(model, checkpoint, state)
         except (ValueError, KeyError, TypeError) as error:
@@ -152,7 +152,7 @@ def restore(model: FlowModel, folder: Path) -> int:
                 f"{error}. Fix: resume with the model, rank and targets of the run, or delete {checkpoint} to use the one before"
             ) from error
     if problems:
-        raise ValueError(f"{'; '.join(problems)}. Fix: put the files back, or train anew in another folder")
+        raise ValueError(f"{'; '.join(problems)}. Fix: put the files back, or begin again in another folder")
     return 0
 
 

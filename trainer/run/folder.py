@@ -61,6 +61,6 @@ def not_writable(folder: Path, error: OSError) -> RunError:
 
 def run_id(folder: Path) -> str | None:
     """Of the run in that folder, as its status or else its last checkpoint says: whoever starts a trainer writes a status too."""
-    if known := status.read(folder, logger.debug).id:
-        return known
+    if written := status.read(folder, logger.debug).id:
+        return written
     return next(filter(None, map(checkpoint.run_id, reversed(checkpoint.complete(folder / CHECKPOINTS)))), None)

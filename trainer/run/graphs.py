@@ -29,7 +29,7 @@ class Graphs:
 
     def __init__(self, folder: Path, workflow: Mapping, writes: bool, say: Callable[[str], None]):
         self.folder, self.workflow = folder, workflow
-        self.canvas = layout.read_own(folder, CANVAS, say)
+        self.canvas: Mapping | None = layout.read_own(folder, CANVAS, say)
         self.changes = Lines(folder / CHANGES, layout.read_changes(folder, say), writes)
         self.done = 0
         self.node: str | None = None

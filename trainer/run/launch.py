@@ -43,8 +43,8 @@ def launch(processes: int, max_restarts: int, arguments: Sequence[str]) -> int:
     except ChildFailedError as failed:
         codes = {rank: failure.exitcode for rank, failure in sorted(failed.failures.items())}
         codes = {rank: code for rank, code in codes.items() if code not in STOPPED} or codes
-        told = ", ".join(f"process {rank} {_ended(code)}" for rank, code in codes.items())
-        print(f"otca: on {socket.gethostname()}, {told}. --resume goes on from the last checkpoint", file=sys.stderr)
+        ends = ", ".join(f"process {rank} {_ended(code)}" for rank, code in codes.items())
+        print(f"otca: on {socket.gethostname()}, {ends}. --resume continues from the last checkpoint", file=sys.stderr)
         return max(1, next(iter(codes.values())))
     return 0
 

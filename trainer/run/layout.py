@@ -131,26 +131,26 @@ def read_own(folder: Path, name: str, say: Say = logger.warning) -> dict | None:
     Raises:
         Damaged: the run cannot do without it.
     """
-    own = FILES[name]
+    file = FILES[name]
     try:
-        content = json_files.read_json(folder / name, fields=own.fields, fix=own.fix)
-        if content is not None and own.values:
-            check_values(content, own, folder / name)
+        content = json_files.read_json(folder / name, fields=file.fields, fix=file.fix)
+        if content is not None and file.values:
+            check_values(content, file.values, folder / name, file.fix)
     except Damaged as error:
-        if not own.lost:
+        if not file.lost:
             raise
-        say(f"{error.path} {error.wrong}; the run goes on without it, but does not know any more {own.lost}")
+        say(f"{error.path} {error.wrong}; the run continues without it, but no longer knows {file.lost}")
         return None
     return content
 
 
-def check_values(content: dict, own: OwnFile, path: Path) -> None:
-    wanted, good = own.values
+def check_values(content: dict, values: Check, path: Path, fix: str) -> None:
+    wanted, good = values
     if not content:
-        raise Damaged(path, f"holds nothing, and not {wanted}", own.fix)
+        raise Damaged(path, f"holds nothing, and not {wanted}", fix)
     for name, value in content.items():
         if not good(value):
-            raise Damaged(path, f"has {quoted(name)} = {quoted(value)}, and not {wanted}", own.fix)
+            raise Damaged(path, f"has {quoted(name)} = {quoted(value)}, and not {wanted}", fix)
 
 
 # --- lines ------------------------------------------------------------------------------------------------------------
@@ -202,13 +202,12 @@ def _without_nan(value):
 
 
 def read_changes(folder: Path, say: Say = logger.warning) -> list[dict]:
-    """Which values were changed while a run trained; none, which is said, where that cannot be read: a run goes on without."""
+    """Which values were changed while a run trained. Where that cannot be read: none, with a line to `say`, since a run continues
+    without it."""
     try:
         return read_lines(folder / CHANGES, say=say)
     except Damaged as error:
-        say(
-            f"{error.path} {error.wrong}; the run goes on without it, but does not know any more which values were changed"
-        )
+        say(f"{error.path} {error.wrong}; the run continues without it, but no longer knows which values were changed")
         return []
 
 

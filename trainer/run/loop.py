@@ -57,8 +57,8 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
         Claimed: another process trains in the folder, or may.
         Damaged: a file of the run that it cannot do without.
     """
-    if found := errors(preflight.problems(workflow)):
-        raise WorkflowError(found)
+    if problems := errors(preflight.problems(workflow)):
+        raise WorkflowError(problems)
     inputs = workflow.nodes[only(workflow, RUN_NODE)].constants
     folder = _folder(workflow)
     total = int(inputs["iterations"])
@@ -103,8 +103,8 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
         put_back(folder / BEST)
     distributed.meet()
     names = RunSettings.__dataclass_fields__
-    known = {name: value for name, value in inputs.items() if name in names}
-    run = open_run(folder, RunSettings(**known), workflow.graph, resume=True)
+    settings = RunSettings(**{name: value for name, value in inputs.items() if name in names})
+    run = open_run(folder, settings, workflow.graph, resume=True)
     if run.writes:
         run.claim = claim.take(folder)  # which this process has: the run looks at it before it writes
     with stopping.stop_signals(), _marked(run, total):
@@ -121,7 +121,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     if not start and run.iteration >= run.settings.checkpoint_every:
         raise RunError(
             f"{folder} has {run.iteration} iterations on record, and none of its checkpoints is there any more. Fix: put the "
-            f"folder {CHECKPOINTS} back, or train anew with another --output"
+            f"folder {CHECKPOINTS} back, or begin again with another --output"
         )
     if resume:
         say(
@@ -148,7 +148,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
                 run.save_weights(model)
                 outputs = {only(workflow, STEP_NODE): (model,)}
             if at_end:
-                workflow.run(overrides=at(run.iteration - 1), targets=at_end, given=outputs)
+                workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
         except stopping.Stopped as stopped:
             lost = distributed.announce(stopped)
             code = _stopped(run, model, stopped, say)
@@ -173,9 +173,9 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
 
 
 def _old_stop(folder: Path) -> bool:
-    """Whether a stop was asked of an earlier process, which is no stop of this one; what came while this one was loading is.
+    """Whether the stop file was meant for an earlier process.
 
-    So is what came while torchrun, which is the one that was started, had not started this one yet, or again.
+    A stop counts if it came while this process was loading, or while torchrun was about to start this process, or start it again.
     """
     import psutil
 
@@ -252,7 +252,7 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
             )
         return
     if on_record(folder):
-        raise RunError(f"{folder} already holds a run. Fix: add --resume to go on with it, or choose another --output")
+        raise RunError(f"{folder} already holds a run. Fix: add --resume to continue it, or choose another --output")
     if foreign := _in_the_way(folder, workflow):
         raise RunError(
             f"{folder} holds {', '.join(foreign)} already, and a new run would write over that. Fix: choose another --output, or "
@@ -262,14 +262,14 @@ def check_folder(workflow: Workflow, resume: bool, take_over: bool = False) -> N
 
 def _in_the_way(folder: Path, workflow: Workflow) -> list[str]:
     """What a new run would write over, but for the very file that is about to be trained."""
-    found = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
+    names = in_the_way(folder) + _adapters_in_the_way(folder, workflow)
     if asks_to_stop(folder) and not _old_stop(folder):
-        found = [name for name in found if name != STOP]  # it is meant for this process
+        names = [name for name in names if name != STOP]  # it is meant for this process
     try:
-        same = found == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
+        same = names == [WORKFLOW] and not differences(read_own(folder, WORKFLOW) or {}, workflow.graph)
     except Damaged:
-        return found  # whatever it is, it stays
-    return [] if same else found
+        return names  # whatever it is, it stays
+    return [] if same else names
 
 
 def _adapters_in_the_way(folder: Path, workflow: Workflow) -> list[str]:
@@ -285,7 +285,7 @@ def _folder(workflow: Workflow) -> Path:
 
 
 def _begun_before_restart(folder: Path) -> bool:
-    """Whether torchrun started this process again after one that had begun this run, and not after one that was refused it."""
+    """Whether torchrun restarted this process, and the process before had begun the run: it was not refused the folder."""
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) == 0 or not (folder / STATUS).is_file():
         return False
     import psutil
@@ -336,7 +336,7 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
         run.plot()
     if asks_to_stop(run.folder):
         (run.folder / STOP).unlink(missing_ok=True)
-    say(f"stopped by {stopped} after iteration {run.iteration}; --resume goes on from there: {run.folder}")
+    say(f"stopped by {stopped} after iteration {run.iteration}; --resume continues from there: {run.folder}")
     return 128 + stopping.request.signal if stopping.request.signal else 0
 
 

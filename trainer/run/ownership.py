@@ -147,6 +147,7 @@ def sampling_key(graph: Mapping) -> list[tuple[str, int]]:
 
 def let_go(run: Run) -> None:
     """The run ends here, and its model is free. The run is complete on disk, and can be resumed."""
+    assert run.asked is not None  # as of every run on the canvas
     model = run.model()
     try:
         if model is not None and run.stands_at(model) and run.folder.is_dir():
@@ -174,11 +175,11 @@ def forget() -> None:
 def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
     """The run that is asked for: the one that `resume_run` names, the one that this process has in hand, or a new one."""
     resumed = model.start.run if model.start is not None else None
-    known = _folders.get(asked)
+    begun = _folders.get(asked)
     if resumed is not None and resumed.resolve() == asked[0]:
         folder, put = asked[0], _as_resumed
-    elif known is not None and checkpoint.complete(known / CHECKPOINTS):
-        folder, put = known, _as_left
+    elif begun is not None and checkpoint.complete(begun / CHECKPOINTS):
+        folder, put = begun, _as_left
     else:
         folder, put = _free_folder(asked), _as_new
     other = run_at(folder)
@@ -203,7 +204,8 @@ def _open(model: FlowModel, asked: Asked, graph: Mapping, node: str) -> None:
 
 def _as_resumed(model: FlowModel, run: Run) -> int:
     last = [int(path.name) for path in checkpoint.complete(run.folder / CHECKPOINTS)[-1:]]
-    return model.start_iteration if model.is_at_start and last == [model.start_iteration] else start_over(model)
+    begun = model.start_iteration
+    return begun if begun is not None and model.is_at_start and last == [begun] else start_over(model)
 
 
 def _as_left(model: FlowModel, run: Run) -> int:
@@ -228,7 +230,7 @@ def _free_folder(asked: Asked) -> Path:
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     if number > 1:
-        message = "%s holds another run, so this one is %s. To go on with the former, choose it as resume_run on Load Flow Model"
+        message = "%s holds another run, so this one is %s. To continue the former, choose it as resume_run on Load Flow Model"
         logger.warning(message, wanted, folder.name)
     return folder
 
@@ -263,13 +265,13 @@ def _standing(model: FlowModel) -> str:
 
 
 def _run_node(graph: Mapping, node_id: str) -> str | None:
-    found = lineage.runs_below(graph, node_id)
-    if len(found) > 1:
+    runs = lineage.runs_below(graph, node_id)
+    if len(runs) > 1:
         raise RunError(
-            f"nodes {', '.join(found)} are Training Runs of the same samples, and a run owns the model that it trains. Fix: keep "
+            f"nodes {', '.join(runs)} are Training Runs of the same samples, and a run owns the model that it trains. Fix: keep "
             "one of them, or mute the others"
         )
-    return found[0] if found else None
+    return runs[0] if runs else None
 
 
 def _asked(graph: Mapping, node: str) -> Path:

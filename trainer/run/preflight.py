@@ -33,14 +33,14 @@ DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
 def problems(workflow: Workflow) -> list[Problem]:
     """Every problem of a graph that is to be trained, warnings included: what `Workflow.validate` finds, and what is here."""
-    found = [*workflow.validate(), *_counts(workflow)]
-    if errors(found):
-        return found
+    problems = [*workflow.validate(), *_counts(workflow)]
+    if errors(problems):
+        return problems
     graph = _Graph(workflow)
-    found += graph.failed
+    problems += graph.failed
     for check in CHECKS if not graph.failed else ():
-        found += check(graph)
-    return found
+        problems += check(graph)
+    return problems
 
 
 class _Graph:
@@ -85,7 +85,7 @@ class _Graph:
         return [node_id for node_id, node in self.nodes.items() if node.class_type == class_type]
 
     def problem(self, node_id: str, name: str | None, message: str, fix: str) -> Problem:
-        value = self.nodes[node_id].given.get(name) if name else None
+        value = self.nodes[node_id].inputs.get(name) if name else None
         return self.workflow.problem(node_id, name, value, message, fix)
 
     def misfit(self, node_id: str, misfit: Misfit) -> Problem:
@@ -126,14 +126,14 @@ def defaults(node: Node) -> dict[str, Any]:
 
 def _counts(workflow: Workflow) -> Iterator[Problem]:
     for class_type in (RUN_NODE, STEP_NODE):
-        found = workflow.find(class_type)
-        if len(found) != 1:
-            known = workflow.node_classes.get(class_type)
-            title = workflow.display_names.get(class_type) or getattr(known, "TITLE", class_type)
-            message = f"training needs exactly one {title} node, and there are {len(found)}"
-            if found:
-                message += f" ({', '.join(found)})"
-            yield general(message, "connect one" if not found else "remove all but one, or mute them")
+        nodes = workflow.find(class_type)
+        if len(nodes) != 1:
+            node_class = workflow.node_classes.get(class_type)
+            title = workflow.display_names.get(class_type) or getattr(node_class, "TITLE", class_type)
+            message = f"training needs exactly one {title} node, and there are {len(nodes)}"
+            if nodes:
+                message += f" ({', '.join(nodes)})"
+            yield general(message, "connect one" if not nodes else "remove all but one, or mute them")
 
 
 def _run_settings(graph: _Graph) -> Iterator[Problem]:
@@ -152,15 +152,13 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
         samplers = graph.samplers[node_id]
         apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
         if len(samplers) > 1 and apart:  # and not said already, of a node before it
-            message = f"what it is given comes from {len(samplers)} SDE Samplers: {graph.titles(samplers)}"
+            message = f"its inputs come from {len(samplers)} SDE Samplers: {graph.titles(samplers)}"
             yield graph.problem(node_id, None, message, "let all of it come from one SDE Sampler")
         models = {name: graph.model(node_id, name) for name in node.links if node.declared[name].type == MODEL_TYPE}
         if node.class_type == SAMPLER_NODE:
             continue
-        sampled = {graph.model(sampler) for sampler in samplers}
-        if node.class_type == RUN_NODE:
-            sampled = {graph.model(step) for step in graph.of(STEP_NODE)}
-        sampled.discard(None)  # what comes from a node that is not ours
+        makers = graph.of(STEP_NODE) if node.class_type == RUN_NODE else samplers
+        sampled = set(filter(None, map(graph.model, makers)))  # None: it comes from a node that is not ours
         for name, model in models.items():
             if model and sampled and {model} != sampled:
                 message = (
@@ -185,12 +183,12 @@ def _advancing(graph: _Graph) -> Iterator[Problem]:
 
 def _announced(graph: _Graph, stack: str) -> dict[str, tuple[str, bool] | None]:
     """{input of a stack: (name, held out)}; None where a reward does not say before it is built."""
-    found = {}
+    rewards = {}
     for name, (source, index) in graph.nodes[stack].links.items():
         if name.startswith("reward_"):
             announced = getattr(graph.nodes[source].cls, "announced", None)
-            found[name] = announced(**graph.values[source])[index] if announced else None
-    return found
+            rewards[name] = announced(**graph.values[source])[index] if announced else None
+    return rewards
 
 
 def _rewards(graph: _Graph) -> Iterator[Problem]:
@@ -198,14 +196,14 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
         links, rewards = graph.nodes[stack].links, _announced(graph, stack)
         connected: dict[tuple[str, int], str] = {}
         named: dict[str, str] = {}
-        for name, known in rewards.items():
+        for name, reward in rewards.items():
             if (other := connected.setdefault(links[name], name)) != name:
                 message = f"is the same reward as {other}"
                 yield graph.problem(stack, name, message, "connect each reward once; its coefficient weighs it")
-            elif known and (other := named.setdefault(known[0], name)) != name:
-                message = f"its reward is called {known[0]!r}, as that of {other} is"
+            elif reward and (other := named.setdefault(reward[0], name)) != name:
+                message = f"its reward is called {reward[0]!r}, as that of {other} is"
                 yield graph.problem(stack, name, message, "set different names on the two reward nodes")
-        if rewards and all(known is not None and known[1] for known in rewards.values()):
+        if rewards and all(reward is not None and reward[1] for reward in rewards.values()):
             message = "the stack has K = 0 rewards to train on: all of them are held out"
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
@@ -219,10 +217,11 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
             seen.add(node_id)
             node = graph.nodes[node_id]
             if node.class_type == STACK_NODE:
-                rewards = _announced(graph, node_id).values()
+                rewards = _announced(graph, node_id)
+                names = [announced[0] for announced in rewards.values() if announced is not None]
                 try:
-                    if None not in rewards:
-                        verdicts.check_metric(metric, [name for name, _ in rewards])
+                    if len(names) == len(rewards):
+                        verdicts.check_metric(metric, names)
                 except ValueError as error:
                     yield graph.problem(run, "best_metric", *_parted(error))
                 break
@@ -231,11 +230,11 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
 
 
 def _videos(graph: _Graph) -> Iterator[Problem]:
-    """Rewards that judge videos are given videos."""
+    """Rewards that judge videos need videos."""
     for stack in graph.of(STACK_NODE):
         rewards = {name: link for name, link in graph.nodes[stack].links.items() if name.startswith("reward_")}
         for sampler in graph.samplers[stack]:
-            model = graph.models.get(graph.model(sampler))
+            model = graph.models.get(graph.model(sampler) or "")
             for name, (source, _) in rewards.items():
                 least = getattr(graph.nodes[source].cls, "LEAST_FRAMES", 0)
                 frames = graph.values[sampler]["frames"]
@@ -252,14 +251,14 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
 
 
 def _models(graph: _Graph) -> Iterator[Problem]:
-    for loader, found in graph.models.items():
+    for loader, model in graph.models.items():
         values = graph.values[loader]
         if misfit := conflict(values["training"], values.get("memory") or {}, _files(values)):
             yield graph.misfit(loader, misfit)
-        if isinstance(found, Misfit):
-            yield graph.misfit(loader, found)
-        elif found is not None and values["training"] == "lora":
-            yield from (graph.misfit(loader, misfit) for misfit in found.lora_targets(values["lora_targets"]))
+        if isinstance(model, Misfit):
+            yield graph.misfit(loader, model)
+        elif model is not None and values["training"] == "lora":
+            yield from (graph.misfit(loader, misfit) for misfit in model.lora_targets(values["lora_targets"]))
 
 
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
@@ -295,8 +294,12 @@ def _parted(error: Exception) -> tuple[str, str]:
 
 def _devices(graph: _Graph) -> Iterator[Problem]:
     for node_id, node in graph.nodes.items():
-        given = graph.values[node_id].get("device")
-        if "device" in node.declared and isinstance(given, str) and not DEVICE.fullmatch(devices.chosen_device(given)):
+        device = graph.values[node_id].get("device")
+        if (
+            "device" in node.declared
+            and isinstance(device, str)
+            and not DEVICE.fullmatch(devices.chosen_device(device))
+        ):
             yield graph.problem(node_id, "device", "is the name of no device", "auto, cpu, cuda, cuda:1 …")
 
 
@@ -307,20 +310,20 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
     for node_id in graph.of(SAMPLER_NODE):
         values = graph.values[node_id]
         settings = SamplerSettings.from_inputs(values)
-        found = list(misfits(settings, values["group_size"]))
+        unfit = list(misfits(settings, values["group_size"]))
         loader = graph.model(node_id)
-        model = graph.models.get(loader)
-        if isinstance(model, Configuration):
-            found += model.grid.misfits(settings.height, settings.width, settings.frames)
-            if not found:
+        model = graph.models.get(loader) if loader else None
+        if loader and isinstance(model, Configuration):
+            unfit += model.grid.misfits(settings.height, settings.width, settings.frames)
+            if not unfit:
                 try:
                     shift = settings.shift or model.shift(settings.height, settings.width)
                 except ValueError as error:
                     yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
                     continue
                 misfit = untrainable(settings, noise_levels(settings, shift))
-                found += [misfit] if misfit else []
-        yield from (graph.misfit(node_id, misfit) for misfit in found)
+                unfit += [misfit] if misfit else []
+        yield from (graph.misfit(node_id, misfit) for misfit in unfit)
         memory = graph.values[loader].get("memory") or {} if loader else {}
         if values["merge_adapter"] and memory.get("quantize", "none") != "none":
             message = "the weights are quantized, and rounding to so few bits would lose the adapter"

@@ -90,7 +90,7 @@ class Run:
         return run
 
     def check_claim(self) -> None:
-        """Raises RunError where the folder is another's by now, as after it was removed and a training begun in its place."""
+        """Raises RunError where the folder was removed or taken over, and belongs to another run by now."""
         if self.claim is None or not self.folder.is_dir() or self.claim.stands():
             return
         raise RunError(
@@ -173,14 +173,14 @@ class Run:
 
         Iterations that the checkpoint has and metrics.jsonl lost are there by their number alone, so that curves show a gap.
         """
-        known = {row["iteration"]: row for row in self.history}
-        lost = [number for number in range(1, iteration + 1) if number not in known]
+        rows = {row["iteration"]: row for row in self.history}
+        lost = [number for number in range(1, iteration + 1) if number not in rows]
         if lost and self.writes:
             message = "%s has lost %d of the %d iterations until the checkpoint, the first of them %d: curves have a gap there"
             logger.warning(message, self.folder / METRICS, len(lost), iteration, lost[0])
-        self.history[:] = [known.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
-        for rows in (self.evaluations, self.changes):
-            rows[:] = [row for row in rows if row["iteration"] <= iteration]
+        self.history[:] = [rows.get(number, {"iteration": number}) for number in range(1, iteration + 1)]
+        for kept in (self.evaluations, self.changes):
+            kept[:] = [row for row in kept if row["iteration"] <= iteration]
         if iteration and (before := self._graphs.before()):
             self._graphs.note_changes(before, iteration + 1)
         if iteration and not self._evaluated(0) and self.writes:
@@ -213,7 +213,7 @@ class Run:
 
     @writing
     def begin_again(self) -> None:
-        """In place of a folder that somebody has removed: the model still has what it learned, and so has its record."""
+        """Makes a folder again that somebody has removed: the model still has what it learned, and so has its record."""
         logger.warning("%s is gone, and is begun again with what is on record of its training", self.folder)
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -233,8 +233,8 @@ class Run:
         """
         if self.writes:
             place = status.CANVAS if comfyui.in_comfyui() else status.HEADLESS
-            fields = {"place": place, "total": total, "error": error, "reason": reason, "id": self.id}
-            status.write(self.folder, status.following(status.read(self.folder), state, os.getpid(), **fields))
+            before, texts = status.read(self.folder), {"error": error, "reason": reason, "id": self.id}
+            status.write(self.folder, status.following(before, state, os.getpid(), total=total, place=place, **texts))
 
     # --- iterations -----------------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class Run:
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
         prompts = [line.strip() for line in self.settings.evaluation_prompts.splitlines() if line.strip()]
-        # With none given those of the first evaluation stay, so that the points of one curve are comparable.
+        # Where the settings name none, those of the first evaluation stay, so that the points of one curve are comparable.
         earlier = self.evaluations[0].get("prompts", []) if self.evaluations else []
         prompts = prompts or earlier or list(report.trajectories.prompts)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps

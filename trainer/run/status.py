@@ -51,10 +51,10 @@ class Status:
 
 
 def read(folder: Path, say: Callable[[str], None] = logger.warning) -> Status:
-    """What was last written about the run in that folder. `say` hears why a status cannot be read, which is then unknown."""
+    """What was last written about the run in that folder. Where it cannot be read it is UNKNOWN, and `say` gets the reason."""
     content = read_own(folder, STATUS, say) or {}
-    known = {name: content.get(name) for name in Status.__dataclass_fields__}
-    return Status(**{name: value for name, value in known.items() if value is not None})
+    fields = {name: content.get(name) for name in Status.__dataclass_fields__}
+    return Status(**{name: value for name, value in fields.items() if value is not None})
 
 
 def write(folder: Path, status: Status) -> None:
@@ -64,12 +64,23 @@ def write(folder: Path, status: Status) -> None:
     write_text(folder / STATUS, json.dumps(content, indent=1))
 
 
-def following(before: Status, status: str, pid: int | None, **fields: str | int | None) -> Status:
+def following(
+    before: Status,
+    status: str,
+    pid: int | None,
+    *,
+    total: int | None,
+    place: str = HEADLESS,
+    error: str | None = None,
+    reason: str | None = None,
+    id: str | None = None,
+) -> Status:
     """The next status of a run, by or for the process of that number. When the run started stays as it was before."""
     import psutil
 
     born = None if pid is None else psutil.Process(pid).create_time()
-    return Status(status, pid=pid, process_started=born, started=before.started or time.time(), **fields)
+    started = before.started or time.time()
+    return Status(status, place, total, pid, born, error, reason, started, id)
 
 
 def now(folder: Path, status: Status, executing: bool | None = None) -> str:
@@ -78,7 +89,7 @@ def now(folder: Path, status: Status, executing: bool | None = None) -> str:
     A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there.
 
     Args:
-        executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where nobody can tell.
+        executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where that is not known.
     """
     if status.status == "queued":
         return "queued" if status.process_lives else "stopped"
@@ -102,5 +113,5 @@ def busy(folder: Path, status: Status) -> bool:
 def _holder(folder: Path) -> claim.Holder | None:
     try:
         return claim.holder(folder)
-    except Damaged:  # whoever wants to resume the run is told
+    except Damaged:  # whoever resumes the run gets the message
         return None

@@ -53,7 +53,7 @@ class Trackers:
 
 
 class _Events:
-    """A file that TensorBoard reads, written by this thread: one of its own would print a traceback when the folder is gone.
+    """A file that TensorBoard reads, written by this thread: a thread of its own would print a traceback if the folder went.
 
     Args:
         purge: TensorBoard forgets what files before this one have from that step on.
@@ -61,19 +61,20 @@ class _Events:
 
     def __init__(self, folder: Path, purge: int):
         self.folder, self._purge = folder, purge
-        self._file, self._path = None, folder
+        self._file: io.FileIO | None = None
+        self._path = folder
         self._begin()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue] # protobuf makes it
 
         if not self._path.is_file():  # somebody has removed it; the disk would take the rest of it nowhere
             self.close()
             self._purge = step
             self._begin()
         # What could not be measured was NaN, and is null where it was read back.
-        known = {name: math.nan if value is None else float(value) for name, value in values.items()}
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in known.items()])
+        numbers = {name: math.nan if value is None else float(value) for name, value in values.items()}
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()])
         self._add(step=step, summary=summary)
 
     def close(self) -> None:
@@ -82,7 +83,7 @@ class _Events:
             self._file = None
 
     def _begin(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.compat.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue] # protobuf makes it
 
         self.folder.mkdir(parents=True, exist_ok=True)
         now, host = int(time.time()), socket.gethostname()
@@ -94,9 +95,10 @@ class _Events:
 
     def _add(self, **content) -> None:
         """A record: its length, its bytes, and after each a checksum, as TFRecord files have them."""
-        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue] # protobuf makes it
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        assert self._file is not None  # `_begin` has opened it
         record = io.BytesIO()
         RecordWriter(record).write(Event(wall_time=time.time(), **content).SerializeToString())
         self._file.write(record.getvalue())  # whole, so that a kill leaves no half of it
@@ -106,7 +108,7 @@ _numbers = itertools.count()
 
 
 def _begin_wandb(folder: Path, project: str, settings: Mapping):
-    """The run of wandb that this folder's values have gone to so far, or a new one. WANDB_MODE=offline is wandb's own affair."""
+    """The run of wandb that this folder's values have gone to so far, or a new one. WANDB_MODE=offline is left to wandb."""
     for want in figures_go_out(project):
         permissions.check(want)
     try:

@@ -49,7 +49,7 @@ RISE, FALL = 2.0, -3.5
 
 
 def warning(history: Sequence[Mapping], evaluations: Sequence[Mapping]) -> str | None:
-    """A sentence for a human where a run, given by its rows so far, shows reward hacking by either look; else None."""
+    """A sentence for a human where either look at a run's rows so far shows reward hacking; else None."""
     return _by_batches(history[-WINDOW:]) or _by_evaluations(evaluations)
 
 
@@ -134,16 +134,16 @@ def _sign(value: float) -> int:
 
 def check_metric(metric: str, rewards: Iterable[str]) -> None:
     """Raises ValueError for a metric that evaluations by these rewards do not have."""
-    known = [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
-    if metric not in known:
-        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(known)}, or empty")
+    metrics = [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
+    if metric not in metrics:
+        raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(metrics)}, or empty")
 
 
 def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:
     """What an evaluation came to; None where it was not measured.
 
     A reward's mean, or the sum over the trained rewards of how far each mean has come since before training, in units of its
-    standard deviation there. A reward that told no two samples apart then has no unit and is left out.
+    standard deviation there. A reward that was the same for all samples then has no unit and is left out.
     """
     if metric != keys.EVALUATION_SUM:
         mean = row["rewards"].get(keys.evaluated(metric), {}).get("mean")
@@ -176,10 +176,10 @@ def is_on_record(evaluations: Sequence[Mapping], kept: Mapping) -> bool:
 
 
 def is_better(evaluations: Sequence[Mapping], new: Mapping, kept: Mapping | None) -> bool:
-    """Whether the last evaluation's adapter is to take the place of the one that is kept, whose figures are on record.
+    """Whether the last evaluation's adapter is to replace the one that is kept, whose figures are on record.
 
-    It is where they are by another metric, or of other prompts or rewards, which are another scale. No evaluation counts whose
-    adapter was not kept.
+    It always is where those figures are by another metric, or of other prompts or rewards: that is another scale. An evaluation
+    whose adapter was not kept does not count.
     """
     if kept is None or kept["metric"] != new["metric"] or new["value"] > kept["value"]:
         return True
@@ -199,8 +199,9 @@ def early_stop(evaluations: Sequence[Mapping], patience: int) -> str | None:
     if not patience or len(evaluations) <= patience:
         return None
     for name in [name for name, figures in evaluations[-1]["rewards"].items() if figures["held_out"]]:
-        bests = [_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0)]
-        if all(bests):
+        declines = (_declined(evaluations[:i], evaluations[i], name) for i in range(-patience, 0))
+        bests = [best for best in declines if best is not None]
+        if len(bests) == patience:
             then, now = bests[0]["rewards"][name]["mean"], evaluations[-1]["rewards"][name]["mean"]
             return (
                 f"{name}, which is held out, has declined for {patience} evaluations in a row: from {then:.3g} at iteration "

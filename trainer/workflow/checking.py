@@ -50,9 +50,9 @@ def _class_problems(graph: DeclaredGraph) -> Iterator[Problem]:
 def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
     problems = []
     for name, declaration in node.declared.items():
-        if declaration.required and name not in node.given:
+        if declaration.required and name not in node.inputs:
             problems.append(graph.problem(node.id, name, None, "required input is missing", declaration.wanted))
-    for name, value in node.given.items():
+    for name, value in node.inputs.items():
         if name not in node.declared:
             fix = suggest(name, node.declared)
             problems.append(graph.problem(node.id, name, value, "unknown input, ignored", fix, "warning"))
@@ -63,7 +63,7 @@ def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
             problems += _link_problems(graph, node, name)
         elif not node.judges(name):
             problems += value_problems(graph, node, name, node.constants[name])
-    failed = {problem.input for problem in errors(problems)}
+    failed = {problem.input for problem in errors(problems) if problem.input is not None}
     if not any(node.judges(name) for name in failed):  # else it would stumble over what is already reported
         problems += _own_problems(graph, node)
     return problems
@@ -99,7 +99,7 @@ def value_problems(graph: DeclaredGraph, node: Node, name: str, value: Any) -> I
 
 
 def not_a_choice(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Problem:
-    fix = suggest(value, node.declared[name].choices)
+    fix = suggest(value, node.declared[name].choices or ())
     return graph.problem(node.id, name, value, "not one of the choices", fix)
 
 
@@ -123,7 +123,8 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
     message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
     name = _input_of(message, [name for name in arguments if name in node.constants])
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
-    yield graph.problem(node.id, name, node.constants.get(name), message.removeprefix(f"{name}: "), fix or wanted)
+    value = node.constants.get(name) if name is not None else None
+    yield graph.problem(node.id, name, value, message.removeprefix(f"{name}: "), fix or wanted)
 
 
 def _linked_types(graph: DeclaredGraph, node: Node) -> dict[str, Any]:

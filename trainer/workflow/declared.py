@@ -78,7 +78,7 @@ class Node:
         return self.entry["class_type"]
 
     @property
-    def given(self) -> dict[str, Any]:
+    def inputs(self) -> dict[str, Any]:
         return self.entry["inputs"]
 
     def judges(self, input_name: str) -> bool:
@@ -88,21 +88,21 @@ class Node:
 
 def read_node(node_id: str, entry: dict, cls: type) -> Node:
     """A node's entry in API form, read by what its class says in INPUT_TYPES and VALIDATE_INPUTS."""
-    types, given = cls.INPUT_TYPES(), entry["inputs"]
+    types, inputs = cls.INPUT_TYPES(), entry["inputs"]
     declared: dict[str, Declaration] = {}
     for section in ("required", "optional"):
         table = types.get(section, {})
-        for name in dict.fromkeys([*table, *given]):  # a table may answer for names that it does not list
+        for name in dict.fromkeys([*table, *inputs]):  # a table may answer for names that it does not list
             if name in table and name not in declared:
                 type_, options = (*table[name], {})[:2]
                 declared[name] = Declaration(type_, options, section == "required")
     constants, links, unreadable = {}, {}, {}
-    for name in [name for name in given if name in declared]:
-        if is_link(given[name]):
-            links[name] = tuple(given[name])
+    for name in [name for name in inputs if name in declared]:
+        if is_link(inputs[name]):
+            links[name] = tuple(inputs[name])
             continue
         try:
-            constants[name] = convert(_unwrapped(given[name]), declared[name])
+            constants[name] = convert(_unwrapped(inputs[name]), declared[name])
         except ValueError as error:
             unreadable[name] = str(error)
     validates, validates_all = _judged(getattr(cls, "VALIDATE_INPUTS", None))
@@ -121,7 +121,7 @@ def _unwrapped(value: Any) -> Any:
     if isinstance(value, list):
         raise ValueError('neither a link nor a value, since lists are exported as {"__value__": [...]}')
     value = value["__value__"] if isinstance(value, dict) and "__value__" in value else value
-    if value is None:  # by which ComfyUI tells VALIDATE_INPUTS of a link
+    if value is None:  # which is what ComfyUI hands to VALIDATE_INPUTS for a link
         raise ValueError("null is no value")
     return value
 
@@ -162,7 +162,7 @@ class DeclaredGraph:
                 raise refusal(f"override of unknown node {node_id!r}", suggest(node_id, nodes))
             node = nodes[node_id]
             self.declaration(node, name, value)
-            entry = {**node.entry, "inputs": {**node.given, name: wrapped(value)}}
+            entry = {**node.entry, "inputs": {**node.inputs, name: wrapped(value)}}
             nodes[node_id] = read_node(node_id, entry, node.cls)
         return replace(self, nodes=nodes)
 

@@ -36,7 +36,8 @@ def title(entry: Mapping, class_titles: Mapping[str, str] | None = None) -> str:
     meta = entry.get("_meta")
     text = meta.get("title") if isinstance(meta, Mapping) else None
     line = " ".join(text[: 2 * LONGEST_TITLE].split())[:LONGEST_TITLE] if isinstance(text, str) else ""
-    return line or (class_titles or {}).get(entry["class_type"], entry["class_type"])
+    class_type: str = entry["class_type"]
+    return line or (class_titles or {}).get(class_type, class_type)
 
 
 def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:

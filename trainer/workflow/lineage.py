@@ -93,20 +93,19 @@ def changes(before: Graph, now: Graph, node: str | None = None) -> list[dict[str
     Args:
         node: the Training Run that it is about, where there are several; None: the first.
     """
-    tops = [_training_run(graph, node) for graph in (before, now)]
-    if None in tops:
-        return []
-    at = [
-        {path: id_ for id_, path in above(graph, top).items()} for graph, top in zip((before, now), tops, strict=True)
-    ]
+    at: list[dict[str, str]] = []
+    for graph in (before, now):
+        if (top := _training_run(graph, node)) is None:
+            return []
+        at.append({path: id_ for id_, path in above(graph, top).items()})
     differences = []
     for path in sorted(at[0].keys() | at[1].keys()):
         old, new = (graph[ids[path]] if path in ids else None for graph, ids in zip((before, now), at, strict=True))
-        classes = [entry and entry["class_type"] for entry in (old, new)]
-        if classes[0] != classes[1]:
+        if old is None or new is None or old["class_type"] != new["class_type"]:
+            classes = [entry and entry["class_type"] for entry in (old, new)]
             differences.append({"node": path, "before": classes[0], "now": classes[1]})
             continue
-        values = [_tuned(entry) for entry in (old, new)]
+        values = _tuned(old), _tuned(new)
         for name in sorted(values[0].keys() | values[1].keys()):
             if values[0].get(name) != values[1].get(name):
                 one = {"node": title_of(new), "input": name}

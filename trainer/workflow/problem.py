@@ -87,14 +87,14 @@ class Misfit:
         return f"{self.message}. Fix: {self.fix}"
 
 
-def did_you_mean(name: Any, known: Iterable[Any]) -> str:
+def did_you_mean(name: Any, names: Iterable[Any]) -> str:
     """The beginning of a fix: the known name that is closest to a wrong one; empty where none is close."""
-    close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, known)), n=1)
+    close = difflib.get_close_matches(str(name)[:LONGEST_GUESS], list(map(str, names)), n=1)
     return f"did you mean {close[0]}? " if close else ""
 
 
-def suggest(name: Any, known: Iterable[Any]) -> str:
+def suggest(name: Any, names: Iterable[Any]) -> str:
     """A fix: what there is instead of `name`, the closest first."""
-    known = list(known)
-    listed = ", ".join(map(str, known[:20])) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
-    return f"{did_you_mean(name, known)}use one of: {listed or '(there is none)'}"
+    names = list(names)
+    listed = ", ".join(map(str, names[:20])) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    return f"{did_you_mean(name, names)}use one of: {listed or '(there is none)'}"

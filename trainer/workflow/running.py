@@ -149,7 +149,7 @@ class Workflow:
         overrides: Mapping[tuple[str, str], Any] | None = None,
         targets: Iterable[str] | None = None,
         on_node: Callable[[str, bool], None] | None = None,
-        given: Mapping[str, tuple] | None = None,
+        results: Mapping[str, tuple] | None = None,
     ) -> dict[str, tuple]:
         """Run what the targets need and what changed since the last run.
 
@@ -160,7 +160,7 @@ class Workflow:
             overrides: {(node id, input): constant} for this run only.
             targets: node ids; all output nodes when None.
             on_node: called with (node id, whether its cached result is used) before each node.
-            given: {node id: outputs} that are taken for what those nodes would return; for them nothing runs.
+            results: {node id: outputs} that count as what those nodes return; neither they nor what they need runs.
 
         Returns:
             {node id: outputs} of the targets and all their ancestors.
@@ -174,8 +174,8 @@ class Workflow:
         for target in targets:
             if target not in graph.nodes:
                 raise refusal(f"there is no node {target!r} to run", suggest(target, graph.nodes))
-        given = given or {}
-        needed = graph.ancestors(targets, given)
+        results = results or {}
+        needed = graph.ancestors(targets, results)
         self._refuse_errors(graph, targets, {node_id for node_id, _ in overrides or {}} & needed)
         # results that this run does not need are judged too: kept if they still hold, freed if not
         order = graph.order(graph.ancestors([*targets, *self._cache]))
@@ -183,7 +183,7 @@ class Workflow:
         for node_id in [node_id for node_id, (signature, _) in self._cache.items() if signature != signatures[node_id]]:
             del self._cache[node_id]
             self.ui.pop(node_id, None)
-        self._cache |= {node_id: (signatures[node_id], outputs) for node_id, outputs in given.items()}
+        self._cache |= {node_id: (signatures[node_id], outputs) for node_id, outputs in results.items()}
         order = [node_id for node_id in order if node_id in needed]
         for node_id in order:
             cached = node_id in self._cache
@@ -199,11 +199,11 @@ class Workflow:
         if targets not in self._errors:
             self._errors[targets] = errors(graph_problems(self._declared, targets))
         if self._errors[targets]:
-            found = errors(graph_problems(graph, targets))
+            problems = errors(graph_problems(graph, targets))
         else:
-            found = [p for id_, node in graph.nodes.items() if id_ in overridden for p in node_problems(graph, node)]
-        if errors(found):
-            raise WorkflowError(errors(found))
+            problems = [p for id_, node in graph.nodes.items() if id_ in overridden for p in node_problems(graph, node)]
+        if errors(problems):
+            raise WorkflowError(errors(problems))
 
     def _signatures(self, graph: DeclaredGraph, order: list[str]) -> dict[str, str]:
         """What a node's result depends on: itself, its constants, its IS_CHANGED and its ancestors' signatures."""

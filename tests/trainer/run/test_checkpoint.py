@@ -177,7 +177,7 @@ def test_a_damaged_one_is_named_and_the_one_before_is_used(two_steps, tmp_path, 
     assert checkpoint.restore(other, tmp_path) == 1
     assert_bit_equal(state(other), saved)
     [message] = [record.getMessage() for record in caplog.records]
-    assert message.startswith(f"{file} {told}") and message.endswith("going on from iteration 1 instead")
+    assert message.startswith(f"{file} {told}") and message.endswith("continuing from iteration 1 instead")
 
 
 @pytest.mark.parametrize("harm", [lambda file: file.write_text('{"iteration"'), lambda file: file.unlink()])

@@ -118,7 +118,7 @@ def test_a_killed_one_ends_all_and_is_named(start, folder):
     kill(launcher, "1")
     code, _, errors = end(launcher)
     assert code == 1
-    assert "process 1 was killed by SIGKILL. --resume goes on from the last checkpoint" in errors
+    assert "process 1 was killed by SIGKILL. --resume continues from the last checkpoint" in errors
     assert "otca process 0: " in errors and "Traceback" not in errors
     assert status(folder / "killed") == "failed"
 

@@ -203,7 +203,7 @@ def test_sigterm_to_a_real_process(stopped, finished_run, otca):
     place, ended = stopped
     folder, (output, code) = place / "terminated", ended["terminated"]
     assert code == 143, output
-    assert "--resume goes on" in output
+    assert "--resume continues" in output
     done = rows(folder)[-1]["iteration"]
     assert 1 <= done < ITERATIONS
     assert json.loads((checkpoint.complete(folder / "checkpoints")[-1] / "state.json").read_text())["iteration"] == done
@@ -249,7 +249,7 @@ def test_a_signal_amid_the_update(finished_run, workflow_file, tmp_path, otca, m
     folder = tmp_path / "run"
     got, printed, _ = otca("train", workflow_file, "--output", folder)
     monkeypatch.undo()
-    assert got == code and "after iteration 2; --resume goes on" in printed
+    assert got == code and "after iteration 2; --resume continues" in printed
     assert {n: signal.getsignal(n) for n in before} == before
     assert len(rows(folder)) == 2
     assert json.loads((folder / "checkpoints/000002/state.json").read_text())["iteration"] == 2
@@ -273,7 +273,7 @@ def test_stopped_before_the_first_update(finished_run, workflow_file, tmp_path, 
     folder = tmp_path / "run"
     got, printed, _ = otca("train", workflow_file, "--output", folder)
     monkeypatch.undo()
-    assert got == 130 and "after iteration 0; --resume goes on" in printed
+    assert got == 130 and "after iteration 0; --resume continues" in printed
     code, _, errors = otca("train", folder, "--resume", "--iterations", 1)
     assert code == 0, errors
     assert_same_beginning(folder, finished_run)

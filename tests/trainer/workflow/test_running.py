@@ -142,7 +142,7 @@ def test_on_node_tells_what_is_cached_before_the_node_runs(kit):
 
 def test_what_is_given_takes_the_place_of_a_node_and_of_all_above_it(kit):
     workflow = Workflow(chain(), kit[0])
-    seen, outputs = ran(workflow, given={"3": (7.0,)})
+    seen, outputs = ran(workflow, results={"3": (7.0,)})
     assert (seen, outputs) == (["4"], {"3": (7.0,), "4": ()})
     assert workflow.ui == {"4": {"text": ["7.0"]}}
 
