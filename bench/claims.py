@@ -85,7 +85,7 @@ def pair(place: Path, apart: bool) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument(
         "--namespaces", type=int, default=20, help="pairs of which each process has a PID namespace of its own"

@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -187,7 +188,7 @@ def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, s
     return ("hangs" if code == -9 else "traceback" if "Traceback" in printed else code), printed
 
 
-def log_to(output: io.StringIO) -> None:
+def log_to(output: TextIO) -> None:
     import logging
 
     for handler in list(logging.getLogger().handlers):
@@ -275,7 +276,7 @@ def prepare() -> None:
     from ..trainer.run import opening
 
     torch.set_num_threads(1)
-    FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
+    setattr(FigureCanvasAgg, "draw", lambda canvas: setattr(canvas, "renderer", canvas.get_renderer()))  # noqa: B010 (typed)
     with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
         train(Path(place))  # here, since much is imported only when it is needed
     opening._open.clear()
@@ -285,7 +286,7 @@ def prepare() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--files", nargs="*", help="only these")
     given = parser.parse_args()

@@ -188,11 +188,11 @@ def flux() -> tuple[int, int, float]:
 
     with torch.device("meta"):
         network = FluxTransformer2DModel(guidance_embeds=True)  # the defaults are the published sizes
-        image, dim = (SIDE // 16) ** 2, network.config.joint_attention_dim
+        image, dim = (SIDE // 16) ** 2, network.config["joint_attention_dim"]
         inputs = {
-            "hidden_states": torch.empty(1, image, network.config.in_channels),
+            "hidden_states": torch.empty(1, image, network.config["in_channels"]),
             "encoder_hidden_states": torch.empty(1, TOKENS, dim),
-            "pooled_projections": torch.empty(1, network.config.pooled_projection_dim),
+            "pooled_projections": torch.empty(1, network.config["pooled_projection_dim"]),
             "timestep": torch.empty(1),
             "guidance": torch.empty(1),
             "img_ids": torch.empty(image, 3),

@@ -245,13 +245,13 @@ def _check_base(model: FlowModel, adapter: Path) -> None:
 
 
 def _take_off(model: FlowModel, names: Sequence[str]) -> None:
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.tuners.lora import LoraLayer
 
     for network in model.experts.values():
         network.set_adapter(TRAINED)
         network.delete_adapters([name for name in names if name in network.peft_config])
         # A guide may have had targets that the model's own adapter has not.
         for name, module in list(network.named_modules()):
-            if isinstance(module, BaseTunerLayer) and TRAINED not in module.lora_A:
+            if isinstance(module, LoraLayer) and TRAINED not in module.lora_A:
                 parent, _, child = name.rpartition(".")
                 setattr(network.get_submodule(parent), child, module.base_layer)

@@ -134,6 +134,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     samples, steps = trajectories.predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
+    assert trajectories.model is not None  # only trajectories of a sampler are held here
     image = grids.stills(trajectories.model.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")

@@ -91,7 +91,7 @@ class GRPOStep:
         from ..trainer.run import ownership
         from ..trainer.run.report import report
 
-        if comfyui.in_comfyui() and ownership.check(model, prompt, node_id) is None:
+        if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
             ownership.keep(model)
         if not trajectories.made_by(model):  # whose old policy this one never was
             raise ValueError(
@@ -190,13 +190,15 @@ class TrainingRun:
         from ..trainer.run import ownership
         from ..trainer.run.opening import open_run
 
+        prompt = prompt or {}
         if not comfyui.in_comfyui():
-            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt or {})
+            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
             # No stop amid an evaluation: it would be missing from the resumed run.
             with stopping.finishing():
                 run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
         run = ownership.check(model, prompt, node_id)
+        assert run is not None  # this node is its Training Run
         run.settings = RunSettings(**settings)
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
         results.makes_run(node_id, run.folder.name)

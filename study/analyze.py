@@ -130,8 +130,8 @@ def analyze(
     model = workflow.run(targets=[source])[source][output]
     if adapter is not None:
         _wear(model, adapter)
-    found, seen = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
-    analysis = _put_together(found, *seen)
+    rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
+    analysis = _put_together(rollouts, *last)
     settings = {"iterations": iterations, "adapter": None if adapter is None else str(adapter)}
     settings["tweedie_steps"] = tweedie_steps
     table = markdown(analysis)
@@ -176,16 +176,16 @@ def _rollouts(
     from tqdm import tqdm
 
     giving = {kind: _nodes_that_give(workflow, kind) for kind in ("OTCA_CREDIT", "OTCA_ADVANTAGES")}
-    advancing, found = workflow.advancing(), []
+    advancing, rollouts = workflow.advancing(), []
     for iteration in tqdm(range(iterations), desc="analyze", unit="rollout", disable=None):
         overrides = {(node, name): value + iteration for node, name, value in advancing}
         outputs = workflow.run(overrides=overrides, targets=[stack, *giving["OTCA_CREDIT"], *giving["OTCA_ADVANTAGES"]])
         trajectories, scores = outputs[sampler][0], outputs[stack][0]
         credits = {workflow.title(node): outputs[node][0] for node in giving["OTCA_CREDIT"]}
         advantages = {workflow.title(node): outputs[node][0] for node in giving["OTCA_ADVANTAGES"]}
-        found.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
+        rollouts.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
         del outputs  # so that the next run can free what this one sampled
-    return found, (scores, trajectories)
+    return rollouts, (scores, trajectories)
 
 
 def _rollout(
@@ -200,11 +200,11 @@ def _rollout(
     rewards = rewards_along(model, trajectories, scores, points, tweedie_steps, held_out=True)
     deltas = {name: similarity(name, trajectories, model).diff(dim=1) for name in ("latents", "prediction")}
     for title, credit in credits.items():
-        if not any(torch.equal(credit.delta, known) for known in deltas.values()):
+        if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
             deltas[title] = credit.delta
-    behaviour = {title: _behaviour(own) for title, own in advantages.items()}
-    known = {name: delta.numpy() for name, delta in deltas.items()}
-    return Rollout(rewards.numpy(), known, behaviour, len(rewards) // len(trajectories.prompts))
+    behaviour = {title: _behaviour(fused) for title, fused in advantages.items()}
+    arrays = {name: delta.numpy() for name, delta in deltas.items()}
+    return Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts))
 
 
 def _behaviour(own: Advantages) -> dict[str, float]:
@@ -222,20 +222,22 @@ def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:
 
 def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
     trained = list(trajectories.trained)
-    rewards = torch.from_numpy(np.concatenate([own.rewards for own in rollouts]))
+    rewards = torch.from_numpy(np.concatenate([rollout.rewards for rollout in rollouts]))
     names, count = [*scores.names, *scores.held_out_names], len(scores.names)
     gains = {}
     for k, name in enumerate(names):
         gains[name] = total_reward(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
     if count > 1:
         gains[SUM] = total_reward(rewards[:, :, :count], scores.coefficients, rewards[:, -1, :count]).diff(dim=1)
-    gains = {name: own[:, trained].numpy() for name, own in gains.items()}
-    deltas = {name: np.concatenate([own.deltas[name] for own in rollouts])[:, trained] for name in rollouts[0].deltas}
+    gains = {name: gain[:, trained].numpy() for name, gain in gains.items()}
+    deltas = {
+        name: np.concatenate([rollout.deltas[name] for rollout in rollouts])[:, trained] for name in rollouts[0].deltas
+    }
     deltas[ALIKE] = np.broadcast_to(deltas["latents"].mean(0), deltas["latents"].shape)
     size = rollouts[0].group_size
     rows = [_row(objective, proxy, deltas[proxy], gains[objective], size) for objective in gains for proxy in deltas]
     behaviour = {
-        title: {name: _spread([own.behaviour[title][name] for own in rollouts]) for name in figures}
+        title: {name: _spread([rollout.behaviour[title][name] for rollout in rollouts]) for name in figures}
         for title, figures in rollouts[0].behaviour.items()
     }
     groups = len(rewards) // size
@@ -257,7 +259,7 @@ def pooled_pearson(delta: np.ndarray, gain: np.ndarray) -> float:
 
 
 def _spread(values) -> tuple[float, float]:
-    """Mean and unbiased std of what is known."""
+    """Mean and unbiased std of the finite values."""
     known = np.asarray(values, dtype=np.float64)
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
@@ -313,8 +315,8 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
             "proxy": row.proxy,
             "pooled_pearson": row.pooled,
             **{
-                name: {"mean": own.mean, "std": std, "low": own.low, "high": own.high, "count": own.count}
-                for name, (own, std) in row.measures.items()
+                name: {"mean": mean.mean, "std": std, "low": mean.low, "high": mean.high, "count": mean.count}
+                for name, (mean, std) in row.measures.items()
             },
         }
         for row in analysis.rows

@@ -26,7 +26,7 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     rewards = list(rows[0].rewards)
     columns = len(rewards) + 1
     canvas = figures.new_figure(max(11, 2.9 * columns), 4.2 + 0.1 * len(rows) + 3.0)
-    top, bottom = canvas.subfigures(2, 1, height_ratios=(4.2 + 0.1 * len(rows), 3.0))
+    top, bottom = canvas.subfigures(2, 1, squeeze=False, height_ratios=(4.2 + 0.1 * len(rows), 3.0))[:, 0]
     left, right = top.subplots(1, 2, width_ratios=(1.9, 1))
     _curves(left, rows, [row.curve for row in rows], styles)
     _names_at_ends(left, rows, styles)
@@ -111,8 +111,8 @@ def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapp
 
 
 def _differences(axis, rows: Sequence[Row], styles: Mapping[str, dict], baseline: str) -> None:
-    others = [row for row in rows if row.difference is not None]
-    _dots(axis, others, [row.difference for row in others], styles, names=True)
+    others = [(row, row.difference) for row in rows if row.difference is not None]
+    _dots(axis, [row for row, _ in others], [difference for _, difference in others], styles, names=True)
     axis.axvline(0, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
     axis.set_title(f"Final score minus {baseline}, paired by seed, 95 %", fontsize=10)
 

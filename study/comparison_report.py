@@ -42,26 +42,30 @@ class Facts:
 
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
-    parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
+    parts = [_head(rows, facts), _scores(rows, facts), _rewards(rows, facts), _cost(rows, facts)]
     if sweep is not None:
         parts.append(_sweep(sweep))
     if facts.differing:
         parts.append(_differing(facts))
     parts.append([_notes(facts)])
     if any(row.declined for row in rows):
-        told = [
+        declined = [
             f"{reward} of {row.name} with {count} of {len(row.seeds)} seeds"
             for row in rows
             for reward, count in row.declined.items()
         ]
         parts.append(
-            [f"Held-out rewards that ended below where they began, by more than one standard error: {'; '.join(told)}."]
+            [
+                f"Held-out rewards that ended below where they began, by more than one standard error: {'; '.join(declined)}."
+            ]
         )
     if any(row.unscored for row in rows):
-        told = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
-        parts.append([f"Scores that no reward could give in the last evaluations, and which are in no mean: {told}."])
+        unscored = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
+        parts.append(
+            [f"Scores that no reward could give in the last evaluations, and which are in no mean: {unscored}."]
+        )
     if facts.unfinished:
-        lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
+        lines = [f"- {name}: {why}" for name, why in facts.unfinished.items()]
         parts.append(["**Not finished, and in no figure above:**", "", *lines])
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -90,7 +94,7 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
                 f"{row.learning_rate:g}",
                 str(len(row.seeds)),
                 _plus_minus(row.final, "+.2f"),
-                "" if row.difference is None else _bracketed(row.difference) + _pairs(row),
+                "" if row.difference is None else _bracketed(row.difference) + _pairs(row.difference, len(row.seeds)),
                 _p(row.corrected),
                 f"{row.reached:,.0f} ({row.reached_by} of {len(row.seeds)} seeds)"
                 if row.reached is not None
@@ -103,12 +107,12 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
     )
 
 
-def _pairs(row: Row) -> str:
-    """Said where the difference is not of all the row's seeds."""
-    return "" if row.difference.count == len(row.seeds) else f", of {row.difference.count} seeds"
+def _pairs(difference: Interval, seeds: int) -> str:
+    """How many seeds a difference is of, where these are not all seeds of the row."""
+    return "" if difference.count == seeds else f", of {difference.count} seeds"
 
 
-def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
+def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
     trained, held_out = list(rows[0].gains), list(rows[0].held_out)
     head = ["workflow", *trained, "least", "spread"]
     head += [told for name in held_out for told in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]

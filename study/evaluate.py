@@ -106,7 +106,7 @@ def parse_guides(texts: Sequence[str]) -> list[Method]:
                 f"--guide {text!r}: the name {name!r} {error}; --guide NAME=RUN=γ gives another"
             ) from error
         guides.setdefault(name, []).append(replace(guide, source=source))
-    return [Method(name, guides=tuple(own)) for name, own in guides.items()]
+    return [Method(name, guides=tuple(some)) for name, some in guides.items()]
 
 
 def evaluate(
@@ -149,7 +149,7 @@ def evaluate(
         if waiting:
             _sample(model, chosen, method, waiting, len(pairs), list(rewards.values()), record)
     values = {method.name: record.values(method.name, prompts, seeds, names) for method in methods}
-    cells = {method: compare(own, values[BASE], method == BASE) for method, own in values.items()}
+    cells = {method: compare(scores, values[BASE], method == BASE) for method, scores in values.items()}
     table = markdown(cells, names, len(prompts), len(seeds))
     write_text(folder / TABLE, table)
     write_text(folder / SHEET, as_csv(cells, names, len(pairs)))
@@ -193,10 +193,10 @@ def _rows(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], part, form:
     yield f"| method | {' | '.join(names)} |"
     yield f"|---|{'---|' * len(names)}"
     for method, row in cells.items():
-        yield f"| {method} | {' | '.join(_told(part(cell), form) for cell in row)} |"
+        yield f"| {method} | {' | '.join(_written(part(cell), form) for cell in row)} |"
 
 
-def _told(own: Interval, form: str) -> str:
+def _written(own: Interval, form: str) -> str:
     if not own.count:
         return "–"
     if math.isnan(own.low):
@@ -362,15 +362,15 @@ class _Record:
         with open(self.folder / SCORES, "a", encoding="utf-8") as file:
             for (prompt, seed), image, values in zip(pairs, images.numpy(), scores.tolist(), strict=True):
                 number = self.prompts.index(prompt) + 1
-                place = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
+                path = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
                 if image.ndim == 4:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
                 else:
-                    grids.save(image, place)
-                known = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
-                own = known | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
-                row = {"method": method, "prompt": prompt, "seed": seed, "scores": own, "file": place.name}
+                    grids.save(image, path)
+                before = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
+                all_scores = before | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
+                row = {"method": method, "prompt": prompt, "seed": seed, "scores": all_scores, "file": path.name}
                 file.write(json_line(row))
                 self.rows[method, prompt, seed] = row
 

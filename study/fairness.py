@@ -56,8 +56,8 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
             if base.get(what) != given.get(what)
         ]
         mine, theirs = _rewards(own), _rewards(workflows[baseline])
-        unequal += [f"{_told(reward)} is in its stack alone" for reward in _without(mine, theirs)]
-        unequal += [f"{_told(reward)} is not in its stack" for reward in _without(theirs, mine)]
+        unequal += [f"{_described(reward)} is in its stack alone" for reward in _without(mine, theirs)]
+        unequal += [f"{_described(reward)} is not in its stack" for reward in _without(theirs, mine)]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -100,7 +100,7 @@ def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
     return left
 
 
-def _told(reward: tuple[str, int, dict]) -> str:
+def _described(reward: tuple[str, int, dict]) -> str:
     class_type, output, given = reward
     told = _listed({name: value for name, value in given.items() if value not in ("", False)})
     return f"{class_type} ({told})" if output == 0 else f"{class_type}, output {output} ({told})"
@@ -126,7 +126,7 @@ def run_inputs(workflow: Workflow) -> dict[str, Any]:
 def differing(own: Workflow, base: Workflow) -> list[str]:
     """In words: nodes that only one of them has, and inputs and links that differ in those that both have.
 
-    Nodes of one class are taken in their order. A link to a node that only one of them has is not told again.
+    Nodes of one class are taken in their order. A link to a node that only one of them has is left out.
     """
     mine, theirs = _by_class(own), _by_class(base)
     told = []

@@ -61,9 +61,8 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     Raises:
         RunError: there is no run in that folder.
     """
-    if not (folder / WORKFLOW).is_file():
+    if not (folder / WORKFLOW).is_file() or (workflow := read_own(folder, WORKFLOW)) is None:
         raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
-    workflow = read_own(folder, WORKFLOW)
     history = read_lines(folder / METRICS)
     evaluations = read_lines(folder / EVALUATIONS)
     changes = read_changes(folder)
@@ -240,7 +239,8 @@ def _time(history: Sequence[Mapping]) -> str:
         return ""
     whole = _seconds(history, "iteration")
     rewards = [f"reward/{name}" for name in keys.timed_rewards(history[-1])]
-    phases, lines = list(PHASES), []
+    phases: list[str] = list(PHASES)
+    lines = []
     phases[phases.index("reward") + 1 : 0] = rewards
     for phase in phases:
         own = _seconds(history, phase)
@@ -298,7 +298,7 @@ def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type])
     )
 
 
-def _defaults(node: str, entry: dict, cls: type | None) -> dict[str, Any]:
+def _defaults(node: str, entry: Mapping, cls: type | None) -> dict[str, Any]:
     """What the inputs would be if nobody had set them; without those that have to be set."""
     declared = read_node(node, entry, cls).declared if cls is not None else {}
     found = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ def parse_reward(text: str) -> Reward:
     `rescale` and `clip` are options of every reward.
 
     Raises:
-        ValueError: names what is not known, and what there is.
+        ValueError: an unknown kind or option; it names those that there are.
     """
     kind, _, rest = text.partition(":")
     if kind not in REWARDS:
@@ -71,7 +71,7 @@ def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
     return known
 
 
-def _converted(text: str, default: object) -> object:
+def _converted(text: str, default: Any) -> Any:
     """In the default's type; text where there is none."""
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):

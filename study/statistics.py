@@ -50,11 +50,11 @@ def bootstrap_of_groups(values: np.ndarray) -> Interval:
 
     Of a single prompt it draws samples. `count` is that of the finite values.
     """
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     if len(values) == 1:
         return bootstrap(values[0])
-    means = [row[own].mean() for row, own in zip(values, known, strict=True) if own.any()]
-    return replace(bootstrap(means), count=int(known.sum()))
+    means = [row[scored].mean() for row, scored in zip(values, finite, strict=True) if scored.any()]
+    return replace(bootstrap(means), count=int(finite.sum()))
 
 
 def t_cdf(t: float, freedom: int) -> float:

@@ -241,7 +241,9 @@ def thumbnail(canvas: Canvas, name: str, runs: int) -> None:
             assert execution.end == "execution_success", execution.detail
     clip = canvas.page.evaluate(FRAME)
     canvas.page.wait_for_timeout(2500)  # the canvas draws in its own time
-    picture = Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB").resize(SIZE, Image.LANCZOS)
+    picture = (
+        Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
+    )
     for quality in range(88, 40, -4):
         content = io.BytesIO()
         picture.save(content, "JPEG", quality=quality, optimize=True)

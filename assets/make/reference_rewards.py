@@ -25,7 +25,7 @@ def letterbox(picture: Image.Image, size: int) -> torch.Tensor:
     sheet = torch.zeros(3, size, size)
     left, top = (size - width) // 2, (size - height) // 2
     for channel, plane in enumerate(picture.split()):
-        resized = plane.convert("F").resize((width, height), Image.BICUBIC)
+        resized = plane.convert("F").resize((width, height), Image.Resampling.BICUBIC)
         sheet[channel, top : top + height, left : left + width] = torch.from_numpy(np.array(resized)) / 255
     return (sheet - MEAN) / STD
 
@@ -33,7 +33,7 @@ def letterbox(picture: Image.Image, size: int) -> torch.Tensor:
 def centre_crop(picture: Image.Image, size: int) -> torch.Tensor:
     """[3, size, size]: short side to size, the middle, normalised."""
     scale = size / min(picture.size)
-    resized = picture.resize([int(side * scale + 1e-6) for side in picture.size], Image.BICUBIC)
+    resized = picture.resize([int(side * scale + 1e-6) for side in picture.size], Image.Resampling.BICUBIC)
     left, top = (round((side - size) / 2) for side in resized.size)
     middle = torch.from_numpy(np.array(resized)).permute(2, 0, 1)[:, top : top + size, left : left + size]
     return (middle / 255 - MEAN) / STD
