@@ -35,8 +35,8 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         folders = list(pool.map(lambda run: _train(run[0], run[1], options), runs))
     for workflow in options.workflows:
-        own = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
-        print(f"\n{table(workflow.stem, own)}")
+        trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
+        print(f"\n{table(workflow.stem, trained)}")
 
 
 def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:

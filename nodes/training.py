@@ -93,7 +93,7 @@ class GRPOStep:
 
         if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
             ownership.keep(model)
-        if not trajectories.made_by(model):  # whose old policy this one never was
+        if not trajectories.made_by(model):  # its weights are no old policy of theirs
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
             )
@@ -275,7 +275,7 @@ def _free_name(model, run, filename):
     """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
     number, name = 1, filename
     while foreign := _foreign_files(model, run, name):
-        if not comfyui.in_comfyui():  # where a file is written under the name that was given, or not at all
+        if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
             raise ValueError(
                 f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
                 "beside it. Fix: give another filename, or move that file elsewhere"

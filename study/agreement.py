@@ -17,10 +17,10 @@ def _over_complete(measure: Callable[..., np.ndarray]) -> Callable[..., np.ndarr
     @functools.wraps(measure)
     def wrapped(a: np.ndarray, b: np.ndarray, **options) -> np.ndarray:
         a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-        known = np.logical_and.reduce([np.isfinite(x).all(1) & (x.max(1) > x.min(1)) for x in (a, b)])
-        found = np.full(len(a), np.nan)
-        found[known] = measure(a[known], b[known], **options)
-        return found
+        complete = np.logical_and.reduce([np.isfinite(x).all(1) & (x.max(1) > x.min(1)) for x in (a, b)])
+        values = np.full(len(a), np.nan)
+        values[complete] = measure(a[complete], b[complete], **options)
+        return values
 
     return wrapped
 

@@ -207,17 +207,20 @@ def _rollout(
     return Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts))
 
 
-def _behaviour(own: Advantages) -> dict[str, float]:
-    z, objectives = own.fused.advantage[own.valid].numpy(), own.per_objective[own.valid].numpy()
-    figures = {name: own.metrics[name] for name in BEHAVIOUR if name in own.metrics}
-    for name, said in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
-        figures[name] = float(pearson(z[None], said[None])[0]) if len(z) else math.nan
+def _behaviour(advantages: Advantages) -> dict[str, float]:
+    z, objectives = (
+        advantages.fused.advantage[advantages.valid].numpy(),
+        advantages.per_objective[advantages.valid].numpy(),
+    )
+    figures = {name: advantages.metrics[name] for name in BEHAVIOUR if name in advantages.metrics}
+    for name, totals in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
+        figures[name] = float(pearson(z[None], totals[None])[0]) if len(z) else math.nan
     return figures
 
 
 def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:
-    known = [node for node, entry in workflow.graph.items() if entry["class_type"] in workflow.node_classes]
-    return [node for node in known if workflow.node_class(node).RETURN_TYPES[:1] == (kind,)]
+    nodes = [node for node, entry in workflow.graph.items() if entry["class_type"] in workflow.node_classes]
+    return [node for node in nodes if workflow.node_class(node).RETURN_TYPES[:1] == (kind,)]
 
 
 def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
@@ -254,16 +257,18 @@ def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_
 
 def pooled_pearson(delta: np.ndarray, gain: np.ndarray) -> float:
     """Over all steps of all trajectories that have no gap, as one cloud of points."""
-    known = np.isfinite(gain).all(1) & np.isfinite(delta).all(1)
-    return float(pearson(delta[known].reshape(1, -1), gain[known].reshape(1, -1))[0]) if known.any() else np.nan
+    complete = np.isfinite(gain).all(1) & np.isfinite(delta).all(1)
+    return (
+        float(pearson(delta[complete].reshape(1, -1), gain[complete].reshape(1, -1))[0]) if complete.any() else np.nan
+    )
 
 
 def _spread(values) -> tuple[float, float]:
     """Mean and unbiased std of the finite values."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    mean = float(known.mean()) if len(known) else np.nan
-    return mean, float(known.std(ddof=1)) if len(known) > 1 else np.nan
+    finite = np.asarray(values, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    mean = float(finite.mean()) if len(finite) else np.nan
+    return mean, float(finite.std(ddof=1)) if len(finite) > 1 else np.nan
 
 
 def markdown(analysis: Analysis) -> str:
@@ -287,20 +292,20 @@ def markdown(analysis: Analysis) -> str:
     lines += ["", LEGEND]
     for title, figures in analysis.behaviour.items():
         several = not np.isnan([std for _, std in figures.values()]).all()
-        told = ", ".join(
+        listed = ", ".join(
             f"{BEHAVIOUR[name]} {mean:.3g}" + ("" if np.isnan(std) else f" ± {std:.2g}")
             for name, (mean, std) in figures.items()
             if not np.isnan(mean)
         )
-        lines += ["", f"{title}: {told} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
+        lines += ["", f"{title}: {listed} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
     return "\n".join(lines) + "\n"
 
 
-def _cell(own: Interval, std: float) -> str:
-    if not own.count:
+def _cell(interval: Interval, std: float) -> str:
+    if not interval.count:
         return "–"
-    bounds = "" if np.isnan(own.low) else f" ({_number(own.low)} … {_number(own.high)})"
-    return f"{_number(own.mean)} ± {_number(std)}{bounds}"
+    bounds = "" if np.isnan(interval.low) else f" ({_number(interval.low)} … {_number(interval.high)})"
+    return f"{_number(interval.mean)} ± {_number(std)}{bounds}"
 
 
 def _number(value: float) -> str:
@@ -315,8 +320,14 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
             "proxy": row.proxy,
             "pooled_pearson": row.pooled,
             **{
-                name: {"mean": mean.mean, "std": std, "low": mean.low, "high": mean.high, "count": mean.count}
-                for name, (mean, std) in row.measures.items()
+                name: {
+                    "mean": interval.mean,
+                    "std": std,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "count": interval.count,
+                }
+                for name, (interval, std) in row.measures.items()
             },
         }
         for row in analysis.rows

@@ -233,10 +233,10 @@ def first_crossing(samples: Sequence[float], scores: Sequence[float] | np.ndarra
 
     An evaluation without a score, NaN, is left out.
     """
-    known = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
-    if not known:
+    scored = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
+    if not scored:
         return None
-    samples, scores = zip(*known, strict=True)
+    samples, scores = zip(*scored, strict=True)
     if scores[0] >= target:
         return float(samples[0])
     for i in range(1, len(samples)):
@@ -255,12 +255,12 @@ def _cut(outcomes: Mapping[str, Mapping[int, Outcome]]) -> dict[str, dict[int, O
     everyone = [run.iterations for runs in outcomes.values() for run in runs.values()]
     common = sorted(set(everyone[0]).intersection(*everyone))
 
-    def cut(own: Outcome) -> Outcome:
-        keep = [own.iterations.index(iteration) for iteration in common]
+    def cut(run: Outcome) -> Outcome:
+        keep = [run.iterations.index(iteration) for iteration in common]
         trained, held_out = (
-            {name: means[keep] for name, means in kind.items()} for kind in (own.trained, own.held_out)
+            {name: means[keep] for name, means in kind.items()} for kind in (run.trained, run.held_out)
         )
-        return replace(own, iterations=tuple(common), trained=trained, held_out=held_out)
+        return replace(run, iterations=tuple(common), trained=trained, held_out=held_out)
 
     return {name: {seed: cut(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
 
@@ -268,17 +268,17 @@ def _cut(outcomes: Mapping[str, Mapping[int, Outcome]]) -> dict[str, dict[int, O
 def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
     first = next(iter(next(iter(outcomes.values())).values()))
     for name, runs in outcomes.items():
-        for seed, own in runs.items():
-            if (own.trained.keys(), own.held_out.keys()) != (first.trained.keys(), first.held_out.keys()):
-                told = ", ".join([*own.trained, *(f"{reward} (held out)" for reward in own.held_out)])
+        for seed, run in runs.items():
+            if (run.trained.keys(), run.held_out.keys()) != (first.trained.keys(), first.held_out.keys()):
+                listed = ", ".join([*run.trained, *(f"{reward} (held out)" for reward in run.held_out)])
                 raise RunError(
-                    f"{name}, seed {seed}, has other rewards: {told}. Fix: give all workflows the same stack"
+                    f"{name}, seed {seed}, has other rewards: {listed}. Fix: give all workflows the same stack"
                 )
             for reward, means in first.trained.items():
-                apart = abs(own.trained[reward][0] - means[0])
+                apart = abs(run.trained[reward][0] - means[0])
                 if apart > _ALIKE * first.spread[reward]:
                     raise RunError(
-                        f"{name}, seed {seed}, began at {reward} {own.trained[reward][0]:.6g} where others began at "
+                        f"{name}, seed {seed}, began at {reward} {run.trained[reward][0]:.6g} where others began at "
                         f"{means[0]:.6g}, so it was another model or another machine. Fix: train all of them on one machine "
                         "with the same files, in a new --output"
                     )

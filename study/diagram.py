@@ -105,11 +105,11 @@ def _rows(links: Mapping[str, list[str]], columns: Mapping[str, int]) -> list[li
             beside = column - 1 if sweep % 2 == 0 else column + 1
             if 0 <= beside < len(rows):
                 height = {slot: (row + 0.5) / len(rows[beside]) for row, slot in enumerate(rows[beside])}
-                own = {slot: (row + 0.5) / len(rows[column]) for row, slot in enumerate(rows[column])}
+                current = {slot: (row + 0.5) / len(rows[column]) for row, slot in enumerate(rows[column])}
                 means = {}
                 for slot in rows[column]:
                     near = [height[other] for other in steps[slot] if other in height]
-                    means[slot] = sum(near) / len(near) if near else own[slot]
+                    means[slot] = sum(near) / len(near) if near else current[slot]
                 rows[column].sort(key=means.__getitem__)
     return rows
 

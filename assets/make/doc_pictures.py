@@ -1,4 +1,4 @@
-"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon anew.
+"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon again.
 
 Everything shown is computed: samples of the embedded model, a short training of the quickstart, and curves of the project's own
 formulas. A few minutes on two cores; `--only NAME …` draws some of them.
