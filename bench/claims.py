@@ -65,42 +65,42 @@ def _leave_for_a_namespace() -> None:
         raise OSError(ctypes.get_errno(), "mount")
 
 
-def pair(place: Path, apart: bool) -> str:
+def pair(scratch: Path, apart: bool) -> str:
     """What came of two starts: "ok, refused by the claim", "ok, refused since it was trained", or what went wrong."""
     from ..trainer.run.layout import read_lines
 
-    workflow, folder = place / "given.json", place / "runs" / "run"
+    workflow, folder = scratch / "given.json", scratch / "runs" / "run"
     workflow.write_text(json.dumps(graph(iterations=1, evaluate_every=100)), encoding="utf-8")
     folder.parent.mkdir()
     moment = time.time() + 0.3
     children = [start(folder, workflow, moment, apart) for _ in range(2)]
     codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    said = "\n".join(log.read_text(encoding="utf-8") for log in place.glob("*.log"))
-    told = [line for line in said.splitlines() if line.startswith("otca: ")]
-    right = codes == [0, 2] and len(told) == 1 and told[0].count("Fix: ") == 1 and "Traceback" not in said
+    said = "\n".join(log.read_text(encoding="utf-8") for log in scratch.glob("*.log"))
+    refusals = [line for line in said.splitlines() if line.startswith("otca: ")]
+    right = codes == [0, 2] and len(refusals) == 1 and refusals[0].count("Fix: ") == 1 and "Traceback" not in said
     right = right and said.count("done after ") == 1 and os.listdir(folder.parent) == ["run"]
     if not right or len(read_lines(folder / "metrics.jsonl")) != 1:
         return f"WRONG {codes} {sorted(os.listdir(folder.parent))}\n{said[-3000:]}"
-    return "refused by the claim" if " is in use: " in told[0] else f"refused otherwise: {told[0]}"
+    return "refused by the claim" if " is in use: " in refusals[0] else f"refused otherwise: {refusals[0]}"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument(
         "--namespaces", type=int, default=20, help="pairs of which each process has a PID namespace of its own"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     prepare()
     wrong, began = 0, time.monotonic()
     for count, apart, name in (
-        (given.pairs, False, "in one namespace"),
-        (given.namespaces, True, "each in a PID namespace of its own"),
+        (options.pairs, False, "in one namespace"),
+        (options.namespaces, True, "each in a PID namespace of its own"),
     ):
         outcomes: Counter[str] = Counter()
         for _ in range(count):
-            with tempfile.TemporaryDirectory() as place:
-                outcomes[pair(Path(place), apart)] += 1
+            with tempfile.TemporaryDirectory() as scratch:
+                outcomes[pair(Path(scratch), apart)] += 1
         wrong += sum(number for outcome, number in outcomes.items() if not outcome.startswith("refused"))
         print(
             f"{count} pairs {name}: exactly one trained in {count - sum(v for k, v in outcomes.items() if k[:5] == 'WRONG')}"

@@ -1,6 +1,6 @@
-"""Damages every file of a run, one at a time and in 15 ways, and goes on with the run by the real command line.
+"""Damages every file of a run, one at a time and in 15 ways, and resumes the run by the real command line.
 
-Prints the table of bench/RESULTS.md: for every file and damage whether the run went on, or was refused in one line that names
+Prints the table of bench/RESULTS.md: for every file and damage whether the run was resumed, or refused in one line that names
 the file and the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
 
     python -m comfyui_otca.bench.damages --jobs 2
@@ -22,6 +22,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -107,7 +108,7 @@ def _folder(path: Path) -> None:
 
 def _link_out(path: Path) -> None:
     """To a file of somebody else, beside the run, which `outcome` looks at afterwards."""
-    run = next(place for place in path.parents if (place / "checkpoints").is_dir())
+    run = next(parent for parent in path.parents if (parent / "checkpoints").is_dir())
     path.unlink()
     run.with_name(VICTIM).write_bytes(THEIRS)
     path.symlink_to(run.with_name(VICTIM))
@@ -144,10 +145,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 def files_of(run: Path) -> list[str]:
     """All that the trainer wrote and may read again; of what comes once a checkpoint only the last one's."""
-    last = max(place.name for place in (run / "checkpoints").glob("[0-9]*"))
-    found = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
-    kept = [path for path in found if path.parts[0] not in ("tensorboard", "checkpoints")]
-    kept += [path for path in found if path.parts[:2] == ("checkpoints", last)]
+    last = max(path.name for path in (run / "checkpoints").glob("[0-9]*"))
+    files = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    kept = [path for path in files if path.parts[0] not in ("tensorboard", "checkpoints")]
+    kept += [path for path in files if path.parts[:2] == ("checkpoints", last)]
     pictures = [path for path in kept if path.parts[0] == "samples" and path.suffix == ".png"]
     return [str(path) for path in kept if path not in pictures[1:]]
 
@@ -187,7 +188,7 @@ def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, s
     return ("hangs" if code == -9 else "traceback" if "Traceback" in printed else code), printed
 
 
-def log_to(output: io.StringIO) -> None:
+def log_to(output: TextIO) -> None:
     import logging
 
     for handler in list(logging.getLogger().handlers):
@@ -211,45 +212,45 @@ def train(folder: Path) -> int:
     return main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"])
 
 
-def outcome(run: Path, name: str, damage: str, place: Path) -> tuple[str, str]:
-    """What came of going on with a copy of the run in which one file is damaged; and what was printed."""
+def outcome(run: Path, name: str, damage: str, scratch: Path) -> tuple[str, str]:
+    """What came of resuming a copy of the run in which one file is damaged; and what was printed."""
     from ..__main__ import main
 
-    folder = place / "run"
+    folder = scratch / "run"
     shutil.copytree(run, folder)
     try:
         DAMAGES[damage](folder / name)
         arguments = ["train", str(folder), "--resume", "--iterations", "3"]
         code, printed = in_a_child(lambda: main(arguments))
-        told = _told(printed, folder, name)
+        named = _named(printed, folder, name)
         victim = folder.with_name(VICTIM)
         if victim.exists() and victim.read_bytes() != THEIRS:
             return "WRONG: wrote through a link", printed
         if code == 0:
-            return ("went on, said" if told else "went on"), printed
+            return ("resumed, said" if named else "resumed"), printed
         lines = [line for line in printed.splitlines() if line.startswith(("otca: ", "error: "))]
-        named = len(lines) == 1 and str(folder) in lines[0] and "Fix: " in lines[0] and told
-        if code in (1, 2) and named:
+        refused = len(lines) == 1 and str(folder) in lines[0] and "Fix: " in lines[0] and named
+        if code in (1, 2) and refused:
             return "refused", printed
         return f"WRONG: {code}", printed
     finally:
         shutil.rmtree(folder)
 
 
-def _told(printed: str, folder: Path, name: str) -> bool:
+def _named(printed: str, folder: Path, name: str) -> bool:
     """Whether a warning or an error names the file, or the folder that it makes useless."""
     lines = [line for line in printed.splitlines() if line.startswith(("WARNING: ", "ERROR: ", "otca: ", "error: "))]
-    places = {folder / name, (folder / name).parent} - {folder}
-    return any(re.search(rf"{re.escape(str(place))}(?![\w./])", line) for line in lines for place in places)
+    paths = {folder / name, (folder / name).parent} - {folder}
+    return any(re.search(rf"{re.escape(str(path))}(?![\w./])", line) for line in lines for path in paths)
 
 
 def _one(task: tuple[Path, str, str]) -> tuple[str, str, str, str]:
     run, name, damage = task
-    with tempfile.TemporaryDirectory() as place:
-        return (name, damage, *outcome(run, name, damage, Path(place)))
+    with tempfile.TemporaryDirectory() as scratch:
+        return (name, damage, *outcome(run, name, damage, Path(scratch)))
 
 
-LETTERS = {"went on, said": "S", "went on": "·", "refused": "R"}  # of the table; anything else is WRONG
+LETTERS = {"resumed, said": "S", "resumed": "·", "refused": "R"}  # of the table; anything else is WRONG
 
 
 def table(results: list[tuple[str, str, str, str]]) -> str:
@@ -260,8 +261,8 @@ def table(results: list[tuple[str, str, str, str]]) -> str:
     for name in dict.fromkeys(name for name, _, _, _ in results):
         lines.append(f"| `{name}` | {' | '.join(cells[name, damage] for damage in damages)} |")
     count = Counter(cells.values())
-    meaning = (("S", "went on and said so"), ("·", "went on, had no need of it"), ("R", "refused in one line"))
-    return "\n".join([*lines, "", "; ".join(f"{letter} {told}: {count[letter]}" for letter, told in meaning)])
+    meaning = (("S", "resumed and said so"), ("·", "resumed, had no need of it"), ("R", "refused in one line"))
+    return "\n".join([*lines, "", "; ".join(f"{letter} {text}: {count[letter]}" for letter, text in meaning)])
 
 
 def prepare() -> None:
@@ -275,9 +276,9 @@ def prepare() -> None:
     from ..trainer.run import opening
 
     torch.set_num_threads(1)
-    FigureCanvasAgg.draw = lambda canvas: setattr(canvas, "renderer", canvas.get_renderer())
-    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
-        train(Path(place))  # here, since much is imported only when it is needed
+    setattr(FigureCanvasAgg, "draw", lambda canvas: setattr(canvas, "renderer", canvas.get_renderer()))  # noqa: B010 (typed)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.redirect_stdout(io.StringIO()):
+        train(Path(scratch))  # here, since much is imported only when it is needed
     opening._open.clear()
     terminal.output = None
     gc.collect()
@@ -285,15 +286,15 @@ def prepare() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--files", nargs="*", help="only these")
-    given = parser.parse_args()
+    options = parser.parse_args()
     prepare()
-    with tempfile.TemporaryDirectory() as place:
-        run = make_run(Path(place))
-        tasks = [(run, name, damage) for name in given.files or files_of(run) for damage in DAMAGES]
-        with multiprocessing.get_context("fork").Pool(given.jobs) as pool:
+    with tempfile.TemporaryDirectory() as scratch:
+        run = make_run(Path(scratch))
+        tasks = [(run, name, damage) for name in options.files or files_of(run) for damage in DAMAGES]
+        with multiprocessing.get_context("fork").Pool(options.jobs) as pool:
             results = []
             for result in pool.imap(_one, tasks):
                 results.append(result)
@@ -301,7 +302,7 @@ def main() -> int:
                     print(f"{result[0]}, {result[1]}: {result[2]}\n{result[3][-1500:]}\n", file=sys.stderr, flush=True)
     wrong = sum(kind.startswith("WRONG") for _, _, kind, _ in results)
     print(
-        f"{len(results)} damages of {len(results) // len(DAMAGES)} files, {wrong} neither went on nor were told in a line"
+        f"{len(results)} damages of {len(results) // len(DAMAGES)} files, {wrong} neither resumed nor refused in a line"
     )
     print(table(results))
     return 1 if wrong else 0

@@ -70,14 +70,14 @@ def main() -> None:
             model = trained_model(graph)
             model.wish = NextRollout(changes["unconditional_gradient"])  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
-            peak = contextlib.nullcontext() if number else _Peak(model)
-            with peak:
+            peak = None if number else _Peak(model)
+            with peak or contextlib.nullcontext():
                 started = time.perf_counter()
                 report = graph.run(overrides=overrides, targets=[step])[step][1]
                 _wait(model)
                 elapsed = time.perf_counter() - started
             trajectories = report.trajectories
-            if not number:
+            if peak is not None:
                 memory[mode] = peak.megabytes
             else:
                 seconds[mode].append(elapsed)

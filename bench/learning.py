@@ -11,6 +11,7 @@ seeds and pairs adds both sources of chance: between seeds, and between the pair
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import subprocess
@@ -32,10 +33,10 @@ def main() -> None:
     options = parser.parse_args()
     runs = [(workflow, seed) for seed in options.seeds for workflow in options.workflows]
     with ThreadPoolExecutor(options.jobs) as pool:
-        folders = list(pool.map(lambda run: _train(*run, options), runs))
+        folders = list(pool.map(lambda run: _train(run[0], run[1], options), runs))
     for workflow in options.workflows:
-        own = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
-        print(f"\n{table(workflow.stem, own)}")
+        trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
+        print(f"\n{table(workflow.stem, trained)}")
 
 
 def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
@@ -69,16 +70,17 @@ def table(name: str, folders: list[Path]) -> str:
     """The Markdown table of one workflow's runs."""
     evaluations = [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
     rewards = evaluations[0][0]["rewards"]
-    rows, total = [], 0.0
+    rows, rises = [], []
     for reward, figures in rewards.items():
         before = np.array([run[0]["rewards"][reward]["values"] for run in evaluations], dtype=float)  # [seeds, pairs]
         after = np.array([run[-1]["rewards"][reward]["values"] for run in evaluations], dtype=float)
         rise = (after - before) / before.std(1, ddof=1, keepdims=True)
         if not figures["held_out"]:
-            total = total + rise
+            rises.append(rise)
         label = f"{reward} (held out)" if figures["held_out"] else reward
         mean, error = mean_and_error(rise)
         rows.append(f"| {label} | {before.mean():.3f} | {after.mean():.3f} | {mean:+.2f} ± {error:.2f} |")
+    total = functools.reduce(np.add, rises)
     mean, error = mean_and_error(total)
     seconds = [sum(json.loads(line)["seconds/iteration"] for line in _lines(folder)) for folder in folders]
     each = ", ".join(f"{value:+.2f}" for value in total.mean(1))

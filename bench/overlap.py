@@ -72,18 +72,18 @@ def main() -> None:
     print("|---|---|" + "---|" * (len(PHASES) + 2))
     for share in options.share:
         Server.seconds = share * rollout / count
-        found = {way: [] for way in ways}
+        metrics_of = {way: [] for way in ways}
         for number in range(3, 3 + options.rounds):
             for way, workflow in ways.items():
                 started = time.perf_counter()
                 metrics = _run(workflow, number).metrics
-                found[way].append({**metrics, "whole": time.perf_counter() - started})
-        for way, rows in found.items():
+                metrics_of[way].append({**metrics, "whole": time.perf_counter() - started})
+        for way, rows in metrics_of.items():
             server = statistics.median(row["seconds/reward/server"] for row in rows)
             phases = " | ".join(f"{statistics.median(row[f'seconds/{phase}'] for row in rows):.3f}" for phase in PHASES)
             whole = statistics.median(row["whole"] for row in rows)
-            pairs = zip(rows, found["after"], strict=True)
-            ratio = statistics.median(own["whole"] / after["whole"] for own, after in pairs)
+            pairs = zip(rows, metrics_of["after"], strict=True)
+            ratio = statistics.median(row["whole"] / after["whole"] for row, after in pairs)
             print(f"| {server:.3f} | {way} | {phases} | {whole:.3f} | {ratio:.2f} |")
 
 

@@ -101,9 +101,9 @@ def _made(kind: str, folder: Path, size: dict) -> dict[str, str]:
     if kind == "hpsv2":
         tokenizer = tiny_rewards.clip_tokenizer(folder / "tokenizer", size.get("vocabulary"))
         return {"path": str(tiny_rewards.hps(folder / "hps.pt", **size)), "tokenizer": str(tokenizer)}
-    place = tiny_rewards.image_reward(folder / "image_reward", **size)
+    made = tiny_rewards.image_reward(folder / "image_reward", **size)
     files = {"path": "ImageReward.pt", "config": "med_config.json", "tokenizer": "bert-base-uncased"}
-    return {name: str(place / file) for name, file in files.items()}
+    return {name: str(made / file) for name, file in files.items()}
 
 
 def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tuple]:
@@ -160,10 +160,10 @@ def _blip(network: image_reward.Blip, state, pictures, prompts) -> torch.Tensor:
     return reference_rewards.image_reward(state, pixels, tokens, heads)
 
 
-def _image_reward_package(place: Path, config: Path):
+def _image_reward_package(path: Path, config: Path):
     import ImageReward
 
-    model = ImageReward.load(str(place), device="cpu", med_config=str(config))
+    model = ImageReward.load(str(path), device="cpu", med_config=str(config))
 
     def scores(pictures, prompts):
         return torch.tensor([model.score(prompt, picture) for picture, prompt in zip(pictures, prompts, strict=True)])
@@ -179,9 +179,9 @@ def _batches(pictures: list[Path] | None, prompts: list[str] | None) -> Iterator
             smooth = torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1)
             yield smooth.permute(0, 2, 3, 1), [*(prompts or PROMPTS)] * (4 // len(prompts or PROMPTS))
         return
-    given = prompts or [PROMPTS[0]]
-    for number, place in enumerate(pictures):
-        yield _tensor([Image.open(place).convert("RGB")]), [given[number if len(given) > 1 else 0]]
+    texts = prompts or [PROMPTS[0]]
+    for number, path in enumerate(pictures):
+        yield _tensor([Image.open(path).convert("RGB")]), [texts[number if len(texts) > 1 else 0]]
 
 
 def _tensor(pictures: list[Image.Image]) -> torch.Tensor:

@@ -5,7 +5,7 @@
 CLIP-T, aesthetic (on CLIP-T's checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights of a modest size. Three ways
 take turns, so that whatever else the machine does weighs on all alike; medians, and ratios within this run, are shown:
 
-- one by one: each reward has a network of its own and is asked for one picture at a time, encoding its prompt anew, as the
+- one by one: each reward has a network of its own and is asked for one picture at a time, encoding its prompt again, as the
   reference packages are (the reloading that some of them do at every call is left out);
 - batched: the same, but all pictures at once and each prompt once;
 - stack: as here, where CLIP-T and aesthetic also share a forward pass.

@@ -62,11 +62,11 @@ def measured(turns: int, rounds: int) -> None:
         seconds, counted = {case: [] for case in ((1, 2), (1, 4), (2, 4))}, Counter()
         for _ in range(turns):
             for (processes, prompts), own in seconds.items():
-                found = together(processes, iterations, training, prompts, rounds)
-                for error in (one for one in found if isinstance(one, Exception)):
+                measured = together(processes, iterations, training, prompts, rounds)
+                for error in (one for one in measured if isinstance(one, Exception)):
                     raise error
-                own.append(statistics.median(found[0][0]))
-                counted = found[0][1]
+                own.append(statistics.median(measured[0][0]))
+                counted = measured[0][1]
         half, one, two = (statistics.median(own) for own in seconds.values())
         halves, ones, twos = seconds.values()
         strong = _spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
@@ -164,9 +164,9 @@ def modelled() -> None:
                 sent = 0.0 if training == LORA else gathers * gathered(2 * weights, gpus)
                 sent += scatters * gathered(4 * weights, gpus) if training == FULL else reduced(4 * adapter, gpus)
                 spoken = MEETINGS * LATENCY if gpus > NODE else 0.0
-                told = f"{samples} ({kind})"
+                label = f"{samples} ({kind})"
                 efficiency = compute / (compute + sent + spoken)
-                print(f"| {training} | {gpus} | {told} | {compute:.1f} s | {sent + spoken:.3f} s | {efficiency:.3f} |")
+                print(f"| {training} | {gpus} | {label} | {compute:.1f} s | {sent + spoken:.3f} s | {efficiency:.3f} |")
 
 
 def gathered(size: float, gpus: int) -> float:
@@ -188,11 +188,11 @@ def flux() -> tuple[int, int, float]:
 
     with torch.device("meta"):
         network = FluxTransformer2DModel(guidance_embeds=True)  # the defaults are the published sizes
-        image, dim = (SIDE // 16) ** 2, network.config.joint_attention_dim
+        image, dim = (SIDE // 16) ** 2, network.config["joint_attention_dim"]
         inputs = {
-            "hidden_states": torch.empty(1, image, network.config.in_channels),
+            "hidden_states": torch.empty(1, image, network.config["in_channels"]),
             "encoder_hidden_states": torch.empty(1, TOKENS, dim),
-            "pooled_projections": torch.empty(1, network.config.pooled_projection_dim),
+            "pooled_projections": torch.empty(1, network.config["pooled_projection_dim"]),
             "timestep": torch.empty(1),
             "guidance": torch.empty(1),
             "img_ids": torch.empty(image, 3),

@@ -212,5 +212,6 @@ def stoppable(work: Callable[[], int], left: str) -> int:
         try:
             return work()
         except stopping.Stopped as stopped:
+            assert stopping.request.signal is not None  # only `otca train` also stops by a file
             print(f"otca: stopped by {stopped}; {left}", file=sys.stderr)
             return 128 + stopping.request.signal

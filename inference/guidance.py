@@ -52,8 +52,8 @@ class Guide:
 
     @property
     def name(self) -> str:
-        place = Path(self.source)
-        return place.stem if place.suffix == ".safetensors" else place.resolve().name
+        path = Path(self.source)
+        return path.stem if path.suffix == ".safetensors" else path.resolve().name
 
     def __str__(self) -> str:
         if [first for first, _ in self.gammas] == [0]:
@@ -104,15 +104,15 @@ def parse_lines(text: str) -> list[Guide]:
 
 
 class Composition:
-    """What a sampler calls in the model's place: as many forward passes a step as have a share of the velocity."""
+    """What a sampler calls instead of the model: as many forward passes a step as have a share of the velocity."""
 
     def __init__(self, model: FlowModel, guides: Sequence[tuple[str, Guide]]):
         self.model, self.guides = model, guides  # each with the name of its adapter
 
     def shares(self, step: int) -> dict[str, float]:
         """{adapter: its share of the velocity}: γ_k, and 1 - Σ γ_k of the base, which comes first. Those of 0 are left out."""
-        own = {adapter: guide.at(step) for adapter, guide in self.guides}
-        shares = {BASE: 1 - math.fsum(own.values()), **own}
+        gammas = {adapter: guide.at(step) for adapter, guide in self.guides}
+        shares = {BASE: 1 - math.fsum(gammas.values()), **gammas}
         return {adapter: share for adapter, share in shares.items() if share}
 
     def calls(self, steps: int) -> int:
@@ -143,7 +143,7 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
 
     Raises:
         FileNotFoundError: as `find`.
-        ValueError: an adapter of another model, a step that is never reached, or a model without an adapter's place.
+        ValueError: an adapter of another model, a step that is never reached, or a model without an adapter.
     """
     if not model.policy.is_adapted:
         raise ValueError(
@@ -156,14 +156,14 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
             raise ValueError(
                 f"guide {guide.source}: there is no step {last}, they are 0 … {steps - 1}. Fix: name an earlier one"
             )
-    places = [find(guide.source) for guide in guides]
-    for place in places:
-        _check_base(model, place)
+    adapters = [find(guide.source) for guide in guides]
+    for adapter in adapters:
+        _check_base(model, adapter)
     model.come_back()
     names = [f"guide_{number}" for number in range(len(guides))]
     try:
-        for name, place in zip(names, places, strict=True):
-            lora.add(model, place, name)
+        for name, adapter in zip(names, adapters, strict=True):
+            lora.add(model, adapter, name)
         yield Composition(model, list(zip(names, guides, strict=True)))
     finally:
         _take_off(model, names)
@@ -197,19 +197,19 @@ def find(source: str) -> Path:
         FileNotFoundError: nothing there, or a run that has saved nothing yet.
         ValueError: a run that trained all weights.
     """
-    places = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
-    for place in places:
-        adapter = place / ADAPTER if place.is_dir() else place
+    candidates = permissions.candidates(source, [paths.runs_folder(), *paths.weight_folders("loras")], "a guide")
+    for path in candidates:
+        adapter = path / ADAPTER if path.is_dir() else path
         if files_of(adapter):
             return adapter
-    if run := next((place for place in places if place.is_dir()), None):
+    if run := next((path for path in candidates if path.is_dir()), None):
         if list(run.glob(f"transformer*/{WEIGHTS}")):
             raise ValueError(
                 f"guide {run} trained all weights, and a guide is an adapter. Fix: train it with training = lora"
             )
         raise FileNotFoundError(f"guide {run} has no {ADAPTER} yet. Fix: train until the first checkpoint")
     raise FileNotFoundError(
-        f"guide {source!r} was not found, looked for as {', '.join(map(str, places))}. Fix: give a run's folder or a LoRA's "
+        f"guide {source!r} was not found, looked for as {', '.join(map(str, candidates))}. Fix: give a run's folder or a LoRA's "
         ".safetensors file, where there are two without _high_noise and _low_noise"
     )
 
@@ -245,13 +245,13 @@ def _check_base(model: FlowModel, adapter: Path) -> None:
 
 
 def _take_off(model: FlowModel, names: Sequence[str]) -> None:
-    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.tuners.lora import LoraLayer
 
     for network in model.experts.values():
         network.set_adapter(TRAINED)
         network.delete_adapters([name for name in names if name in network.peft_config])
         # A guide may have had targets that the model's own adapter has not.
         for name, module in list(network.named_modules()):
-            if isinstance(module, BaseTunerLayer) and TRAINED not in module.lora_A:
+            if isinstance(module, LoraLayer) and TRAINED not in module.lora_A:
                 parent, _, child = name.rpartition(".")
                 setattr(network.get_submodule(parent), child, module.base_layer)

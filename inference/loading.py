@@ -58,7 +58,7 @@ def sample_to_file(
     run, titles = is_run(source), ("before training", "after training")
     with contextlib.ExitStack() as stack:
         compose = None
-        if guides:  # entered first, so that a guide that cannot be used is told before anything is sampled
+        if guides:  # entered first, so that a guide that cannot be used is refused before sampling
             compose = stack.enter_context(guidance.composed(model, guides, settings.steps))
             titles = "without guides", f"guided: {', '.join(map(str, guides))}"
         with model.policy.reference():

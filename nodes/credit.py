@@ -260,6 +260,7 @@ class SpatialCredit(_Credit):
     def weigh(self, trajectories, credit, model, device="auto", dtype="auto", node_id="", **how):
         import time
         from dataclasses import replace
+        from functools import partial
 
         from ..trainer.credit import spatial
         from ..trainer.credit.steps import with_spatial
@@ -272,5 +273,6 @@ class SpatialCredit(_Credit):
         self.network = shared(features.PatchFeatures, search.model(model, features.MARKER), device, dtype)
         credit = with_spatial(credit, spatial.credit_map(self.network, trajectories, **how))
         credit = replace(credit, seconds=credit.seconds + time.perf_counter() - started)
-        places = results.picture(lambda: heatmaps.lit(trajectories.images, credit.spatial))
-        return self._shown(credit, trajectories, node_id, places)
+        assert credit.spatial is not None  # the map was put in above
+        lit = results.picture(partial(heatmaps.lit, trajectories.images, credit.spatial))
+        return self._shown(credit, trajectories, node_id, lit)

@@ -188,7 +188,8 @@ def _wrong_model(model, path, transformer_file, download, files):
     from ..host.access.addresses import is_hub_id
     from ..trainer.flow import check_model_folder
 
-    if path is None or (model is None and not path):
+    source = path or model
+    if path is None or source is None:
         return None  # linked: what comes is known only when the graph runs
     known = paths.list_models(MARKER)
     if not path and model not in known:
@@ -199,7 +200,7 @@ def _wrong_model(model, path, transformer_file, download, files):
         if search.may_download(path, download):
             return None  # it may not be here yet
         # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
-        check_model_folder(search.model(path or model, MARKER), None if files is None else own_files)
+        check_model_folder(search.model(source, MARKER), None if files is None else own_files)
     except FileNotFoundError as error:
         return f"{name}: {error}" + (", or switch download on" if is_hub_id(path) else "")
     except (ValueError, PermissionError) as error:

@@ -58,7 +58,7 @@ def shown(
 
 
 def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
-    """Remembers what a node shows, with what made it, and tells the page."""
+    """Remembers what a node shows, with what made it, and sends it to the page."""
     workflow = comfyui.running_workflow_id()
     _keep_recent(workflow)
     made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
@@ -76,13 +76,13 @@ def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
 def results_of(prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]:
     """{node: {kind: data}} of what the nodes of a graph last showed, as far as this very graph made it: with the same wiring
     and values. Results of a graph that a script queued have no workflow's id, and are anybody's whose graph is the same."""
-    found = {}
+    results = {}
     for node in prompt:
-        held = last_results(node, workflow)
-        made_by = lineage.fingerprint(prompt, node) if held else ""
-        if fitting := {kind: data for kind, data in held.items() if data["made_by"] == made_by}:
-            found[node] = fitting
-    return found
+        kinds = last_results(node, workflow)
+        made_by = lineage.fingerprint(prompt, node) if kinds else ""
+        if fitting := {kind: data for kind, data in kinds.items() if data["made_by"] == made_by}:
+            results[node] = fitting
+    return results
 
 
 def last_results(node: str, workflow: str | None = None) -> dict[str, dict]:
@@ -98,8 +98,8 @@ def _keep_recent(workflow: str | None) -> None:
         oldest = next(iter(_recent))
         del _recent[oldest]
         for held in (_results, _trajectories, _runs):
-            for place in [place for place in held if place[0] == oldest]:
-                del held[place]
+            for key in [key for key in held if key[0] == oldest]:
+                del held[key]
 
 
 def shows_owner(prompt: Mapping, node: str, text: str) -> None:
@@ -110,13 +110,13 @@ def shows_owner(prompt: Mapping, node: str, text: str) -> None:
 
 
 def makes_run(node: str, run: str) -> None:
-    """Which run a Training Run node goes on with: said before sampling, and before its evaluation, which take long."""
+    """Remembers which run a Training Run node writes. Called before sampling and before the evaluation, since both take long."""
     _runs[comfyui.running_workflow_id(), node] = run
 
 
 def run_at_work(run: str) -> bool:
     """Whether ComfyUI is executing a prompt of that run."""
-    return any(_runs.get(place) == run for place in comfyui.running_nodes(RUN_NODE))
+    return any(_runs.get(node) == run for node in comfyui.running_nodes(RUN_NODE))
 
 
 def preview_png(node: str, sample: int, step: int, workflow: str | None = None, made_by: str = "") -> bytes:
@@ -134,6 +134,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     samples, steps = trajectories.predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
+    assert trajectories.model is not None  # only trajectories of a sampler are held here
     image = grids.stills(trajectories.model.decode(trajectories.predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")

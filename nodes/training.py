@@ -91,9 +91,9 @@ class GRPOStep:
         from ..trainer.run import ownership
         from ..trainer.run.report import report
 
-        if comfyui.in_comfyui() and ownership.check(model, prompt, node_id) is None:
+        if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
             ownership.keep(model)
-        if not trajectories.made_by(model):  # whose old policy this one never was
+        if not trajectories.made_by(model):  # its weights are no old policy of theirs
             raise ValueError(
                 "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
             )
@@ -190,13 +190,15 @@ class TrainingRun:
         from ..trainer.run import ownership
         from ..trainer.run.opening import open_run
 
+        prompt = prompt or {}
         if not comfyui.in_comfyui():
-            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt or {})
+            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
             # No stop amid an evaluation: it would be missing from the resumed run.
             with stopping.finishing():
                 run.record(model, report, last=iterations)
             return (None,)  # nobody looks at pictures here: the folder has them
         run = ownership.check(model, prompt, node_id)
+        assert run is not None  # this node is its Training Run
         run.settings = RunSettings(**settings)
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
         results.makes_run(node_id, run.folder.name)
@@ -273,7 +275,7 @@ def _free_name(model, run, filename):
     """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
     number, name = 1, filename
     while foreign := _foreign_files(model, run, name):
-        if not comfyui.in_comfyui():  # where a file is written under the name that was given, or not at all
+        if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
             raise ValueError(
                 f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
                 "beside it. Fix: give another filename, or move that file elsewhere"

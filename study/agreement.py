@@ -13,32 +13,32 @@ import numpy as np
 TOP = (3, 5)
 
 
-def _over_known(measure: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable:
+def _over_complete(measure: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
     @functools.wraps(measure)
     def wrapped(a: np.ndarray, b: np.ndarray, **options) -> np.ndarray:
         a, b = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-        known = np.logical_and.reduce([np.isfinite(x).all(1) & (x.max(1) > x.min(1)) for x in (a, b)])
-        found = np.full(len(a), np.nan)
-        found[known] = measure(a[known], b[known], **options)
-        return found
+        complete = np.logical_and.reduce([np.isfinite(x).all(1) & (x.max(1) > x.min(1)) for x in (a, b)])
+        values = np.full(len(a), np.nan)
+        values[complete] = measure(a[complete], b[complete], **options)
+        return values
 
     return wrapped
 
 
-@_over_known
+@_over_complete
 def pearson(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Pearson's correlation."""
     a, b = (x - x.mean(1, keepdims=True) for x in (a, b))
     return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
 
 
-@_over_known
+@_over_complete
 def spearman(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Pearson's correlation of the ranks; equal values share the mean of theirs."""
     return pearson(_ranks(a), _ranks(b))
 
 
-@_over_known
+@_over_complete
 def order_agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Share of the pairs of steps that b puts in an order and a in the same one; half of it where a does not decide."""
     first, second = np.triu_indices(a.shape[1], 1)
@@ -46,7 +46,7 @@ def order_agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return ((1 + ours * theirs) / 2 * (theirs != 0)).sum(1) / (theirs != 0).sum(1)
 
 
-@_over_known
+@_over_complete
 def recall(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
     """Share of b's `count` largest steps that are among a's, of equals the earlier; NaN where there are no more than so many."""
     if a.shape[1] <= count:
@@ -55,7 +55,7 @@ def recall(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
     return (chosen[0] & chosen[1]).sum(1) / count
 
 
-@_over_known
+@_over_complete
 def peak_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Steps between the largest of a and the largest of b."""
     return np.abs(a.argmax(1) - b.argmax(1)).astype(float)

@@ -51,7 +51,7 @@ def scatter(
     for axis, proxy in zip(axes[-1], deltas, strict=True):
         axis.set_xlabel(f"ΔS, {proxy}", fontsize=9)
     bar = figure.colorbar(points, ax=axes, ticks=range(len(steps)), fraction=0.03)
-    bar.ax.set_yticklabels(steps, fontsize=8)
+    bar.ax.set_yticklabels([str(step) for step in steps], fontsize=8)
     bar.set_label("denoising step", fontsize=9)
     figure.suptitle(
         "What a step gained in reward over what its proxy says; ΔR in standard deviations, 99.5 % shown", fontsize=10

@@ -130,8 +130,8 @@ def analyze(
     model = workflow.run(targets=[source])[source][output]
     if adapter is not None:
         _wear(model, adapter)
-    found, seen = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
-    analysis = _put_together(found, *seen)
+    rollouts, last = _rollouts(workflow, model, sampler, stack, iterations, tweedie_steps)
+    analysis = _put_together(rollouts, *last)
     settings = {"iterations": iterations, "adapter": None if adapter is None else str(adapter)}
     settings["tweedie_steps"] = tweedie_steps
     table = markdown(analysis)
@@ -176,16 +176,16 @@ def _rollouts(
     from tqdm import tqdm
 
     giving = {kind: _nodes_that_give(workflow, kind) for kind in ("OTCA_CREDIT", "OTCA_ADVANTAGES")}
-    advancing, found = workflow.advancing(), []
+    advancing, rollouts = workflow.advancing(), []
     for iteration in tqdm(range(iterations), desc="analyze", unit="rollout", disable=None):
         overrides = {(node, name): value + iteration for node, name, value in advancing}
         outputs = workflow.run(overrides=overrides, targets=[stack, *giving["OTCA_CREDIT"], *giving["OTCA_ADVANTAGES"]])
         trajectories, scores = outputs[sampler][0], outputs[stack][0]
         credits = {workflow.title(node): outputs[node][0] for node in giving["OTCA_CREDIT"]}
         advantages = {workflow.title(node): outputs[node][0] for node in giving["OTCA_ADVANTAGES"]}
-        found.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
+        rollouts.append(_rollout(model, trajectories, scores, credits, advantages, tweedie_steps))
         del outputs  # so that the next run can free what this one sampled
-    return found, (scores, trajectories)
+    return rollouts, (scores, trajectories)
 
 
 def _rollout(
@@ -200,42 +200,47 @@ def _rollout(
     rewards = rewards_along(model, trajectories, scores, points, tweedie_steps, held_out=True)
     deltas = {name: similarity(name, trajectories, model).diff(dim=1) for name in ("latents", "prediction")}
     for title, credit in credits.items():
-        if not any(torch.equal(credit.delta, known) for known in deltas.values()):
+        if not any(torch.equal(credit.delta, delta) for delta in deltas.values()):
             deltas[title] = credit.delta
-    behaviour = {title: _behaviour(own) for title, own in advantages.items()}
-    known = {name: delta.numpy() for name, delta in deltas.items()}
-    return Rollout(rewards.numpy(), known, behaviour, len(rewards) // len(trajectories.prompts))
+    behaviour = {title: _behaviour(fused) for title, fused in advantages.items()}
+    arrays = {name: delta.numpy() for name, delta in deltas.items()}
+    return Rollout(rewards.numpy(), arrays, behaviour, len(rewards) // len(trajectories.prompts))
 
 
-def _behaviour(own: Advantages) -> dict[str, float]:
-    z, objectives = own.fused.advantage[own.valid].numpy(), own.per_objective[own.valid].numpy()
-    figures = {name: own.metrics[name] for name in BEHAVIOUR if name in own.metrics}
-    for name, said in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
-        figures[name] = float(pearson(z[None], said[None])[0]) if len(z) else math.nan
+def _behaviour(advantages: Advantages) -> dict[str, float]:
+    z, objectives = (
+        advantages.fused.advantage[advantages.valid].numpy(),
+        advantages.per_objective[advantages.valid].numpy(),
+    )
+    figures = {name: advantages.metrics[name] for name in BEHAVIOUR if name in advantages.metrics}
+    for name, totals in {"z/with_sum": objectives.sum(1), "z/with_least": objectives.min(1)}.items():
+        figures[name] = float(pearson(z[None], totals[None])[0]) if len(z) else math.nan
     return figures
 
 
 def _nodes_that_give(workflow: Workflow, kind: str) -> list[str]:
-    known = [node for node, entry in workflow.graph.items() if entry["class_type"] in workflow.node_classes]
-    return [node for node in known if workflow.node_class(node).RETURN_TYPES[:1] == (kind,)]
+    nodes = [node for node, entry in workflow.graph.items() if entry["class_type"] in workflow.node_classes]
+    return [node for node in nodes if workflow.node_class(node).RETURN_TYPES[:1] == (kind,)]
 
 
 def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Trajectories) -> Analysis:
     trained = list(trajectories.trained)
-    rewards = torch.from_numpy(np.concatenate([own.rewards for own in rollouts]))
+    rewards = torch.from_numpy(np.concatenate([rollout.rewards for rollout in rollouts]))
     names, count = [*scores.names, *scores.held_out_names], len(scores.names)
     gains = {}
     for k, name in enumerate(names):
         gains[name] = total_reward(rewards[:, :, k : k + 1], (1.0,), rewards[:, -1, k : k + 1]).diff(dim=1)
     if count > 1:
         gains[SUM] = total_reward(rewards[:, :, :count], scores.coefficients, rewards[:, -1, :count]).diff(dim=1)
-    gains = {name: own[:, trained].numpy() for name, own in gains.items()}
-    deltas = {name: np.concatenate([own.deltas[name] for own in rollouts])[:, trained] for name in rollouts[0].deltas}
+    gains = {name: gain[:, trained].numpy() for name, gain in gains.items()}
+    deltas = {
+        name: np.concatenate([rollout.deltas[name] for rollout in rollouts])[:, trained] for name in rollouts[0].deltas
+    }
     deltas[ALIKE] = np.broadcast_to(deltas["latents"].mean(0), deltas["latents"].shape)
     size = rollouts[0].group_size
     rows = [_row(objective, proxy, deltas[proxy], gains[objective], size) for objective in gains for proxy in deltas]
     behaviour = {
-        title: {name: _spread([own.behaviour[title][name] for own in rollouts]) for name in figures}
+        title: {name: _spread([rollout.behaviour[title][name] for rollout in rollouts]) for name in figures}
         for title, figures in rollouts[0].behaviour.items()
     }
     groups = len(rewards) // size
@@ -252,16 +257,18 @@ def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_
 
 def pooled_pearson(delta: np.ndarray, gain: np.ndarray) -> float:
     """Over all steps of all trajectories that have no gap, as one cloud of points."""
-    known = np.isfinite(gain).all(1) & np.isfinite(delta).all(1)
-    return float(pearson(delta[known].reshape(1, -1), gain[known].reshape(1, -1))[0]) if known.any() else np.nan
+    complete = np.isfinite(gain).all(1) & np.isfinite(delta).all(1)
+    return (
+        float(pearson(delta[complete].reshape(1, -1), gain[complete].reshape(1, -1))[0]) if complete.any() else np.nan
+    )
 
 
 def _spread(values) -> tuple[float, float]:
-    """Mean and unbiased std of what is known."""
-    known = np.asarray(values, dtype=np.float64)
-    known = known[np.isfinite(known)]
-    mean = float(known.mean()) if len(known) else np.nan
-    return mean, float(known.std(ddof=1)) if len(known) > 1 else np.nan
+    """Mean and unbiased std of the finite values."""
+    finite = np.asarray(values, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    mean = float(finite.mean()) if len(finite) else np.nan
+    return mean, float(finite.std(ddof=1)) if len(finite) > 1 else np.nan
 
 
 def markdown(analysis: Analysis) -> str:
@@ -285,20 +292,20 @@ def markdown(analysis: Analysis) -> str:
     lines += ["", LEGEND]
     for title, figures in analysis.behaviour.items():
         several = not np.isnan([std for _, std in figures.values()]).all()
-        told = ", ".join(
+        listed = ", ".join(
             f"{BEHAVIOUR[name]} {mean:.3g}" + ("" if np.isnan(std) else f" ± {std:.2g}")
             for name, (mean, std) in figures.items()
             if not np.isnan(mean)
         )
-        lines += ["", f"{title}: {told} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
+        lines += ["", f"{title}: {listed} ({'mean ± std over rollouts' if several else 'of one rollout'})."]
     return "\n".join(lines) + "\n"
 
 
-def _cell(own: Interval, std: float) -> str:
-    if not own.count:
+def _cell(interval: Interval, std: float) -> str:
+    if not interval.count:
         return "–"
-    bounds = "" if np.isnan(own.low) else f" ({_number(own.low)} … {_number(own.high)})"
-    return f"{_number(own.mean)} ± {_number(std)}{bounds}"
+    bounds = "" if np.isnan(interval.low) else f" ({_number(interval.low)} … {_number(interval.high)})"
+    return f"{_number(interval.mean)} ± {_number(std)}{bounds}"
 
 
 def _number(value: float) -> str:
@@ -313,8 +320,14 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
             "proxy": row.proxy,
             "pooled_pearson": row.pooled,
             **{
-                name: {"mean": own.mean, "std": std, "low": own.low, "high": own.high, "count": own.count}
-                for name, (own, std) in row.measures.items()
+                name: {
+                    "mean": interval.mean,
+                    "std": std,
+                    "low": interval.low,
+                    "high": interval.high,
+                    "count": interval.count,
+                }
+                for name, (interval, std) in row.measures.items()
             },
         }
         for row in analysis.rows

@@ -199,7 +199,8 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
         with model.policy.reference() if untrained else contextlib.nullcontext():
             measured[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
         write_text(path, json_line(measured))
-    return math.nan if measured[key] is None else measured[key]
+    value = measured[key]
+    return math.nan if value is None else value
 
 
 def _measured_before(path: Path) -> dict[str, float | None]:

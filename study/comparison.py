@@ -27,7 +27,7 @@ _ALIKE = 0.01
 
 @dataclass(frozen=True)
 class Outcome:
-    """One training, as its folder tells it: E evaluations, the first before training.
+    """One training, as its folder has it: E evaluations, the first before training.
 
     Attributes:
         iterations: [E] after which it was evaluated.
@@ -36,7 +36,7 @@ class Outcome:
         diversity: of the trained model's pictures, NaN where it was not measured.
         seconds: of an iteration, the median.
         forwards, with_gradient: of an iteration, the mean.
-        declined: held-out rewards that ended below where they began, see `best.fell`.
+        declined: held-out rewards that ended below where they began, see `verdicts.fell`.
         unscored: scores that a reward could not give in the last evaluation; they are in no mean.
     """
 
@@ -99,7 +99,7 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
     return Outcome(
         iterations=tuple(row["iteration"] for row in evaluations),
         trained={name: means[name] for name in trained},
-        held_out={name: own for name, own in means.items() if name not in trained},
+        held_out={name: values for name, values in means.items() if name not in trained},
         spread={name: first[name]["std"] for name in trained},
         diversity=diversity,
         seconds=statistics.median(row["seconds/iteration"] for row in history),
@@ -175,20 +175,20 @@ def summarise(
     outcomes = _cut(outcomes)
     _check_start(outcomes)
     rows = [
-        _row(name, own, outcomes[baseline], rates[name], samples, name == baseline) for name, own in outcomes.items()
+        _row(name, runs, outcomes[baseline], rates[name], samples, name == baseline) for name, runs in outcomes.items()
     ]
     return [replace(row, corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
 
 
 def _row(
-    name: str, own: Mapping[int, Outcome], base: Mapping[int, Outcome], rate: float, samples: int, is_baseline: bool
+    name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], rate: float, samples: int, is_baseline: bool
 ) -> Row:
-    runs = list(own.values())
-    pairs = [] if is_baseline else [(own[seed], base[seed]) for seed in own if seed in base]
+    runs = list(by_seed.values())
+    pairs = [] if is_baseline else [(by_seed[seed], base[seed]) for seed in by_seed if seed in base]
     if not pairs and not is_baseline:
         raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
     differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
-    target = statistics.fmean(run.score[-1] for seed, run in base.items() if seed in own)
+    target = statistics.fmean(run.score[-1] for seed, run in base.items() if seed in by_seed)
     seen = [iteration * samples for iteration in runs[0].iterations]
     curve = _over_seeds([run.score for run in runs])
     gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
@@ -197,10 +197,10 @@ def _row(
     return Row(
         name=name,
         learning_rate=rate,
-        seeds=list(own),
+        seeds=list(by_seed),
         samples=seen,
         curve=curve,
-        rewards={reward: _over_seeds([own_means[reward] for own_means in means]) for reward in means[0]},
+        rewards={reward: _over_seeds([run_means[reward] for run_means in means]) for reward in means[0]},
         final=mean_interval(finals),
         deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
         drop=statistics.fmean(run.drop for run in runs),
@@ -228,15 +228,15 @@ def _row(
     )
 
 
-def first_crossing(samples: Sequence[float], scores: Sequence[float], target: float) -> float | None:
+def first_crossing(samples: Sequence[float], scores: Sequence[float] | np.ndarray, target: float) -> float | None:
     """Samples at which the line through the evaluations first reaches the target; None where it never does.
 
     An evaluation without a score, NaN, is left out.
     """
-    known = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
-    if not known:
+    scored = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
+    if not scored:
         return None
-    samples, scores = zip(*known, strict=True)
+    samples, scores = zip(*scored, strict=True)
     if scores[0] >= target:
         return float(samples[0])
     for i in range(1, len(samples)):
@@ -252,33 +252,33 @@ def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:
 
 def _cut(outcomes: Mapping[str, Mapping[int, Outcome]]) -> dict[str, dict[int, Outcome]]:
     """All at the evaluations that all have: a training that was prolonged was also evaluated where it once ended."""
-    everyone = [own.iterations for runs in outcomes.values() for own in runs.values()]
+    everyone = [run.iterations for runs in outcomes.values() for run in runs.values()]
     common = sorted(set(everyone[0]).intersection(*everyone))
 
-    def cut(own: Outcome) -> Outcome:
-        keep = [own.iterations.index(iteration) for iteration in common]
+    def cut(run: Outcome) -> Outcome:
+        keep = [run.iterations.index(iteration) for iteration in common]
         trained, held_out = (
-            {name: means[keep] for name, means in kind.items()} for kind in (own.trained, own.held_out)
+            {name: means[keep] for name, means in kind.items()} for kind in (run.trained, run.held_out)
         )
-        return replace(own, iterations=tuple(common), trained=trained, held_out=held_out)
+        return replace(run, iterations=tuple(common), trained=trained, held_out=held_out)
 
-    return {name: {seed: cut(own) for seed, own in runs.items()} for name, runs in outcomes.items()}
+    return {name: {seed: cut(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
 
 
 def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:
     first = next(iter(next(iter(outcomes.values())).values()))
     for name, runs in outcomes.items():
-        for seed, own in runs.items():
-            if (own.trained.keys(), own.held_out.keys()) != (first.trained.keys(), first.held_out.keys()):
-                told = ", ".join([*own.trained, *(f"{reward} (held out)" for reward in own.held_out)])
+        for seed, run in runs.items():
+            if (run.trained.keys(), run.held_out.keys()) != (first.trained.keys(), first.held_out.keys()):
+                listed = ", ".join([*run.trained, *(f"{reward} (held out)" for reward in run.held_out)])
                 raise RunError(
-                    f"{name}, seed {seed}, has other rewards: {told}. Fix: give all workflows the same stack"
+                    f"{name}, seed {seed}, has other rewards: {listed}. Fix: give all workflows the same stack"
                 )
             for reward, means in first.trained.items():
-                apart = abs(own.trained[reward][0] - means[0])
+                apart = abs(run.trained[reward][0] - means[0])
                 if apart > _ALIKE * first.spread[reward]:
                     raise RunError(
-                        f"{name}, seed {seed}, began at {reward} {own.trained[reward][0]:.6g} where others began at "
+                        f"{name}, seed {seed}, began at {reward} {run.trained[reward][0]:.6g} where others began at "
                         f"{means[0]:.6g}, so it was another model or another machine. Fix: train all of them on one machine "
                         "with the same files, in a new --output"
                     )

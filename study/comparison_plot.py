@@ -26,7 +26,7 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     rewards = list(rows[0].rewards)
     columns = len(rewards) + 1
     canvas = figures.new_figure(max(11, 2.9 * columns), 4.2 + 0.1 * len(rows) + 3.0)
-    top, bottom = canvas.subfigures(2, 1, height_ratios=(4.2 + 0.1 * len(rows), 3.0))
+    top, bottom = canvas.subfigures(2, 1, squeeze=False, height_ratios=(4.2 + 0.1 * len(rows), 3.0))[:, 0]
     left, right = top.subplots(1, 2, width_ratios=(1.9, 1))
     _curves(left, rows, [row.curve for row in rows], styles)
     _names_at_ends(left, rows, styles)
@@ -71,17 +71,17 @@ def _names_at_ends(axis, rows: Sequence[Row], styles: Mapping[str, dict]) -> Non
     low, high = axis.get_ylim()
     gap = (high - low) * 0.052
     order = sorted(rows, key=lambda row: row.curve[-1].mean)
-    places = [row.curve[-1].mean for row in order]
+    heights = [row.curve[-1].mean for row in order]
     for _ in range(200):
-        for i in range(len(places) - 1):
-            if (lacking := gap - (places[i + 1] - places[i])) > 1e-12:
-                places[i], places[i + 1] = places[i] - lacking / 2, places[i + 1] + lacking / 2
+        for i in range(len(heights) - 1):
+            if (lacking := gap - (heights[i + 1] - heights[i])) > 1e-12:
+                heights[i], heights[i + 1] = heights[i] - lacking / 2, heights[i + 1] + lacking / 2
     end = rows[0].samples[-1]
-    for row, place in zip(order, places, strict=True):
+    for row, height in zip(order, heights, strict=True):
         axis.annotate(
             row.name,
             (end, row.curve[-1].mean),
-            (end * 1.05, place),
+            (end * 1.05, height),
             fontsize=9,
             va="center",
             color=styles[row.name]["color"],
@@ -98,10 +98,19 @@ def _names_at_ends(axis, rows: Sequence[Row], styles: Mapping[str, dict]) -> Non
 
 
 def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapping[str, dict], names: bool) -> None:
-    for place, (row, own) in enumerate(zip(rows, intervals, strict=True)):
+    for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         color, marker = styles[row.name]["color"], "o" if styles[row.name]["linestyle"] == "-" else "s"
-        axis.plot([own.low, own.high], [place, place], color=color, linewidth=2.2, alpha=0.75, solid_capstyle="butt")
-        axis.plot(own.mean, place, color=color, marker=marker, markersize=6, markeredgecolor="white", linestyle="")
+        axis.plot(
+            [interval.low, interval.high],
+            [height, height],
+            color=color,
+            linewidth=2.2,
+            alpha=0.75,
+            solid_capstyle="butt",
+        )
+        axis.plot(
+            interval.mean, height, color=color, marker=marker, markersize=6, markeredgecolor="white", linestyle=""
+        )
     axis.set_yticks(range(len(rows)), [row.name for row in rows] if names else [], fontsize=9)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.tick_params(axis="x", labelsize=8)
@@ -111,8 +120,8 @@ def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapp
 
 
 def _differences(axis, rows: Sequence[Row], styles: Mapping[str, dict], baseline: str) -> None:
-    others = [row for row in rows if row.difference is not None]
-    _dots(axis, others, [row.difference for row in others], styles, names=True)
+    others = [(row, row.difference) for row in rows if row.difference is not None]
+    _dots(axis, [row for row, _ in others], [difference for _, difference in others], styles, names=True)
     axis.axvline(0, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
     axis.set_title(f"Final score minus {baseline}, paired by seed, 95 %", fontsize=10)
 

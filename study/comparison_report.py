@@ -42,26 +42,30 @@ class Facts:
 
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
-    parts = [_head(rows, facts), _scores(rows, facts), _objectives(rows, facts), _cost(rows, facts)]
+    parts = [_head(rows, facts), _scores(rows, facts), _rewards(rows, facts), _cost(rows, facts)]
     if sweep is not None:
         parts.append(_sweep(sweep))
     if facts.differing:
         parts.append(_differing(facts))
     parts.append([_notes(facts)])
     if any(row.declined for row in rows):
-        told = [
+        declined = [
             f"{reward} of {row.name} with {count} of {len(row.seeds)} seeds"
             for row in rows
             for reward, count in row.declined.items()
         ]
         parts.append(
-            [f"Held-out rewards that ended below where they began, by more than one standard error: {'; '.join(told)}."]
+            [
+                f"Held-out rewards that ended below where they began, by more than one standard error: {'; '.join(declined)}."
+            ]
         )
     if any(row.unscored for row in rows):
-        told = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
-        parts.append([f"Scores that no reward could give in the last evaluations, and which are in no mean: {told}."])
+        unscored = ", ".join(f"{row.name} {row.unscored}" for row in rows if row.unscored)
+        parts.append(
+            [f"Scores that no reward could give in the last evaluations, and which are in no mean: {unscored}."]
+        )
     if facts.unfinished:
-        lines = [f"- {name}: {told}" for name, told in facts.unfinished.items()]
+        lines = [f"- {name}: {why}" for name, why in facts.unfinished.items()]
         parts.append(["**Not finished, and in no figure above:**", "", *lines])
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
@@ -90,7 +94,7 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
                 f"{row.learning_rate:g}",
                 str(len(row.seeds)),
                 _plus_minus(row.final, "+.2f"),
-                "" if row.difference is None else _bracketed(row.difference) + _pairs(row),
+                "" if row.difference is None else _bracketed(row.difference) + _pairs(row.difference, len(row.seeds)),
                 _p(row.corrected),
                 f"{row.reached:,.0f} ({row.reached_by} of {len(row.seeds)} seeds)"
                 if row.reached is not None
@@ -103,27 +107,27 @@ def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
     )
 
 
-def _pairs(row: Row) -> str:
-    """Said where the difference is not of all the row's seeds."""
-    return "" if row.difference.count == len(row.seeds) else f", of {row.difference.count} seeds"
+def _pairs(difference: Interval, seeds: int) -> str:
+    """How many seeds a difference is of, where these are not all seeds of the row."""
+    return "" if difference.count == seeds else f", of {difference.count} seeds"
 
 
-def _objectives(rows: Sequence[Row], facts: Facts) -> list[str]:
+def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
     trained, held_out = list(rows[0].gains), list(rows[0].held_out)
     head = ["workflow", *trained, "least", "spread"]
-    head += [told for name in held_out for told in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]
+    head += [cell for name in held_out for cell in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]
     body = [
         [
             row.name,
             *(_plus_minus(row.gains[name], "+.2f") for name in trained),
             f"{_number(row.gains[row.least].mean, '+.2f')} ({row.least})",
             _number(row.spread, ".2f"),
-            *(told for name in held_out for told in _held_out(row, name)),
+            *(cell for name in held_out for cell in _held_out(row, name)),
             _plus_minus(row.diversity, ".3f"),
         ]
         for row in rows
     ]
-    before = [told for name in held_out for told in (_number(facts.untrained_held_out[name], ".3f"), "")]
+    before = [cell for name in held_out for cell in (_number(facts.untrained_held_out[name], ".3f"), "")]
     untrained = ["before training", *("0" for _ in trained), "", "", *before, _number(facts.untrained_diversity, ".3f")]
     return _table(head, [untrained, *body])
 
@@ -156,8 +160,8 @@ def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
 def _sweep(sweep: Sweep) -> list[str]:
     rates = sorted(sweep.rates)
     body = []
-    for name, own in sweep.scores.items():
-        cells = [_number(own.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
+    for name, by_rate in sweep.scores.items():
+        cells = [_number(by_rate.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
         fallen = sweep.declined.get(name, ())
         cells = [f"{cell} ↓" if rate in fallen else cell for rate, cell in zip(rates, cells, strict=True)]
         chosen = [
@@ -177,7 +181,7 @@ def _sweep(sweep: Sweep) -> list[str]:
 
 
 def _differing(facts: Facts) -> list[str]:
-    lines = [f"- {name}: {'; '.join(told) or 'nothing'}" for name, told in facts.differing.items()]
+    lines = [f"- {name}: {'; '.join(differences) or 'nothing'}" for name, differences in facts.differing.items()]
     return [
         f"What differs from {facts.baseline} (learning rates apart):",
         "",
@@ -199,17 +203,18 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
 
 
-def _plus_minus(own: Interval, form: str) -> str:
-    if math.isnan(own.mean):
+def _plus_minus(interval: Interval, form: str) -> str:
+    if math.isnan(interval.mean):
         return ""
-    return f"{own.mean:{form}}" + ("" if math.isnan(own.low) else f" ± {own.mean - own.low:{form.replace('+', '')}}")
+    mean = f"{interval.mean:{form}}"
+    return mean if math.isnan(interval.low) else f"{mean} ± {interval.mean - interval.low:{form.replace('+', '')}}"
 
 
-def _bracketed(own: Interval, form: str = "+.2f") -> str:
-    if math.isnan(own.low):
-        return _number(own.mean, form)
-    text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
-    return text if own.low <= 0 <= own.high else f"**{text}**"
+def _bracketed(interval: Interval, form: str = "+.2f") -> str:
+    if math.isnan(interval.low):
+        return _number(interval.mean, form)
+    text = f"{interval.mean:{form}} ({interval.low:{form}} … {interval.high:{form}})"
+    return text if interval.low <= 0 <= interval.high else f"**{text}**"
 
 
 def _number(value: float, form: str) -> str:

@@ -26,7 +26,7 @@ OTHER, LINK = "#5b5b5b", "#8a8a8a"
 WIDTH, HEIGHT = 1.75, 0.62  # of a node, in inches
 ACROSS, DOWN = 2.45, 0.86  # from one to the next
 
-Place = tuple[str, int]  # a node, or its links on their way through that column
+Slot = tuple[str, int]  # a node, or its links on their way through that column
 
 
 def figure(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Figure:
@@ -40,9 +40,9 @@ def figure(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) ->
     rows = _rows(links, columns)
     width, height = len(rows) * ACROSS, max(len(column) for column in rows) * DOWN
     points = {
-        place: ((number + 0.5) * ACROSS, height - (height - len(column) * DOWN) / 2 - (row + 0.5) * DOWN)
+        slot: ((number + 0.5) * ACROSS, height - (height - len(column) * DOWN) / 2 - (row + 0.5) * DOWN)
         for number, column in enumerate(rows)
-        for row, place in enumerate(column)
+        for row, slot in enumerate(column)
     }
     drawn = Figure(figsize=(width, height))
     axis = drawn.add_axes((0, 0, 1, 1))
@@ -71,8 +71,8 @@ def figure(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type]) ->
 
 def _links(workflow: Mapping[str, Mapping]) -> dict[str, list[str]]:
     """{node: the nodes that it reads from, each once}."""
-    found = {node: [v[0] for v in entry["inputs"].values() if graph.is_link(v)] for node, entry in workflow.items()}
-    return {node: [source for source in dict.fromkeys(own) if source in workflow] for node, own in found.items()}
+    sources = {node: [v[0] for v in entry["inputs"].values() if graph.is_link(v)] for node, entry in workflow.items()}
+    return {node: [source for source in dict.fromkeys(nodes) if source in workflow] for node, nodes in sources.items()}
 
 
 def _columns(links: Mapping[str, list[str]]) -> dict[str, int]:
@@ -88,28 +88,28 @@ def _columns(links: Mapping[str, list[str]]) -> dict[str, int]:
     return columns
 
 
-def _rows(links: Mapping[str, list[str]], columns: Mapping[str, int]) -> list[list[Place]]:
+def _rows(links: Mapping[str, list[str]], columns: Mapping[str, int]) -> list[list[Slot]]:
     """What stands in every column, from the top: nodes, and room for the links that pass. Sorted to cross as little as may be."""
-    steps: dict[Place, set[Place]] = {(node, column): set() for node, column in columns.items()}
+    steps: dict[Slot, set[Slot]] = {(node, column): set() for node, column in columns.items()}
     for target, sources in links.items():
         for source in sources:
             way = [(source, column) for column in range(columns[source], columns[target])] + [(target, columns[target])]
             for here, there in zip(way, way[1:], strict=False):
                 steps.setdefault(here, set()).add(there)
                 steps.setdefault(there, set()).add(here)
-    rows: list[list[Place]] = [[] for _ in range(max(columns.values(), default=0) + 1)]
+    rows: list[list[Slot]] = [[] for _ in range(max(columns.values(), default=0) + 1)]
     for node, column in steps:
         rows[column].append((node, column))
-    for sweep in range(8):  # a place moves to the mean of its neighbours on one side, then on the other
+    for sweep in range(8):  # a slot moves to the mean of its neighbours on one side, then on the other
         for column in range(len(rows)) if sweep % 2 == 0 else reversed(range(len(rows))):
             beside = column - 1 if sweep % 2 == 0 else column + 1
             if 0 <= beside < len(rows):
-                height = {place: (row + 0.5) / len(rows[beside]) for row, place in enumerate(rows[beside])}
-                own = {place: (row + 0.5) / len(rows[column]) for row, place in enumerate(rows[column])}
+                height = {slot: (row + 0.5) / len(rows[beside]) for row, slot in enumerate(rows[beside])}
+                current = {slot: (row + 0.5) / len(rows[column]) for row, slot in enumerate(rows[column])}
                 means = {}
-                for place in rows[column]:
-                    near = [height[other] for other in steps[place] if other in height]
-                    means[place] = sum(near) / len(near) if near else own[place]
+                for slot in rows[column]:
+                    near = [height[other] for other in steps[slot] if other in height]
+                    means[slot] = sum(near) / len(near) if near else current[slot]
                 rows[column].sort(key=means.__getitem__)
     return rows
 

@@ -84,8 +84,8 @@ def parse_lora(text: str) -> Method:
     Raises:
         ValueError: a name that is no plain one.
     """
-    name, place = named_path(text, "--lora")
-    return Method(name, place / ADAPTER if place.is_dir() else place)
+    name, path = named_path(text, "--lora")
+    return Method(name, path / ADAPTER if path.is_dir() else path)
 
 
 def parse_guides(texts: Sequence[str]) -> list[Method]:
@@ -106,7 +106,7 @@ def parse_guides(texts: Sequence[str]) -> list[Method]:
                 f"--guide {text!r}: the name {name!r} {error}; --guide NAME=RUN=γ gives another"
             ) from error
         guides.setdefault(name, []).append(replace(guide, source=source))
-    return [Method(name, guides=tuple(own)) for name, own in guides.items()]
+    return [Method(name, guides=tuple(some)) for name, some in guides.items()]
 
 
 def evaluate(
@@ -149,7 +149,7 @@ def evaluate(
         if waiting:
             _sample(model, chosen, method, waiting, len(pairs), list(rewards.values()), record)
     values = {method.name: record.values(method.name, prompts, seeds, names) for method in methods}
-    cells = {method: compare(own, values[BASE], method == BASE) for method, own in values.items()}
+    cells = {method: compare(scores, values[BASE], method == BASE) for method, scores in values.items()}
     table = markdown(cells, names, len(prompts), len(seeds))
     write_text(folder / TABLE, table)
     write_text(folder / SHEET, as_csv(cells, names, len(pairs)))
@@ -158,12 +158,12 @@ def evaluate(
     return table
 
 
-def compare(own: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
+def compare(scores: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
     """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN where there is none."""
     cells = []
-    for k in range(own.shape[2]):
-        difference = None if is_base else bootstrap_of_groups(own[:, :, k] - base[:, :, k])
-        cells.append(Cell(bootstrap_of_groups(own[:, :, k]), difference))
+    for k in range(scores.shape[2]):
+        difference = None if is_base else bootstrap_of_groups(scores[:, :, k] - base[:, :, k])
+        cells.append(Cell(bootstrap_of_groups(scores[:, :, k]), difference))
     return cells
 
 
@@ -193,16 +193,16 @@ def _rows(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], part, form:
     yield f"| method | {' | '.join(names)} |"
     yield f"|---|{'---|' * len(names)}"
     for method, row in cells.items():
-        yield f"| {method} | {' | '.join(_told(part(cell), form) for cell in row)} |"
+        yield f"| {method} | {' | '.join(_written(part(cell), form) for cell in row)} |"
 
 
-def _told(own: Interval, form: str) -> str:
-    if not own.count:
+def _written(interval: Interval, form: str) -> str:
+    if not interval.count:
         return "–"
-    if math.isnan(own.low):
-        return f"{own.mean:{form}}"
-    text = f"{own.mean:{form}} ({own.low:{form}} … {own.high:{form}})"
-    return f"**{text}**" if "+" in form and not own.low <= 0 <= own.high else text
+    if math.isnan(interval.low):
+        return f"{interval.mean:{form}}"
+    text = f"{interval.mean:{form}} ({interval.low:{form}} … {interval.high:{form}})"
+    return f"**{text}**" if "+" in form and not interval.low <= 0 <= interval.high else text
 
 
 def as_csv(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int) -> str:
@@ -216,8 +216,8 @@ def as_csv(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int
     for method, row in cells.items():
         for name, cell in zip(names, row, strict=True):
             figures = [
-                "" if own is None or math.isnan(value := getattr(own, figure)) else value
-                for own in (cell.mean, cell.difference)
+                "" if interval is None or math.isnan(value := getattr(interval, figure)) else value
+                for interval in (cell.mean, cell.difference)
                 for figure in ("mean", "low", "high")
             ]
             writer.writerow([method, name, *figures, cell.mean.count, total])
@@ -269,14 +269,14 @@ def _identity(
 def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
     adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
-    files = [place for adapter in adapters for place in lora.files(model, adapter).values()]
-    hashes = [_hash(place) for place in files or weights.files(model, Path(source).expanduser())]
+    files = [file for adapter in adapters for file in lora.files(model, adapter).values()]
+    hashes = [_hash(file) for file in files or weights.files(model, Path(source).expanduser())]
     return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
 
-def _hash(place: Path) -> str:
+def _hash(path: Path) -> str:
     digest = hashlib.sha256()
-    with open(place, "rb") as file:
+    with open(path, "rb") as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.hexdigest()
@@ -338,16 +338,16 @@ class _Record:
     def __init__(self, folder: Path, identity: dict, prompts: Sequence[str]):
         self.folder = folder
         fix = "put the file back, or choose another --output"
-        known = read_json(folder / SETTINGS, fields={"prompts": TEXTS}, fix=fix) or {"prompts": []}
+        before = read_json(folder / SETTINGS, fields={"prompts": TEXTS}, fix=fix) or {"prompts": []}
         for name, value in identity.items():
-            if known.get(name, value) != value:
+            if before.get(name, value) != value:
                 raise RunError(
-                    f"{folder} holds an evaluation whose {name} is {known[name]}, and now it is {value}. Fix: choose another "
+                    f"{folder} holds an evaluation whose {name} is {before[name]}, and now it is {value}. Fix: choose another "
                     "--output, or another name where a method or reward has changed"
                 )
-        self.prompts = list(dict.fromkeys([*known["prompts"], *prompts]))  # numbered as they came
+        self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, json.dumps({**known, **identity, "prompts": self.prompts}, indent=1))
+        write_text(folder / SETTINGS, json.dumps({**before, **identity, "prompts": self.prompts}, indent=1))
         rows = read_lines(folder / SCORES, _check_scores)
         write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
         self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
@@ -362,29 +362,29 @@ class _Record:
         with open(self.folder / SCORES, "a", encoding="utf-8") as file:
             for (prompt, seed), image, values in zip(pairs, images.numpy(), scores.tolist(), strict=True):
                 number = self.prompts.index(prompt) + 1
-                place = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
+                path = self.folder / PICTURES / method / f"{number:04d}-{seed}.{'mp4' if image.ndim == 4 else 'png'}"
                 if image.ndim == 4:
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    place.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(mp4(image, grids.FRAMES_PER_SECOND))
                 else:
-                    grids.save(image, place)
-                known = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
-                own = known | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
-                row = {"method": method, "prompt": prompt, "seed": seed, "scores": own, "file": place.name}
+                    grids.save(image, path)
+                before = self.rows.get((method, prompt, seed), {"scores": {}})["scores"]  # of the same picture
+                all_scores = before | {reward.name: value for reward, value in zip(rewards, values, strict=True)}
+                row = {"method": method, "prompt": prompt, "seed": seed, "scores": all_scores, "file": path.name}
                 file.write(json_line(row))
                 self.rows[method, prompt, seed] = row
 
     def describe(self, method: str) -> None:
         """Says beside the pictures whose prompt is whose, for `otca score` and others."""
-        own = sorted((row["file"], row["prompt"]) for row in self.rows.values() if row["method"] == method)
-        if own:
-            lines = [json_line({"file_name": file, "prompt": prompt}) for file, prompt in own]
+        rows = sorted((row["file"], row["prompt"]) for row in self.rows.values() if row["method"] == method)
+        if rows:
+            lines = [json_line({"file_name": file, "prompt": prompt}) for file, prompt in rows]
             write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
 
     def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:
         """Scores [P, S, K], NaN where there is none."""
-        own = [
+        scores = [
             [[self.rows[method, prompt, seed]["scores"][name] for name in names] for seed in seeds]
             for prompt in prompts
         ]
-        return np.array(own, dtype=float)
+        return np.array(scores, dtype=float)

@@ -38,26 +38,26 @@ _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody 
 
 
 def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
-    """Raises ValueError where one cannot run, or two could not be told apart by their method alone."""
-    for name, own in workflows.items():
-        if found := errors(preflight.problems(own)):
-            raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(found)))
+    """Raises ValueError where one cannot run, or two differ in more than their method."""
+    for name, workflow in workflows.items():
+        if wrong := errors(preflight.problems(workflow)):
+            raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(wrong)))
         for class_type in (LOAD_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
-                only(own, class_type)
+                only(workflow, class_type)
             except RunError as error:
                 raise ValueError(f"{name}: {error}") from error
     base = _conditions(workflows[baseline])
-    for name, own in workflows.items():
-        given = _conditions(own)
+    for name, workflow in workflows.items():
+        conditions = _conditions(workflow)
         unequal = [
-            f"{what} is {given.get(what, 'not given')!r}, not {base.get(what, 'not given')!r}"
-            for what in {**base, **given}
-            if base.get(what) != given.get(what)
+            f"{what} is {conditions.get(what, 'not given')!r}, not {base.get(what, 'not given')!r}"
+            for what in {**base, **conditions}
+            if base.get(what) != conditions.get(what)
         ]
-        mine, theirs = _rewards(own), _rewards(workflows[baseline])
-        unequal += [f"{_told(reward)} is in its stack alone" for reward in _without(mine, theirs)]
-        unequal += [f"{_told(reward)} is not in its stack" for reward in _without(theirs, mine)]
+        mine, theirs = _rewards(workflow), _rewards(workflows[baseline])
+        unequal += [f"{_described(reward)} is in its stack alone" for reward in _without(mine, theirs)]
+        unequal += [f"{_described(reward)} is not in its stack" for reward in _without(theirs, mine)]
         if unequal:
             raise ValueError(
                 f"{name} cannot be compared with {baseline}, since {'; '.join(unequal)}. Fix: make them equal, in the file or by "
@@ -67,14 +67,14 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
 
 def _conditions(workflow: Workflow) -> dict[str, Any]:
     """What has to be equal, by NODE.INPUT; of a node that is not there its defaults."""
-    found = {}
+    conditions = {}
     for class_type, names in _EQUAL.items():
         nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
-        for given in nodes or [_defaults(workflow.node_classes[class_type])]:
-            for name, value in given.items():
+        for constants in nodes or [_defaults(workflow.node_classes[class_type])]:
+            for name, value in constants.items():
                 if name not in _SET and (not names or name in names):
-                    found[f"{class_type}.{name}"] = value
-    return found
+                    conditions[f"{class_type}.{name}"] = value
+    return conditions
 
 
 def _rewards(workflow: Workflow) -> list[tuple[str, int, dict]]:
@@ -100,16 +100,16 @@ def _without(some: Sequence[T], others: Sequence[T]) -> list[T]:
     return left
 
 
-def _told(reward: tuple[str, int, dict]) -> str:
-    class_type, output, given = reward
-    told = _listed({name: value for name, value in given.items() if value not in ("", False)})
-    return f"{class_type} ({told})" if output == 0 else f"{class_type}, output {output} ({told})"
+def _described(reward: tuple[str, int, dict]) -> str:
+    class_type, output, options = reward
+    listed = _listed({name: value for name, value in options.items() if value not in ("", False)})
+    return f"{class_type} ({listed})" if output == 0 else f"{class_type}, output {output} ({listed})"
 
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
-    """A node's constants, those that are not given by their defaults."""
-    given = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
-    return {**_defaults(workflow.node_class(node)), **given}
+    """A node's constants; where an input has none, its default."""
+    constants = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
+    return {**_defaults(workflow.node_class(node)), **constants}
 
 
 def _defaults(node_class: type) -> dict[str, Any]:
@@ -123,34 +123,34 @@ def run_inputs(workflow: Workflow) -> dict[str, Any]:
     return inputs(workflow, only(workflow, RUN_NODE))
 
 
-def differing(own: Workflow, base: Workflow) -> list[str]:
+def differing(workflow: Workflow, base: Workflow) -> list[str]:
     """In words: nodes that only one of them has, and inputs and links that differ in those that both have.
 
-    Nodes of one class are taken in their order. A link to a node that only one of them has is not told again.
+    Nodes of one class are taken in their order. A link to a node that only one of them has is left out.
     """
-    mine, theirs = _by_class(own), _by_class(base)
-    told = []
+    mine, theirs = _by_class(workflow), _by_class(base)
+    lines = []
     for kind in {**mine, **theirs}:
         some, others = mine.get(kind, []), theirs.get(kind, [])
-        told += [f"{kind} ({_listed(given)})" for given, _ in some[len(others) :]]
-        told += [f"no {kind}"] * (len(others) - len(some))
-        for (given, links), (its_given, its_links) in zip(some, others, strict=False):
-            told += [
-                f"{kind}.{name} = {given.get(name)} instead of {its_given.get(name)}"
-                for name in {**given, **its_given}
-                if name not in _SET and given.get(name) != its_given.get(name)
+        lines += [f"{kind} ({_listed(constants)})" for constants, _ in some[len(others) :]]
+        lines += [f"no {kind}"] * (len(others) - len(some))
+        for (constants, links), (its_constants, its_links) in zip(some, others, strict=False):
+            lines += [
+                f"{kind}.{name} = {constants.get(name)} instead of {its_constants.get(name)}"
+                for name in {**constants, **its_constants}
+                if name not in _SET and constants.get(name) != its_constants.get(name)
             ]
-            told += [
+            lines += [
                 f"{kind}.{name} from {links[name]} instead of {its_links[name]}"
                 for name in links.keys() & its_links.keys()
                 if links[name] != its_links[name] and links[name] in theirs and its_links[name] in mine
             ]
-    return told
+    return lines
 
 
 def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]]:
     """Of every node but Training Run its constants, and the classes that its links come from."""
-    found = {}
+    nodes = {}
     for node, entry in workflow.graph.items():
         if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE:
             links = {
@@ -158,12 +158,12 @@ def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]
                 for name, value in entry["inputs"].items()
                 if is_link(value)
             }
-            found.setdefault(entry["class_type"].removeprefix("OTCA_"), []).append((inputs(workflow, node), links))
-    return found
+            nodes.setdefault(entry["class_type"].removeprefix("OTCA_"), []).append((inputs(workflow, node), links))
+    return nodes
 
 
-def _listed(given: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in given.items() if name not in _SET)
+def _listed(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in options.items() if name not in _SET)
 
 
 def rate(workflow: Workflow) -> float:

@@ -61,9 +61,8 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     Raises:
         RunError: there is no run in that folder.
     """
-    if not (folder / WORKFLOW).is_file():
+    if not (folder / WORKFLOW).is_file() or (workflow := read_own(folder, WORKFLOW)) is None:
         raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
-    workflow = read_own(folder, WORKFLOW)
     history = read_lines(folder / METRICS)
     evaluations = read_lines(folder / EVALUATIONS)
     changes = read_changes(folder)
@@ -103,16 +102,16 @@ def _head(folder: Path, history: Sequence[Mapping], written: status.Status) -> s
 
 
 def _warnings(history: Sequence[Mapping], evaluations: Sequence[Mapping], written: status.Status) -> Iterable[str]:
-    told = [written.error, written.reason, verdicts.warning(history, evaluations)]
+    warnings = [written.error, written.reason, verdicts.warning(history, evaluations)]
     warned = [row["iteration"] for row in history if row.get(keys.HACKING)]
     if warned:
-        told.append(
+        warnings.append(
             f"Warnings of reward hacking: in {len(warned)} of {len(history)} iterations, from {warned[0]} to {warned[-1]}."
         )
     masked = sum(row.get("groups/masked_samples") or 0 for row in history)
     if masked:
-        told.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
-    return [f'<p class="warning">{escape(text)}</p>' for text in told if text]
+        warnings.append(f"{masked:.0f} samples were left out, since a reward could not score them.")
+    return [f'<p class="warning">{escape(text)}</p>' for text in warnings if text]
 
 
 # --- rewards ----------------------------------------------------------------------------------------------------------
@@ -179,25 +178,25 @@ def _figure(first: Mapping, row: Mapping, name: str) -> str:
     mean, error = figures["mean"], figures["standard_error"]
     # Two digits of the error, and as many of the mean.
     decimals = max(0, 1 - math.floor(math.log10(error))) if error else 4
-    told = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
+    shown = f"{mean:.{decimals}f} ± {error:.{decimals}f}"
     if row is first or not comparable(first, row) or not measured(before["mean"]) or not before["std"]:
-        return told
+        return shown
     change = mean - before["mean"]
     beyond = abs(change) > 2 * math.hypot(error, before["standard_error"])
     tone = ("up" if change > 0 else "down") if beyond else "quiet"
-    return f'{told}<br><span class="{tone}">{change / before["std"]:+.2f}</span>'
+    return f'{shown}<br><span class="{tone}">{change / before["std"]:+.2f}</span>'
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
 def _pictures(folder: Path) -> str:
-    found = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
+    pictures = [(folder / "samples.png", "Before training and at the last evaluation: the same prompts and seeds.")]
     grids = sorted((p for p in (folder / SAMPLES).glob("*.png") if p.stem.isdecimal()), key=lambda p: int(p.stem))
     count = min(MOST_SAMPLES, len(grids))
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     over_time = [_picture(path, f"Evaluation at iteration {int(path.stem)}.") for path in chosen]
-    shown = [_picture(path, caption) for path, caption in found if path.is_file()]
+    shown = [_picture(path, caption) for path, caption in pictures if path.is_file()]
     if over_time:
         shown.append(
             f"<details><summary>Over time: {count} of {len(grids)} evaluations</summary>{''.join(over_time)}</details>"
@@ -240,13 +239,14 @@ def _time(history: Sequence[Mapping]) -> str:
         return ""
     whole = _seconds(history, "iteration")
     rewards = [f"reward/{name}" for name in keys.timed_rewards(history[-1])]
-    phases, lines = list(PHASES), []
+    phases: list[str] = list(PHASES)
+    lines = []
     phases[phases.index("reward") + 1 : 0] = rewards
     for phase in phases:
-        own = _seconds(history, phase)
-        share = sum(own) / max(sum(whole), 1e-9)
+        seconds = _seconds(history, phase)
+        share = sum(seconds) / max(sum(whole), 1e-9)
         lines.append(
-            f"<tr><td>{escape(phase.replace('/', ': '))}</td><td>{statistics.median(own):.3g} s</td><td>{share:.1%}</td>"
+            f"<tr><td>{escape(phase.replace('/', ': '))}</td><td>{statistics.median(seconds):.3g} s</td><td>{share:.1%}</td>"
             f'<td style="width:40%"><span class="bar" style="width:{share:.1%}"></span></td></tr>'
         )
     rate = statistics.median(row.get("samples_per_second") or 0.0 for row in history)
@@ -298,11 +298,11 @@ def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type])
     )
 
 
-def _defaults(node: str, entry: dict, cls: type | None) -> dict[str, Any]:
+def _defaults(node: str, entry: Mapping, cls: type | None) -> dict[str, Any]:
     """What the inputs would be if nobody had set them; without those that have to be set."""
     declared = read_node(node, entry, cls).declared if cls is not None else {}
-    found = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
-    return {name: default for name, default in found.items() if default is not None}
+    defaults = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
+    return {name: default for name, default in defaults.items() if default is not None}
 
 
 def _setting(value: Any, default: Any) -> str:

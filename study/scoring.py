@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,26 +33,26 @@ def parse_reward(text: str) -> Reward:
     `rescale` and `clip` are options of every reward.
 
     Raises:
-        ValueError: names what is not known, and what there is.
+        ValueError: an unknown kind or option; it names those that there are.
     """
     kind, _, rest = text.partition(":")
     if kind not in REWARDS:
         raise ValueError(f"--reward {text!r}: there is no reward {kind!r}. Fix: one of {', '.join(REWARDS)}")
     made = reward_class(kind)
-    known = _options(made)
+    declared = _options(made)
     options = {}
     for part in re.split(r",(?=\w+=)", rest) if rest else ():  # a value may itself have commas
         name, equals, value = part.partition("=")
-        if not equals or name not in (*known, "rescale", "clip"):
-            listed = ", ".join([*known, "rescale", "clip"])
+        if not equals or name not in (*declared, "rescale", "clip"):
+            listed = ", ".join([*declared, "rescale", "clip"])
             raise ValueError(f"--reward {text!r}: {part!r} is no option of it. Fix: OPTION=VALUE, with {listed}")
         options[name] = value
-    missing = [n for n, p in known.items() if p.default is p.empty and n not in options]
+    missing = [n for n, p in declared.items() if p.default is p.empty and n not in options]
     if missing:
         raise ValueError(f"--reward {text!r} needs {', '.join(missing)}. Fix: --reward {kind}:{missing[0]}=…")
     try:
         rescale, bounds = float(options.pop("rescale", 1.0)), parse_bounds(options.pop("clip", ""))
-        converted = {name: _converted(value, known[name].default) for name, value in options.items()}
+        converted = {name: _converted(value, declared[name].default) for name, value in options.items()}
     except ValueError as error:
         raise ValueError(f"--reward {text!r}: {error}") from error
     reward = made(**converted)
@@ -62,16 +62,16 @@ def parse_reward(text: str) -> Reward:
 
 def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
     """What its constructor takes by keyword, and those below it that it hands the rest on to."""
-    known = {"name": inspect.signature(made).parameters["name"]}
-    for own in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
-        parameters = inspect.signature(own.__init__).parameters.values()
-        known |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    declared = {"name": inspect.signature(made).parameters["name"]}
+    for owner in [kind for kind in made.__mro__ if "__init__" in vars(kind)]:
+        parameters = inspect.signature(owner.__init__).parameters.values()
+        declared |= {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return known
+    return declared
 
 
-def _converted(text: str, default: object) -> object:
+def _converted(text: str, default: Any) -> Any:
     """In the default's type; text where there is none."""
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):
@@ -87,22 +87,22 @@ def find_files(names: Sequence[str]) -> list[Path]:
         FileNotFoundError: a name that matches nothing.
         ValueError: a file of another kind.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for name in names:
-        place = Path(name).expanduser()
-        if place.is_dir():
-            own = sorted(path for path in place.iterdir() if path.suffix.lower() in PICTURES + VIDEOS)
-        elif place.is_file():
-            own = [place]
+        entry = Path(name).expanduser()
+        if entry.is_dir():
+            matches = sorted(path for path in entry.iterdir() if path.suffix.lower() in PICTURES + VIDEOS)
+        elif entry.is_file():
+            matches = [entry]
         else:
-            own = sorted(place.parent.glob(place.name))
-        if not own:
+            matches = sorted(entry.parent.glob(entry.name))
+        if not matches:
             raise FileNotFoundError(f"{name!r} is no file, no folder with pictures or videos, and no pattern of some")
-        found += own
-    for path in found:
+        files += matches
+    for path in files:
         if path.suffix.lower() not in PICTURES + VIDEOS:
             raise ValueError(f"{path} is neither a picture nor a video. Fix: one of {', '.join(PICTURES + VIDEOS)}")
-    return found
+    return files
 
 
 def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
@@ -171,11 +171,11 @@ def _batches(files: Sequence[Path], size: int) -> Iterator[tuple[int, Tensor]]:
     """(the first file's number, pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1])."""
     waiting: list[np.ndarray] = []
     for number, file in enumerate(files):
-        own = read(file)
-        if waiting and (own.shape != waiting[0].shape or len(waiting) == size):
+        sample = read(file)
+        if waiting and (sample.shape != waiting[0].shape or len(waiting) == size):
             yield number - len(waiting), _tensor(waiting)
             waiting = []
-        waiting.append(own)
+        waiting.append(sample)
     yield len(files) - len(waiting), _tensor(waiting)
 
 
@@ -187,8 +187,9 @@ def table(names: Sequence[str], scores: Tensor) -> str:
     """Markdown: a row a reward."""
     lines = ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
     for name, column in zip(names, scores.T.tolist(), strict=True):
-        own = bootstrap(column)
-        lines.append(f"| {name} | {own.mean:.4g} | {own.low:.4g} … {own.high:.4g} | {own.count} of {len(column)} |")
+        interval = bootstrap(column)
+        bounds = f"{interval.low:.4g} … {interval.high:.4g}"
+        lines.append(f"| {name} | {interval.mean:.4g} | {bounds} | {interval.count} of {len(column)} |")
     return "\n".join(lines)
 
 
@@ -197,5 +198,5 @@ def write_csv(path: Path, files: Sequence[Path], prompts: Sequence[str], names: 
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["file", "prompt", *names])
-        for own, prompt, row in zip(files, prompts, scores.tolist(), strict=True):
-            writer.writerow([own, prompt, *("" if value != value else value for value in row)])
+        for source, prompt, row in zip(files, prompts, scores.tolist(), strict=True):
+            writer.writerow([source, prompt, *("" if value != value else value for value in row)])

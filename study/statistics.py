@@ -28,21 +28,21 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
     Returns:
         NaN bounds for fewer than two scores, and a NaN mean for none.
     """
-    own = np.asarray(values, dtype=np.float64)
-    own = own[np.isfinite(own)]
-    count = len(own)
+    finite = np.asarray(values, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    count = len(finite)
     if count < 2:
-        return Interval(float(own.mean()) if count else np.nan, np.nan, np.nan, count)
+        return Interval(float(finite.mean()) if count else np.nan, np.nan, np.nan, count)
     generator = np.random.default_rng(seed)
     rows = max(1, _BLOCK // count)
     means = np.concatenate(
         [
-            own[generator.integers(0, count, (min(rows, RESAMPLES - first), count))].mean(1)
+            finite[generator.integers(0, count, (min(rows, RESAMPLES - first), count))].mean(1)
             for first in range(0, RESAMPLES, rows)
         ]
     )
     low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(own.mean()), float(low), float(high), count)
+    return Interval(float(finite.mean()), float(low), float(high), count)
 
 
 def bootstrap_of_groups(values: np.ndarray) -> Interval:
@@ -50,11 +50,11 @@ def bootstrap_of_groups(values: np.ndarray) -> Interval:
 
     Of a single prompt it draws samples. `count` is that of the finite values.
     """
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     if len(values) == 1:
         return bootstrap(values[0])
-    means = [row[own].mean() for row, own in zip(values, known, strict=True) if own.any()]
-    return replace(bootstrap(means), count=int(known.sum()))
+    means = [row[scored].mean() for row, scored in zip(values, finite, strict=True) if scored.any()]
+    return replace(bootstrap(means), count=int(finite.sum()))
 
 
 def t_cdf(t: float, freedom: int) -> float:
@@ -82,29 +82,29 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 def mean_interval(values: Sequence[float]) -> Interval:
     """Student's interval of the mean at CONFIDENCE; NaN bounds for fewer than two values."""
-    own = np.asarray(values, dtype=np.float64)
-    mean, count = float(own.mean()), len(own)
+    array = np.asarray(values, dtype=np.float64)
+    mean, count = float(array.mean()), len(array)
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(own.std(ddof=1)) / math.sqrt(count)
+    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(array.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 
 def paired_p(differences: Sequence[float]) -> float:
     """Two-sided p of the paired t test that differences have mean 0; NaN for fewer than two."""
-    own = np.asarray(differences, dtype=np.float64)
-    if len(own) < 2:
+    array = np.asarray(differences, dtype=np.float64)
+    if len(array) < 2:
         return math.nan
-    error = float(own.std(ddof=1)) / math.sqrt(len(own))
+    error = float(array.std(ddof=1)) / math.sqrt(len(array))
     if error == 0:
-        return float(own.mean() == 0)
-    return 2 * (1 - t_cdf(abs(float(own.mean())) / error, len(own) - 1))
+        return float(array.mean() == 0)
+    return 2 * (1 - t_cdf(abs(float(array.mean())) / error, len(array) - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down correction (1979), in the order given: p_(i) · (m - i), made monotone, at most 1. NaN counts for none."""
-    known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
+    ordered = sorted((p, number) for number, p in enumerate(p_values) if not math.isnan(p))
     corrected, least = [math.nan] * len(p_values), 0.0
-    for rank, (p, place) in enumerate(known):
-        least = corrected[place] = max(least, min(1.0, p * (len(known) - rank)))
+    for rank, (p, number) in enumerate(ordered):
+        least = corrected[number] = max(least, min(1.0, p * (len(ordered) - rank)))
     return corrected

@@ -199,11 +199,9 @@ def state(training: Training) -> str:
         return f"failed: {written.error}"
     if written.status == status.UNKNOWN:
         return "not trained yet"
-    return (
-        "a process still trains it"
-        if claim.holder(training.folder) is not None
-        else "begun, and not yet trained to its end"
-    )
+    if status.busy(training.folder, written):
+        return "a process still trains it"
+    return "begun, and not yet trained to its end"
 
 
 def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:

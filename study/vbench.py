@@ -71,7 +71,7 @@ class Evaluation:
         return totals | {dimension: self.scores.get(dimension) for dimension in DIMENSIONS}
 
 
-def read(place: Path, name: str = "") -> Evaluation:
+def read(path: Path, name: str = "") -> Evaluation:
     """The results in a file, or in all files of a folder: VBench may be asked for one dimension at a time.
 
     Args:
@@ -81,16 +81,16 @@ def read(place: Path, name: str = "") -> Evaluation:
         FileNotFoundError: a folder without results.
         ValueError: no results of VBench, a score outside [0, 1], or two of one dimension.
     """
-    files = [place] if place.is_file() else sorted(place.glob(f"*{SUFFIX}"))
+    files = [path] if path.is_file() else sorted(path.glob(f"*{SUFFIX}"))
     if not files:
-        raise FileNotFoundError(f"{place} has no file that ends in {SUFFIX}. Fix: give VBench's --output_path")
+        raise FileNotFoundError(f"{path} has no file that ends in {SUFFIX}. Fix: give VBench's --output_path")
     scores: dict[str, float] = {}
     for file in files:
         for dimension, score in _scores(file).items():
             if dimension in scores:
-                raise ValueError(f"{place} has {dimension} twice, again in {file.name}. Fix: keep one of the files")
+                raise ValueError(f"{path} has {dimension} twice, again in {file.name}. Fix: keep one of the files")
             scores[dimension] = score
-    return Evaluation(name or place.name.removesuffix(SUFFIX), scores)
+    return Evaluation(name or path.name.removesuffix(SUFFIX), scores)
 
 
 def _scores(file: Path) -> dict[str, float]:
@@ -113,8 +113,9 @@ def markdown(evaluations: Sequence[Evaluation]) -> str:
     """A table in percent, a row an evaluation; – where nothing was evaluated."""
     names = list(Evaluation("", {}).columns())
     rows = [["model", *(name.replace("_", " ") for name in names)], ["---", *["---:"] * len(names)]]
-    for own in evaluations:
-        rows.append([own.name, *("–" if value is None else f"{100 * value:.2f}" for value in own.columns().values())])
+    for evaluation in evaluations:
+        cells = ("–" if value is None else f"{100 * value:.2f}" for value in evaluation.columns().values())
+        rows.append([evaluation.name, *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -123,7 +124,7 @@ def as_csv(evaluations: Sequence[Evaluation]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["model", *Evaluation("", {}).columns()])
-    writer.writerows([own.name, *own.columns().values()] for own in evaluations)
+    writer.writerows([evaluation.name, *evaluation.columns().values()] for evaluation in evaluations)
     return text.getvalue()
 
 

@@ -1,6 +1,6 @@
 """A reward server to copy: `python -m comfyui_otca.assets.examples.reward_server --port 8189`, then the node Reward: HTTP.
 
-It scores brightness. Put your model's scores in its place, in `score`; nothing else has to change, and nothing of this pack is
+It scores brightness. Return your model's scores from `score` instead; nothing else has to change, and nothing of this pack is
 needed: aiohttp, numpy, Pillow, and imageio for videos.
 """
 
@@ -46,7 +46,7 @@ def application(scorer: Scorer = score) -> web.Application:
             raise web.HTTPBadRequest(text=f"version {asked['version']} is not known here")
         samples = [decode(asked["media"], sample["data"]) for sample in asked["samples"]]
         prompts = [sample["prompt"] for sample in asked["samples"]]
-        # In a thread, so that the server goes on answering while the model works.
+        # In a thread, so that the server still answers while the model works.
         return web.json_response({"scores": await asyncio.to_thread(scorer, samples, prompts)})
 
     app = web.Application(client_max_size=MOST_BYTES)

@@ -1,4 +1,4 @@
-"""`python -m comfyui_otca.assets.make`: trains both embedded models anew, from nothing but this folder.
+"""`python -m comfyui_otca.assets.make`: trains both embedded models again, from nothing but this folder.
 
 On two CPU cores this takes about half an hour. `--only clip|flux` makes one of them, `--check` samples from what is there.
 """

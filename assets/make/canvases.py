@@ -38,7 +38,7 @@ FRAMES = {
 }
 STAGE_OF = {"OTCA/data": "model", **{f"OTCA/{name}": name for name in FRAMES}}
 GAP, BETWEEN_FRAMES, HEADER = 60, 90, 85
-LOWEST, LOWEST_REWARD = 1550, 1050  # a column that would reach below this goes on in another
+LOWEST, LOWEST_REWARD = 1550, 1050  # a column that would reach below this continues in another
 # Heights for the taller rows of Nodes 2.0: a title, and so much for each widget or socket.
 TITLE, ROW, TEXT_ROWS = 50, 30, 3
 FIXED = {
@@ -107,8 +107,8 @@ FRAME = """async () => {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = sorted(path.stem for path in NOTES.glob("*.md"))
-    parser.add_argument("names", nargs="*", metavar="NAME", default=known, help=f"of {', '.join(known)}; default: all")
+    names = sorted(path.stem for path in NOTES.glob("*.md"))
+    parser.add_argument("names", nargs="*", metavar="NAME", default=names, help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--run", type=int, default=0)
     options = parser.parse_args()
     comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-canvases-")))
@@ -133,7 +133,7 @@ def save(canvas: Canvas, name: str) -> None:
     sampler = next(id for id, node in api.items() if node["class_type"] == "OTCA_SDESampler")
     note = (NOTES / f"{name}.md").read_text(encoding="utf-8")
     text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler])
-    graph = renumbered(json.loads(text), {str(given): id for given, id in ids.items()})
+    graph = renumbered(json.loads(text), {str(node): id for node, id in ids.items()})
     del graph[
         "id"
     ]  # each time that it is opened it is another workflow, and shows nothing of what an earlier copy made
@@ -142,7 +142,7 @@ def save(canvas: Canvas, name: str) -> None:
     for node in graph["nodes"]:
         _, _, width, height = places[node["id"]]
         if node["size"][0] > width + 2 or node["size"][1] > height + 2:
-            print(f"{name}: {node['type']} takes {node['size']}, its place has {width} x {height}")
+            print(f"{name}: {node['type']} takes {node['size']}, its frame has {width} x {height}")
     print(target)
 
 
@@ -241,7 +241,9 @@ def thumbnail(canvas: Canvas, name: str, runs: int) -> None:
             assert execution.end == "execution_success", execution.detail
     clip = canvas.page.evaluate(FRAME)
     canvas.page.wait_for_timeout(2500)  # the canvas draws in its own time
-    picture = Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB").resize(SIZE, Image.LANCZOS)
+    picture = (
+        Image.open(io.BytesIO(canvas.page.screenshot(clip=clip))).convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
+    )
     for quality in range(88, 40, -4):
         content = io.BytesIO()
         picture.save(content, "JPEG", quality=quality, optimize=True)

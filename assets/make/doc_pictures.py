@@ -1,4 +1,4 @@
-"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon anew.
+"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon again.
 
 Everything shown is computed: samples of the embedded model, a short training of the quickstart, and curves of the project's own
 formulas. A few minutes on two cores; `--only NAME …` draws some of them.
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from PIL import Image
 
 from ...host.access.permissions import PYTHON, user_named
@@ -39,7 +40,7 @@ from ...trainer.networks.network import shared
 from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
 from ...trainer.rewards import reward_class
-from ...trainer.rewards.base import score, score_stack
+from ...trainer.rewards.base import Reward, score, score_stack
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
 from ...trainer.run.layout import read_lines
@@ -82,9 +83,13 @@ def trajectories(count: int = 4):
 
 @functools.cache
 def scores(count: int = 4):
-    rewards = [reward_class(kind)() for kind in ("clip_t", "colorfulness", "sharpness", "accuracy")]
+    rewards = [reward(kind) for kind in ("clip_t", "colorfulness", "sharpness", "accuracy")]
     own = trajectories(count)
     return score_stack(rewards, own.images, own.texts, own.groups)
+
+
+def reward(kind: str, **options) -> Reward:
+    return reward_class(kind)(**options)
 
 
 def credit(method, *options, count: int = 2):
@@ -142,9 +147,9 @@ def model_memory():
             "text_encoder": CLIPTextModel(clip),
             "text_encoder_2": T5EncoderModel(t5),
             "vae": AutoencoderKL(
-                block_out_channels=(128, 256, 512, 512),
-                down_block_types=("DownEncoderBlock2D",) * 4,
-                up_block_types=("UpDecoderBlock2D",) * 4,
+                block_out_channels=(128, 256, 512, 512),  # pyright: ignore[reportArgumentType]  # the library's tuple[int] has any length
+                down_block_types=("DownEncoderBlock2D",) * 4,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
+                up_block_types=("UpDecoderBlock2D",) * 4,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
                 layers_per_block=2,
                 latent_channels=16,
             ),
@@ -195,7 +200,7 @@ def model_files():
         colLabels=list(columns),
         colWidths=[0.16, 0.22, 0.44],
         cellLoc="center",
-        bbox=(0.16, 0, 0.84, 1),
+        bbox=Bbox.from_bounds(0.16, 0, 0.84, 1),
     )
     table.auto_set_font_size(False)
     table.set_fontsize(8.5)
@@ -275,9 +280,7 @@ def sampler_group():
 def reward_strip(kind: str, digits: int = 3):
     """Pictures from the lowest to the highest score by one reward, with the score beneath."""
     own = trajectories()
-    return score_strip(
-        score([reward_class(kind)()], own.images, own.texts)[:, 0], digits, kind in ("clip_t", "accuracy")
-    )
+    return score_strip(score([reward(kind)], own.images, own.texts)[:, 0], digits, kind in ("clip_t", "accuracy"))
 
 
 def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
@@ -313,7 +316,7 @@ def reward_views():
 def reward_http():
     """By the example server's own function."""
     pictures = (trajectories().images * 255).round().byte().numpy()
-    return score_strip(torch.tensor(example_server.score(pictures, trajectories().texts)))
+    return score_strip(torch.tensor(example_server.score(list(pictures), trajectories().texts)))
 
 
 def reward_python():
@@ -322,9 +325,7 @@ def reward_python():
     file = Path(workplace().name) / "by_hand.py"
     file.write_text(textwrap.dedent(page[page.index("    def score(") :].split("\n\n")[0]), encoding="utf-8")
     os.environ[PYTHON] = str(file.parent)
-    return score_strip(
-        score([reward_class("python")(file=str(file))], trajectories().images, trajectories().texts)[:, 0]
-    )
+    return score_strip(score([reward("python", file=str(file))], trajectories().images, trajectories().texts)[:, 0])
 
 
 def reward_table():
@@ -380,12 +381,14 @@ def tcd_floors():
 
 def tcd_heatmap():
     own = credit(tcd)
-    return _heatmap(own.weights, own, "Step weights w of two groups (TCD)", "viridis", (0, own.weights.max()))
+    return _heatmap(own.weights, own, "Step weights w of two groups (TCD)", "viridis", (0, own.weights.max().item()))
 
 
 def uniform_heatmap():
     own = credit(uniform, 0.6, torch.Generator().manual_seed(0))
-    return _heatmap(own.weights, own, "Step weights w with timestep_fraction 0.6", "viridis", (0, own.weights.max()))
+    return _heatmap(
+        own.weights, own, "Step weights w with timestep_fraction 0.6", "viridis", (0, own.weights.max().item())
+    )
 
 
 def step_pull():
@@ -416,7 +419,7 @@ def step_pull():
 
 def combined_heatmap():
     own = combined(credit(tcd, 0.0), credit(noise_aware, trajectories(2).stds))
-    return _heatmap(own.weights, own, "Step weights w: TCD · noise-aware", "viridis", (0, own.weights.max()))
+    return _heatmap(own.weights, own, "Step weights w: TCD · noise-aware", "viridis", (0, own.weights.max().item()))
 
 
 def credit_places():
@@ -456,7 +459,7 @@ def moca_z():
 def moca_heatmap():
     own = fuse(scores(2), credit(tcd), "moca")
     order = np.lexsort((-own.fused.advantage.numpy(), own.scores.groups.numpy()))
-    limit = own.step_advantage.abs().max()
+    limit = own.step_advantage.abs().max().item()
     title = "Effective advantage Ã, best sample of a group on top"
     return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
 
@@ -509,7 +512,7 @@ def fusion_agreement():
 def best_of_n():
     own = select(fuse(scores(2), credit(tcd), "weighted_advantages"), 4, 4)
     order = np.lexsort((-own.fused.advantage.numpy(), own.scores.groups.numpy()))
-    limit = own.step_advantage.abs().max()
+    limit = own.step_advantage.abs().max().item()
     title = "Effective advantage Ã: four best, four worst of a group"
     return _heatmap(own.step_advantage[order], own.credit, title, "PuOr_r", (-limit, limit))
 

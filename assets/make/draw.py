@@ -19,6 +19,7 @@ def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
     Size and place, saturation and brightness of both colours, softness of the edge and a little paper grain vary: a reward
     for colour, sharpness or smoothness finds pictures it prefers already in the untrained model's reach.
     """
+    assert scene.color is not None and scene.background is not None  # None is for what a judge could not tell
     side = SIZE * _SUPERSAMPLE
     half = random.uniform(0.2, 0.36) * side
     x, y = (random.uniform(half + 0.04 * side, side - half - 0.04 * side) for _ in range(2))
@@ -41,4 +42,5 @@ def _color(name: str, random: np.random.Generator) -> tuple[int, int, int]:
     hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in PALETTE[name]))
     saturation = min(1.0, saturation * random.uniform(0.7, 1.15))
     value = min(1.0, value * random.uniform(0.85, 1.1))
-    return tuple(round(255 * c) for c in colorsys.hsv_to_rgb(hue, saturation, value))
+    red, green, blue = colorsys.hsv_to_rgb(hue, saturation, value)
+    return round(255 * red), round(255 * green), round(255 * blue)

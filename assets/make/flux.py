@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
 from diffusers.training_utils import EMAModel
 from tqdm import trange
-from transformers import CLIPTextModel, T5Config, T5EncoderModel
+from transformers import CLIPTextModel, PreTrainedTokenizerBase, T5Config, T5EncoderModel
 
 from .clip import WIDTH
 from .data import Drawings
@@ -24,9 +24,9 @@ T5_WIDTH = 64
 def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
     """A 4x-down autoencoder; its scaling and shift make the latents zero-mean and unit-variance, as FLUX's do."""
     vae = AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 3,
-        up_block_types=("UpDecoderBlock2D",) * 3,
-        block_out_channels=(16, 32, 32),
+        down_block_types=("DownEncoderBlock2D",) * 3,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
+        up_block_types=("UpDecoderBlock2D",) * 3,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
+        block_out_channels=(16, 32, 32),  # pyright: ignore[reportArgumentType]  # the library's tuple[int] has any length
         layers_per_block=1,
         norm_num_groups=8,
         sample_size=SIZE,
@@ -39,8 +39,8 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
     progress = trange(steps, desc="autoencoder", mininterval=10)
     for _ in progress:
         pictures = data.floats(torch.randint(len(data.caption), (batch,)))
-        posterior = vae.encode(pictures).latent_dist
-        rebuilt = vae.decode(posterior.sample()).sample
+        (posterior,) = vae.encode(pictures, return_dict=False)
+        (rebuilt,) = vae.decode(posterior.sample(), return_dict=False)  # pyright: ignore[reportArgumentType]  # any tensor
         kl = posterior.kl().mean() / posterior.mean[0].numel()
         loss = F.mse_loss(rebuilt, pictures) + 0.5 * F.l1_loss(rebuilt, pictures) + 2e-4 * kl
         optimizer.zero_grad()
@@ -62,13 +62,12 @@ def train_flow(
     tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
     t5, transformer = _untrained(len(tokenizer_2))
-    latents = (_encode(vae, data) - vae.config.shift_factor) * vae.config.scaling_factor
+    latents = (_encode(vae, data) - vae.config["shift_factor"]) * vae.config["scaling_factor"]
     side = latents.shape[-1]
     latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
-    pad = dict(padding="max_length", truncation=True, return_tensors="pt")
-    t5_ids = tokenizer_2(captions(), max_length=CAPTION_TOKENS, **pad).input_ids
+    t5_ids = _padded(tokenizer_2, CAPTION_TOKENS)
     with torch.no_grad():
-        pooled = text_encoder(tokenizer(captions(), max_length=77, **pad).input_ids).pooler_output
+        pooled = text_encoder(_padded(tokenizer, 77)).pooler_output
     image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
     text_ids = torch.zeros(CAPTION_TOKENS, 3)
 
@@ -94,6 +93,13 @@ def train_flow(
         tokenizer_2=tokenizer_2,
         transformer=transformer.eval(),
     ).to(dtype=torch.float16).save_pretrained(folder)
+
+
+def _padded(tokenizer: PreTrainedTokenizerBase, length: int) -> torch.Tensor:
+    """The captions' tokens."""
+    return tokenizer(
+        captions(), max_length=length, padding="max_length", truncation=True, return_tensors="pt"
+    ).input_ids
 
 
 def _untrained(vocabulary: int) -> tuple[T5EncoderModel, FluxTransformer2DModel]:
@@ -159,4 +165,4 @@ def _fit(
 @torch.no_grad()
 def _encode(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:
     index = torch.arange(len(data.caption))
-    return torch.cat([vae.encode(data.floats(part)).latent_dist.mean for part in index.split(256)])
+    return torch.cat([vae.encode(data.floats(part), return_dict=False)[0].mean for part in index.split(256)])

@@ -1,4 +1,4 @@
-"""`python -m comfyui_otca.assets.make.locales`: writes locales/en/nodeDefs.json anew from the node classes, its one source.
+"""`python -m comfyui_otca.assets.make.locales`: writes locales/en/nodeDefs.json from the node classes, its one source.
 
 ComfyUI reads that file at every start; a translation is a copy of it in a folder of its language.
 """

@@ -25,7 +25,7 @@ def letterbox(picture: Image.Image, size: int) -> torch.Tensor:
     sheet = torch.zeros(3, size, size)
     left, top = (size - width) // 2, (size - height) // 2
     for channel, plane in enumerate(picture.split()):
-        resized = plane.convert("F").resize((width, height), Image.BICUBIC)
+        resized = plane.convert("F").resize((width, height), Image.Resampling.BICUBIC)
         sheet[channel, top : top + height, left : left + width] = torch.from_numpy(np.array(resized)) / 255
     return (sheet - MEAN) / STD
 
@@ -33,7 +33,7 @@ def letterbox(picture: Image.Image, size: int) -> torch.Tensor:
 def centre_crop(picture: Image.Image, size: int) -> torch.Tensor:
     """[3, size, size]: short side to size, the middle, normalised."""
     scale = size / min(picture.size)
-    resized = picture.resize([int(side * scale + 1e-6) for side in picture.size], Image.BICUBIC)
+    resized = picture.resize([int(side * scale + 1e-6) for side in picture.size], Image.Resampling.BICUBIC)
     left, top = (round((side - size) / 2) for side in resized.size)
     middle = torch.from_numpy(np.array(resized)).permute(2, 0, 1)[:, top : top + size, left : left + size]
     return (middle / 255 - MEAN) / STD
@@ -53,8 +53,8 @@ def open_clip(state: State, pixels: torch.Tensor, tokens: Sequence[Sequence[int]
     pictures = _norm(state, "visual.ln_post", x[:, 0]) @ state["visual.proj"]
 
     ids = torch.zeros(len(tokens), 77, dtype=torch.long)
-    for row, told in enumerate(tokens):
-        ids[row, : len(told)] = torch.tensor(told)
+    for row, text in enumerate(tokens):
+        ids[row, : len(text)] = torch.tensor(text)
     x = state["token_embedding.weight"][ids] + state["positional_embedding"]
     x = _open_clip_blocks(state, "transformer.", x, heads, torch.full((77, 77), -torch.inf).triu(1))
     x = _norm(state, "ln_final", x)[torch.arange(len(ids)), ids.argmax(1)]
@@ -119,12 +119,12 @@ def _image_reward(state, pixels, tokens, text_heads):
     while f"{text}encoder.layer.{number}.output.dense.weight" in state:
         block = f"{text}encoder.layer.{number}."
         for name, source in (("attention", None), ("crossattention", seen)):
-            place = f"{block}{name}."
+            layer = f"{block}{name}."
             read = x if source is None else source
-            query = _linear(state, place + "self.query", x)
-            key, value = (_linear(state, place + "self." + part, read) for part in ("key", "value"))
-            attended = _linear(state, place + "output.dense", _attention(query, key, value, text_heads))
-            x = _norm(state, place + "output.LayerNorm", x + attended, 1e-12)
+            query = _linear(state, layer + "self.query", x)
+            key, value = (_linear(state, layer + "self." + part, read) for part in ("key", "value"))
+            attended = _linear(state, layer + "output.dense", _attention(query, key, value, text_heads))
+            x = _norm(state, layer + "output.LayerNorm", x + attended, 1e-12)
         hidden = F.gelu(_linear(state, block + "intermediate.dense", x))
         x = _norm(state, block + "output.LayerNorm", x + _linear(state, block + "output.dense", hidden), 1e-12)
         number += 1

@@ -49,16 +49,16 @@ def stable_diffusion_3(with_t5: bool = True):
         tokenizer=_clip_tokenizer(),
         text_encoder_2=CLIPTextModelWithProjection(_clip_config()).eval(),
         tokenizer_2=_clip_tokenizer(),
-        text_encoder_3=t5 if with_t5 else None,
+        text_encoder_3=t5 if with_t5 else None,  # pyright: ignore[reportArgumentType]  # optional, says its documentation
         tokenizer_3=t5_tokenizer if with_t5 else None,
     )
 
 
 def wan(experts: int = 1):
     from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
-    from transformers import T5TokenizerFast, UMT5Config, UMT5EncoderModel
+    from transformers import UMT5Config, UMT5EncoderModel
 
-    tokenizer = T5TokenizerFast.from_pretrained(FLUX / "tokenizer_2", local_files_only=True)
+    tokenizer = _t5_tokenizer()
     encoder = UMT5EncoderModel(
         UMT5Config(vocab_size=len(tokenizer), d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
     )
@@ -106,9 +106,9 @@ def _vae():
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(8, 8),
+        down_block_types=("DownEncoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
+        up_block_types=("UpDecoderBlock2D",) * 2,  # pyright: ignore[reportArgumentType]  # the library's tuple[str] has any length
+        block_out_channels=(8, 8),  # pyright: ignore[reportArgumentType]  # the library's tuple[int] has any length
         layers_per_block=1,
         norm_num_groups=4,
         latent_channels=8,
@@ -145,11 +145,18 @@ def _clip_config():
 
 def _t5():
     """(encoder, tokenizer) of width 64."""
-    from transformers import T5Config, T5EncoderModel, T5TokenizerFast
+    from transformers import T5Config, T5EncoderModel
 
-    tokenizer = T5TokenizerFast.from_pretrained(FLUX / "tokenizer_2", local_files_only=True)
+    tokenizer = _t5_tokenizer()
     config = T5Config(vocab_size=len(tokenizer), d_model=64, d_kv=16, d_ff=64, num_layers=2, num_heads=4)
     return T5EncoderModel(config).eval(), tokenizer
+
+
+def _t5_tokenizer():
+    # transformers 5 makes this name when it is imported.
+    from transformers import T5TokenizerFast  # pyright: ignore[reportAttributeAccessIssue]
+
+    return T5TokenizerFast.from_pretrained(FLUX / "tokenizer_2", local_files_only=True)
 
 
 def _awake(network):

@@ -31,12 +31,10 @@ def clip(
 
     count = vocabulary or _vocabulary()
     tokens = dict(vocab_size=count, bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1)
-    configs = dict(
-        text_config=_tower(*text, projection) | tokens,
-        vision_config=_tower(*vision, projection) | dict(image_size=image, patch_size=patch),
-    )
+    text_config = _tower(*text, projection) | tokens
+    vision_config = _tower(*vision, projection) | dict(image_size=image, patch_size=patch)
     with _seeded():
-        model = CLIPModel(CLIPConfig(**configs, projection_dim=projection))
+        model = CLIPModel(CLIPConfig(text_config=text_config, vision_config=vision_config, projection_dim=projection))
         for parameter in model.parameters():  # fresh weights are so small that all pictures look alike to them
             parameter.data += torch.randn_like(parameter) / max(parameter.shape[-1:] or [400]) ** 0.5 / 4
     model.save_pretrained(folder)

@@ -37,7 +37,9 @@ def clip_tokenizer() -> CLIPTokenizer:
         vocab.setdefault(letter + "</w>", len(vocab))
     for special in ("<|startoftext|>", "<|endoftext|>"):
         vocab[special] = len(vocab)
-    return CLIPTokenizer(vocab=vocab, merges=[tuple(pair) for pair in content["merges"]], model_max_length=77)
+    merges = [tuple(pair) for pair in content["merges"]]
+    # The library's annotation of merges has no pairs, which its own files do.
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=77)  # pyright: ignore[reportArgumentType]
 
 
 def t5_tokenizer() -> T5Tokenizer:

@@ -75,19 +75,19 @@ class RewardNode:
         return complaint("clip", parse_bounds, clip) or True
 
     @classmethod
-    def announced(cls, name="", held_out=None, **own):
+    def announced(cls, name="", held_out=None, **inputs):
         """(name in metrics, held out) of what each output will be, known before anything is built."""
         from ...trainer.rewards import reward_class
 
-        return ((name or reward_class(cls.KIND).own_name(own), cls.HELD_OUT if held_out is None else held_out),)
+        return ((name or reward_class(cls.KIND).own_name(inputs), cls.HELD_OUT if held_out is None else held_out),)
 
     @devices.outside_inference
-    def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **own):
+    def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **inputs):
         from ...trainer.rewards import parse_bounds, reward_class
 
         held_out = self.HELD_OUT if held_out is None else held_out
         names = {"name": name} if name else {}
-        reward = reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **own)
+        reward = reward_class(self.KIND)(coefficient=coefficient, held_out=held_out, **names, **inputs)
         reward.rescale, reward.bounds = rescale, parse_bounds(clip)
         return (reward,)
 

@@ -64,8 +64,8 @@ class RewardStack:
         scored = handle.take(trajectories.images, rewards) if overlap else None
         # In the same parts with overlap and without: a network's rounding may depend on how many pictures it sees.
         size = trajectories.settings.batch_size if overlap else 0
-        known = scored.parts() if scored else ()
+        parts = scored.parts() if scored else ()
         steps = stopping.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
-        scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, known)
+        scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, parts)
         (handle.expect if overlap else handle.release)(rewards)
         return replace(scores, waited=scored.waited) if scored else scores

@@ -86,7 +86,7 @@ class Node:
         return self.validates_all or input_name in self.validates
 
 
-def read_node(node_id: str, entry: dict, cls: type) -> Node:
+def read_node(node_id: str, entry: Mapping, cls: type) -> Node:
     """A node's entry in API form, read by what its class says in INPUT_TYPES and VALIDATE_INPUTS."""
     types, inputs = cls.INPUT_TYPES(), entry["inputs"]
     declared: dict[str, Declaration] = {}
