@@ -32,8 +32,7 @@ from ..trainer.run.layout import (
     WORKFLOW,
 )
 from ..trainer.run.status import Status
-from ..trainer.types import RUN_NODE
-from ..trainer.workflow.graph import title
+from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
 from . import lines
 from .checks import Refused
@@ -126,9 +125,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         written, problems = self.status(), self._problems()
         iteration, total = self.iteration(), written.total or self.planned()
-        stands = status.now(self.folder, written, self.canvas_at_work(self.id))
-        if stands == status.UNKNOWN:  # its status.json was lost or damaged, so its iterations decide
-            stands = "finished" if total is not None and iteration >= total else "interrupted"
+        stands = status.now(self.folder, written, done=iteration, planned=total, executing=self.canvas_at_work(self.id))
         reasons = problems or list(filter(None, [written.error]))
         if stands == "interrupted" and written.status == "running":
             reasons = problems or [INTERRUPTED]
@@ -218,9 +215,7 @@ class Run:
 
     def planned(self) -> int | None:
         """The number of iterations that the workflow asks for."""
-        nodes = [entry for entry in self._nodes() if entry["class_type"] == RUN_NODE]
-        planned = nodes[0]["inputs"].get("iterations") if nodes else None
-        return planned if isinstance(planned, int) else None
+        return planned_iterations({str(number): entry for number, entry in enumerate(self._nodes())})
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""

@@ -68,7 +68,7 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
     changes = read_changes(folder)
     stands, best = status.read(folder), read_own(folder, f"{BEST}/{BEST_FIGURES}") or {}
     body = [
-        _head(folder, history, stands),
+        _head(folder, history, stands, graph.planned_iterations(workflow)),
         *_warnings(history, evaluations, stands),
         _section("Rewards", _curves(history, evaluations, [row["iteration"] for row in changes])),
         _section("Changes", _changes(changes)),
@@ -90,9 +90,9 @@ def _section(heading: str, content: str) -> str:
 # --- how it stands ----------------------------------------------------------------------------------------------------
 
 
-def _head(folder: Path, history: Sequence[Mapping], written: status.Status) -> str:
-    stands = status.now(folder, written)
-    done, total = (history[-1]["iteration"] if history else 0), written.total
+def _head(folder: Path, history: Sequence[Mapping], written: status.Status, planned: int | None) -> str:
+    done, total = (history[-1]["iteration"] if history else 0), written.total or planned
+    stands = status.now(folder, written, done=done, planned=total)
     facts = [f"iteration {done}{f' of {total}' if total else ''}"]
     if written.started:
         facts.append(f"begun {time.strftime('%Y-%m-%d %H:%M', time.localtime(written.started))}")

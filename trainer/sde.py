@@ -105,7 +105,7 @@ def sensitivities(kind: str, sigmas: Sequence[float], eta: float) -> tuple[float
         # The mean is linear in v, so its slope is its value where x = 0 and v = 1.
         gaussian = transition(kind, one, zero, sigma, following, eta=eta, sigma_after_first=sigmas[1])
         values.append(gaussian.mean.abs().item() / gaussian.std if gaussian.std >= MIN_STD else math.inf)
-    if kind == "flow_sde" and sigmas[0] >= 1 and len(values) > 1:
+    if kind in STAND_IN_AT_ONE and sigmas[0] >= 1 and len(values) > 1:
         values[0] = values[1]
     return tuple(values)
 
@@ -155,9 +155,14 @@ KINDS: dict[str, Callable[..., Gaussian]] = {
 }
 
 
+# What else is true of a kind, besides its function.
+STAND_IN_AT_ONE = frozenset({"flow_sde"})  # its variance is infinite at σ = 1, where a stand-in takes its place
+LARGEST_ETA = {"cps": 1.0}  # of a kind that has one
+
+
 def largest_eta(kind: str) -> float:
     """Above it that kind's mean would have to remove more noise than there is."""
-    return 1.0 if kind == "cps" else math.inf
+    return LARGEST_ETA.get(kind, math.inf)
 
 
 def adams_bashforth(

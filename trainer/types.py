@@ -149,7 +149,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class NextRollout:
-    """What an update needs of the rollout that follows it: the one value that travels against the graph's edges.
+    """What an update needs of the rollout that follows it: it travels against the graph's edges, as only `Overlap` does besides.
 
     The update writes it onto the model as `FlowModel.wish`; the sampler decides by it whether to keep graphs, and of which
     kind (`rollout.graph_fits`, `FlowModel.negative_half`). A checkpoint stores it, so that a resumed run samples the same.

@@ -83,16 +83,22 @@ def following(
     return Status(status, place, total, pid, born, error, reason, started, id)
 
 
-def now(folder: Path, status: Status, executing: bool | None = None) -> str:
-    """What a status means at this moment: one of `layout.STATES`, or UNKNOWN.
+def now(
+    folder: Path, status: Status, *, done: int = 0, planned: int | None = None, executing: bool | None = None
+) -> str:
+    """What a status means at this moment: one of `layout.STATES`.
 
-    A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there.
+    A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there. Where
+    status.json is lost or damaged, the iterations decide.
 
     Args:
+        done, planned: numbers of iterations, by metrics.jsonl and by the workflow.
         executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where that is not known.
     """
     if status.status == "queued":
         return "queued" if status.process_lives else "stopped"
+    if status.status == UNKNOWN:
+        return "finished" if planned is not None and done >= planned else "interrupted"
     if status.status not in ("running", "idle"):
         return status.status
     if not (status.process_lives or _holder(folder) is not None):

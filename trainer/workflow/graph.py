@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..types import LOAD_NODE
+from ..types import LOAD_NODE, RUN_NODE
 
 LONGEST_TITLE = 100  # characters; what is longer is cut
 
@@ -48,6 +48,12 @@ def settings(graph: Mapping[str, Mapping]) -> dict[str, dict[str, Any]]:
         titles[node_id] if counts[titles[node_id]] == 1 else f"{titles[node_id]} {node_id}": constants(entry)
         for node_id, entry in graph.items()
     }
+
+
+def planned_iterations(graph: Mapping[str, Mapping]) -> int | None:
+    """What Training Run asks for; None where the graph has none, or says no number."""
+    planned = [entry["inputs"].get("iterations") for entry in graph.values() if entry["class_type"] == RUN_NODE]
+    return planned[0] if planned and isinstance(planned[0], int) else None
 
 
 def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:

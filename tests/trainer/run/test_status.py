@@ -54,11 +54,18 @@ def test_written_and_read(tmp_path):
         (Status("idle", "canvas", **here()), None, "idle"),
         (Status("idle", "canvas", **GONE), True, "stopped"),
         (Status("finished", **here()), True, "finished"),
-        (Status(), None, "unknown"),
+        (Status(), None, "interrupted"),
     ],
 )
 def test_what_it_means_now(tmp_path, written, executing, now):
-    assert status.now(tmp_path, written, executing) == now
+    assert status.now(tmp_path, written, executing=executing) == now
+
+
+@pytest.mark.parametrize(
+    ("done", "planned", "now"), [(6, 6, "finished"), (5, 6, "interrupted"), (6, None, "interrupted")]
+)
+def test_where_the_status_is_lost_the_iterations_decide(tmp_path, done, planned, now):
+    assert status.now(tmp_path, Status(), done=done, planned=planned) == now
 
 
 def test_who_holds_the_claim_is_at_work(tmp_path):
