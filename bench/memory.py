@@ -72,7 +72,7 @@ def main() -> None:
             f"\n{options.iterations} iterations in {seconds:.0f} s; from {readings[0][1]:.1f} to {readings[-1][1]:.1f} MB"
         )
         print(f"slope of the second half: {slope:+.2f} MB per 1000 iterations")
-        print(f"of which lines of metrics.jsonl held in memory: {_history_megabytes(terminal.output):.2f} MB per 1000")
+        print(f"of which lines of metrics.jsonl held in memory: {_history_megabytes():.2f} MB per 1000")
 
 
 def _megabytes() -> float:
@@ -82,7 +82,7 @@ def _megabytes() -> float:
     return psutil.Process().memory_info().rss / 1e6
 
 
-def _history_megabytes(folder: Path) -> float:
+def _history_megabytes() -> float:
     """What a thousand lines, made as the run makes them, weigh."""
     [run] = opening._open.values()
     rows = run.history[-1000:]

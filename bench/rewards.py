@@ -18,6 +18,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
-WIDE = dict(text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
+WIDE: dict[str, Any] = dict(text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
 
 
 def main() -> None:

@@ -226,9 +226,9 @@ def each(tensor: Tensor) -> Tensor:
 
 
 @overload
-def whole(value: Tensor) -> Tensor: ...
-@overload
 def whole(value: D) -> D: ...
+@overload
+def whole(value: Tensor) -> Tensor: ...
 def whole(value):
     """The whole batch, in order, on the CPU, of what every process holds its share of: the same in each of them.
 

@@ -55,9 +55,8 @@ class _Fuse(_Advantages):
         from ..host import distributed
         from ..trainer.advantages import fuse
 
-        whole = (distributed.whole(value) for value in (scores, credit))
         options = {"method": self.METHOD, **options}
-        return self._shown(node_id, fuse(*whole, **options))
+        return self._shown(node_id, fuse(distributed.whole(scores), distributed.whole(credit), **options))
 
 
 class MOCAFuse(_Fuse):

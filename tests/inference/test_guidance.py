@@ -230,7 +230,7 @@ def test_gamma_by_step(model, pictures, files, small_settings, load_model):
 
 
 def noise(seed, model):
-    return torch.randn(model.latent_shape(40, 40), generator=rollout._generator(seed, 0, 0))
+    return torch.randn(model.latent_shape(40, 40), generator=rollout.stream(seed, 0, 0))
 
 
 # --- what is left behind --------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ A new reward is one subclass of `Reward` in a file here and one row in REWARDS, 
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from ..networks import RewardError
 from .base import Reward, parse_bounds
@@ -28,8 +29,8 @@ REWARDS = {
 }
 
 
-def reward_class(kind: str) -> type[Reward]:
-    """The class of a row in REWARDS; its module, and whatever that needs, is imported now and not before."""
+def reward_class(kind: str) -> type[Any]:
+    """The class of a row in REWARDS: a `Reward` with settings of its own. Its module, and what that needs, is imported now."""
     module, name = REWARDS[kind].split(".")
     return getattr(importlib.import_module(f".{module}", __name__), name)
 

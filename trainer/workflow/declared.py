@@ -63,7 +63,7 @@ class Node:
     """A node of a known class. Each input that the graph gives is a constant, a link, unreadable (with why) or not declared."""
 
     id: str
-    entry: dict
+    entry: Mapping
     cls: type
     declared: dict[str, Declaration]
     hidden: Mapping[str, str]

@@ -105,7 +105,7 @@ def test_the_node_weighs_by_a_proxy(proxy, small_graph, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "told"),
+    ("inputs", "expected"),
     [
         ({"proxy": "prediction"}, "'prediction' needs model, which is not connected. Fix: connect model, or"),
         ({"proxy": "measured_gain"}, "needs model and scores, which are not connected. Fix: connect model and scores"),
@@ -119,11 +119,12 @@ def test_the_node_weighs_by_a_proxy(proxy, small_graph, tmp_path):
         ({"trajectories": ["1", 0]}, "trajectories receives OTCA_MODEL where OTCA_TRAJECTORIES is needed"),
     ],
 )
-def test_what_is_missing_is_named_before_anything_runs(inputs, told, small_graph):
+def test_what_is_missing_is_named_before_anything_runs(inputs, expected, small_graph):
     graph = small_graph()
     graph["9"]["inputs"] |= inputs
     [problem] = Workflow(graph, NODE_CLASS_MAPPINGS).validate()
-    assert problem.node_id == "9" and told in f"{problem.message}. Fix: {problem.fix}".replace("..", ".")
+    message = f"{problem.input}: {problem.message}. Fix: {problem.fix}".replace("..", ".")
+    assert problem.node_id == "9" and expected in message
 
 
 def test_and_when_the_proxy_is_linked_while_it_runs(rollout_of):
