@@ -1,4 +1,4 @@
-"""The machine that a training runs on. Nothing here knows of training, so that all else may stand on it.
+"""The machine that a training runs on. Nothing here imports the trainer, so that all else may stand on it.
 
 what was asked for     terminal     a headless command line: output folder, devices, downloads
                        stopping     Stop: ComfyUI's button, a signal, a file; progress bars

@@ -102,7 +102,7 @@ def test_a_status_that_cannot_be_read(tmp_path):
     assert layout.read_own(tmp_path, "status.json", said.append) is None
     [line] = said
     assert line.startswith(
-        f'{tmp_path / "status.json"} has pid = "7", and not the number of a process or null; the run goes on'
+        f'{tmp_path / "status.json"} has pid = "7", and not the number of a process or null; the run continues'
     )
 
 
