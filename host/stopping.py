@@ -51,7 +51,7 @@ helper = Helper()
 
 
 def check_stop() -> None:
-    """Raises what `interrupts` names if the user asked to stop; called at every micro-step."""
+    """Raises Stopped, or ComfyUI's own interrupt, if the user asked to stop; called at every micro-step."""
     if helper.abandoned is not None:
         # The thread that waits for this one looks for the rest: ComfyUI reports an interrupt only once.
         if helper.abandoned.is_set():

@@ -45,7 +45,8 @@ def update(
 ) -> Metrics:
     """Moves the policy by one optimizer step for each epoch, with gradients of all groups of all processes.
 
-    On-policy, the old log-probs are the new ones, detached: ρ is exactly 1, and rollout and update may differ in batch shape.
+    On-policy there is nothing to compare with: the old log-probs are the new ones, detached, so that ρ is exactly 1 and rollout
+    and update may differ in batch shape.
     Trajectories of an earlier policy use the log-probs that they were sampled with. A graph that the rollout kept serves one
     backward pass; everything else is computed again, see `_take_graphs`.
 
@@ -157,8 +158,8 @@ def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling:
     """The velocities of the graphs that the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not
-    used would take the memory that computing them again needs. Graphs for the other `unconditional_gradient` are not used
-    either, such as those of the first rollout, which has no wish to follow yet.
+    used would take the memory that computing them again needs. Graphs that were made with the
+    other `unconditional_gradient` are not used either, such as those of the first rollout, which takes the default.
     """
     if not trajectories.kept:
         return []

@@ -301,7 +301,7 @@ def _joined(parts: Sequence[_Paths]) -> _Paths:
 
 
 def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, points: Tensor | None) -> Tensor:
-    """One model call, with one forward pass for all samples that have the same number in `points` [B]; None: for each sample."""
+    """One model call. Samples with equal numbers in `points` [B] stand at one point and share a row of it; None: a row each."""
     levels = torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
     guidance = model.guidance_at(float(levels[0]), settings)
     if points is None:

@@ -72,7 +72,7 @@ class FlowModel(Resident, ABC):
         self._decoding = threading.RLock()
         self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
-        self.wish = NextRollout()  # of the last update
+        self.wish = NextRollout()  # set by the last update, read by the next rollout
         self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
         self.start: Start | None = None  # on the canvas: what Load Flow Model put into it; None: nothing
         self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run

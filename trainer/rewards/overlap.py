@@ -55,7 +55,8 @@ class Overlap:
 
     @contextlib.contextmanager
     def scoring(self, device: torch.device) -> Iterator[Scored | None]:
-        """Takes pictures to score while others are sampled on that device; all are scored when it ends. None: no reward waits.
+        """Takes pictures to score while others are sampled on that device; all are scored when it ends. Yields None
+        where there is nothing to score.
 
         A reward that fails raises nothing here, but where its scores are taken.
 

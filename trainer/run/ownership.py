@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 Asked = tuple[Path, str]  # the folder of the name in the graph, and the graph's structure
 
 _folders: dict[Asked, Path] = {}  # where this process trains what was asked for
-_lost: Counter[Asked] = Counter()  # how often its run had to give its model away
+_lost: Counter[Asked] = Counter()  # how often a run of that key lost its model: it is then sampled again
 _last_key: list[tuple[str, int]] = []
 
 

@@ -241,8 +241,8 @@ class Run:
     def record(self, model: FlowModel, report: Report, last: int, on_step: Callable[[], None] = lambda: None) -> None:
         """Logs one iteration; evaluates, plots and saves where an interval, or the last iteration, says so.
 
-        A report that comes again is no new iteration: on the canvas only this node's own settings were changed, or a stop or
-        an error kept it from ending. What the earlier call was kept from doing is then done.
+        The same report twice is one iteration: on the canvas only this node's settings were changed, or a stop or an error cut
+        the first call off. Nothing is logged again then; what was cut off, an evaluation or a save, is done.
 
         Args:
             on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
