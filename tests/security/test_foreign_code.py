@@ -75,6 +75,12 @@ def test_a_component_is_no_path(hostile, component):
         folder.read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
 
 
+@pytest.mark.parametrize("nothing", [[], [None, None]])
+def test_a_component_that_a_model_does_without(hostile, nothing):
+    """FLUX's optional encoders and feature extractor are written so."""
+    assert check_model_folder(hostile(feature_extractor=nothing), {}) == "FluxPipeline"
+
+
 @pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
 def test_a_pipeline_of_its_own(hostile, family):
     with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):

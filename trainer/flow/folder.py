@@ -92,6 +92,8 @@ def read_index(path: Path) -> dict[str, Any]:
     if not isinstance(family, str):
         raise _foreign(index, "_class_name", family)
     for component, source in components.items():
+        if source == []:
+            components[component] = [None, None]  # as diffusers itself writes that there is none
         if not isinstance(source, list) or source in ([None, None], []):
             continue
         plain = len(source) == 2 and all(isinstance(part, str) for part in source)
