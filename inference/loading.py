@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..host import devices, search
 from ..trainer import rollout
-from ..trainer.flow import load_flow_model
-from ..trainer.flow import saved as weights
+from ..trainer.flow import load_flow_model, saved
 from ..trainer.pictures import grids
 from ..trainer.run.layout import WORKFLOW
 from ..trainer.types import SAMPLER_NODE, SamplerSettings
@@ -130,7 +129,7 @@ def load_run(
     for node in workflow.find("LoadFlowModel"):
         workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
     model = trained_model(workflow)
-    weights.load(model, folder)
+    saved.load(model, folder)
     inputs = workflow.nodes[only(workflow, SAMPLER_NODE)].constants
     names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt", "guidance_2")
     return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})

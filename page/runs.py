@@ -215,13 +215,13 @@ class Run:
 
     def planned(self) -> int | None:
         """The number of iterations that the workflow asks for."""
-        return planned_iterations({str(number): entry for number, entry in enumerate(self._nodes())})
+        return planned_iterations(self._graph())
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""
         return {
             title(entry): {name: value for name, value in entry["inputs"].items() if not isinstance(value, list | dict)}
-            for entry in self._nodes()
+            for entry in self._graph().values()
             if entry["class_type"].startswith("OTCA_")
         }
 
@@ -322,11 +322,12 @@ class Run:
         """A JSON file of this run, whole or not at all."""
         write_text(self.folder / name, json.dumps(content, indent=1))
 
-    def _nodes(self) -> list[dict]:
+    def _graph(self) -> dict[str, dict]:
+        """The workflow in API form; empty where it is missing or damaged."""
         try:
-            return list((layout.read_own(self.folder, WORKFLOW) or {}).values())
+            return layout.read_own(self.folder, WORKFLOW) or {}
         except files.Damaged:
-            return []
+            return {}
 
 
 def is_id(name: str) -> bool:

@@ -21,8 +21,7 @@ from ..host import distributed
 from ..host.files import write_text
 from ..trainer.credit.gains import rewards_along
 from ..trainer.credit.proxies import similarity
-from ..trainer.flow import lora
-from ..trainer.flow import saved as weights
+from ..trainer.flow import lora, saved
 from ..trainer.flow.files import ADAPTER
 from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
@@ -162,7 +161,7 @@ def _wear(model: FlowModel, adapter: Path) -> None:
     if model.policy.is_adapted:
         lora.put_on(model, adapter / ADAPTER if run else adapter)
     elif run:
-        weights.load(model, adapter)
+        saved.load(model, adapter)
     else:
         raise ValueError(
             f"--adapter {adapter} needs a model with an adapter, and the workflow trains all weights. Fix: set training to lora"

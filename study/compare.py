@@ -17,7 +17,7 @@ import numpy as np
 
 from ..host.files import Damaged, write_text
 from ..host.json_files import read_json
-from ..inference import loading as sample
+from ..inference import loading
 from ..trainer.networks import features
 from ..trainer.pictures import grids
 from ..trainer.run.evaluation import EVALUATION_SEED
@@ -193,7 +193,7 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
     if key not in measured:
         [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
-        model, how = sample.load_run(training.folder, training.workflow.node_classes)
+        model, how = loading.load_run(training.folder, training.workflow.node_classes)
         steps = fairness.run_inputs(training.workflow)["evaluation_steps"]
         how = replace(how, steps=steps or how.steps)
         with model.policy.reference() if untrained else contextlib.nullcontext():

@@ -24,12 +24,10 @@ from ..host.checks import TEXT, TEXTS, WHOLE, check
 from ..host.files import write_text
 from ..host.json_files import read_json
 from ..host.names import named_path, plain_name
-from ..inference import guidance
-from ..inference import loading as sample
+from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout
-from ..trainer.flow import lora
-from ..trainer.flow import saved as weights
+from ..trainer.flow import lora, saved
 from ..trainer.flow.files import ADAPTER
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
@@ -139,7 +137,7 @@ def evaluate(
     prompts = list(dict.fromkeys(prompts))
     names = [reward.name for reward in rewards.values()]
     check_names(names)
-    model, chosen = sample.load(source, node_classes, size=size, batch_size=batch_size, **settings)
+    model, chosen = loading.load(source, node_classes, size=size, batch_size=batch_size, **settings)
     methods = [Method(BASE), *_trained(source, model), *others]
     _check_methods(model, methods, chosen.steps)
     pairs = [(prompt, seed) for prompt in prompts for seed in seeds]
@@ -225,7 +223,7 @@ def as_csv(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int
 
 
 def _trained(source: str, model: FlowModel) -> list[Method]:
-    if not sample.is_run(source):
+    if not loading.is_run(source):
         return []
     folder = Path(source).expanduser().resolve()
     return [Method(folder.name, folder / ADAPTER if model.policy.is_adapted else None)]
@@ -270,7 +268,7 @@ def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
     adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
     files = [file for adapter in adapters for file in lora.files(model, adapter).values()]
-    hashes = [_hash(file) for file in files or weights.files(model, Path(source).expanduser())]
+    hashes = [_hash(file) for file in files or saved.files(model, Path(source).expanduser())]
     return [*hashes, *(str(guide.gammas) for guide in method.guides)]
 
 

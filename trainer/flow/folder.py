@@ -92,9 +92,10 @@ def read_index(path: Path) -> dict[str, Any]:
     if not isinstance(family, str):
         raise _foreign(index, "_class_name", family)
     for component, source in components.items():
-        if source == []:
+        if not isinstance(source, list):
+            continue
+        if source in ([None, None], []):
             components[component] = [None, None]  # as diffusers itself writes that there is none
-        if not isinstance(source, list) or source in ([None, None], []):
             continue
         plain = len(source) == 2 and all(isinstance(part, str) for part in source)
         if not (plain and component.isidentifier() and source[0] in LIBRARIES and source[1].isidentifier()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host import files, own_folders
-from ..flow import saved as weights
+from ..flow import saved
 from . import layout, verdicts
 from .layout import BEST, BEST_FIGURES, EVALUATIONS
 
@@ -64,7 +64,7 @@ class BestAdapter:
             return
         # A sharded model is put together by all processes, and written by one.
         with own_folders.new_folder(self.folder) if self.writes else contextlib.nullcontext(self.folder) as aside:
-            weights.save(model, aside, metadata)
+            saved.save(model, aside, metadata)
             if self.writes:
                 (aside / BEST_FIGURES).write_text(json.dumps(new, indent=1), encoding="utf-8")
         self.kept = new

@@ -27,9 +27,8 @@ class Lines:
 
     def append(self, row: dict) -> None:
         """Adds a row to those in memory and on disk: to both, or where that fails to neither."""
-        if (
-            self.rows and row["iteration"] <= self.rows[-1]["iteration"]
-        ):  # as the evaluation before training, which was lost
+        if self.rows and row["iteration"] <= self.rows[-1]["iteration"]:
+            # Such as the evaluation before training, where that line was lost.
             rows = sorted([*self.rows, row], key=lambda other: other["iteration"])
             if self.writes:
                 self._write(rows)

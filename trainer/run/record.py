@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...host import claim, comfyui, distributed, files, own_folders
 from .. import keys
-from ..flow import lora
-from ..flow import saved as weights
+from ..flow import lora, saved
 from ..pictures import curves, grids, heatmaps
 from ..rewards.base import RewardError, failing
 from ..types import RunSettings
@@ -387,7 +386,7 @@ class Run:
     def save_weights(self, model: FlowModel) -> None:
         """The adapter to use, or all weights where all were trained."""
         with model.policy.averaged():
-            weights.save(model, self.folder, self._metadata())
+            saved.save(model, self.folder, self._metadata())
 
     @writing
     def _keep_best(self, model: FlowModel) -> None:
