@@ -11,6 +11,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 SECONDS = 120  # after which whoever still waits is hanging
 
 
@@ -54,7 +56,17 @@ def apart(function: Callable[[], int], output: Path) -> multiprocessing.context.
     return process
 
 
+def _own_threads() -> None:
+    """Gives a forked process torch's threads.
+
+    The first thread that uses torch after a fork replaces its pool. Where several do so at once, as when transformers
+    loads a model, torch fails with "Invalid thread pool!".
+    """
+    torch.set_num_threads(1)
+
+
 def _apart(function: Callable[[], int], output: Path) -> None:
+    _own_threads()
     code = 1
     with open(output, "w", buffering=1) as file:
         os.dup2(file.fileno(), 1)
@@ -78,6 +90,7 @@ def _work(rank: int, count: int, port: int, sender, function: Callable, argument
 
     from comfyui_otca.host import distributed
 
+    _own_threads()
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ |= {
