@@ -1,4 +1,4 @@
-"""ComfyUI, where it runs us: what its queue executes, what its pages are sent, its temporary files."""
+"""ComfyUI, where its server runs us: what its queue executes, what its pages are sent, its temporary files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from pathlib import Path
 
 
 def in_comfyui() -> bool:
+    """Whether ComfyUI's server runs us: there are pages, a queue, its Stop button and its output folder."""
+    server = sys.modules.get("server")  # ComfyUI's module of that name, which some of its nodes import without a server
+    return getattr(getattr(server, "PromptServer", None), "instance", None) is not None
+
+
+def comfy_loaded() -> bool:
+    """Whether ComfyUI's packages are in this process, by its server or by `--comfyui`: its memory, devices and model folders."""
     return "comfy.model_management" in sys.modules
 
 

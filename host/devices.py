@@ -36,7 +36,7 @@ def outside_inference(function: Callable) -> Callable:
 
 def make_room() -> None:
     """Asks ComfyUI's own models to leave the accelerator before ours allocate."""
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import comfy.model_management
 
         if comfy.model_management.current_loaded_models:
@@ -44,12 +44,20 @@ def make_room() -> None:
             comfy.model_management.soft_empty_cache()
 
 
+def ask_for_room(size: int, device: torch.device) -> None:
+    """Has ComfyUI's models leave a device as far as so many bytes need it. ComfyUI knows nothing of what others put there."""
+    if size and device.type != "cpu" and comfyui.comfy_loaded():
+        import comfy.model_management
+
+        comfy.model_management.free_memory(size * 1.1, device)
+
+
 def empty_cache() -> None:
     """Gives unused memory of the accelerator back, so that others can take it."""
     import gc
 
     gc.collect()  # a model that nobody holds any more may still hold itself
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import comfy.model_management
 
         comfy.model_management.soft_empty_cache()
@@ -59,7 +67,7 @@ def default_device() -> torch.device:
     """The accelerator if there is one, as ComfyUI's own options choose it (--cpu, --cuda-device)."""
     import torch
 
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import comfy.model_management
 
         return comfy.model_management.get_torch_device()

@@ -1,4 +1,8 @@
-"""Where runs, models and small input files are: in ComfyUI's folders, in those that the environment names, in the pack's own."""
+"""Where runs, models and small input files are: in ComfyUI's folders, in those that the environment names, in the pack's own.
+
+What is read is looked for in ComfyUI's folders wherever its packages are loaded; what is written goes there only where its
+server runs us.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +87,7 @@ def list_weights(kind: str) -> list[str]:
         for folder in _named_folders(kind)
         for file in sorted(folder.glob("**/*.safetensors"))
     ]
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import folder_paths
 
         names = (Path(name) for name in folder_paths.get_filename_list(kind))
@@ -94,7 +98,7 @@ def list_weights(kind: str) -> list[str]:
 def weight_folders(kind: str) -> list[Path]:
     """The folders of `weights_variable`, those called `kind` in a folder of $OTCA_MODELS, and ComfyUI's of that kind."""
     folders = _named_folders(kind)
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import folder_paths
 
         folders += [Path(folder) for folder in folder_paths.get_folder_paths(kind)]
@@ -117,7 +121,7 @@ def weights_variable(kind: str) -> str:
 def input_folders() -> list[Path]:
     """Folders of small input files: ComfyUI's input folder, $OTCA_INPUT, and the pack's own prompts."""
     folders = [*folders_of("OTCA_INPUT"), ASSETS / "prompts"]
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import folder_paths
 
         folders.insert(0, Path(folder_paths.get_input_directory()))
@@ -138,7 +142,7 @@ def list_models(marker: str) -> list[str]:
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
     folders = folders_of("OTCA_MODELS")
-    if comfyui.in_comfyui():
+    if comfyui.comfy_loaded():
         import folder_paths
 
         folders += [

@@ -32,9 +32,14 @@ class Resident:
         # bitsandbytes refuses to move 8-bit networks in some of its versions: they stay
         return [network for network in self._networks() if not getattr(network, "is_loaded_in_8bit", False)]
 
+    def _ask_for_room(self, device: torch.device) -> None:
+        weights = [p for network in self._movable() for p in network.parameters() if p.device.type != device.type]
+        devices.ask_for_room(sum(weight.nbytes for weight in weights), device)
+
     def settle(self, device: torch.device) -> None:
         """Moves it to its device, and takes note of it for `release_all`."""
         with moving:
+            self._ask_for_room(device)
             self._move(device)
             _residents.add(self)
 
@@ -51,6 +56,7 @@ class Resident:
         """Back to the device that `leave` took it from, if it did; whoever uses it calls this first."""
         with moving:
             if self._home is not None:
+                self._ask_for_room(self._home)
                 self._move(self._home)
                 self._home = None  # only now: where memory ran out it tries again
 

@@ -62,12 +62,15 @@ def update(
 
     Raises:
         NonFiniteUpdate: after ten updates in a row without a finite gradient.
-        ValueError: advantages of other trajectories, or `sampled_steps` for a model that several processes hold in parts.
+        ValueError: a gradient that is known to be wrong, advantages of other trajectories, or `sampled_steps` for a model that
+            several processes hold in parts.
     """
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
     _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
     model.come_back()
+    if len(trajectories.groups):
+        model.check_gradient(trajectories)
     if model.policy.is_sharded and not trajectories.latents.isfinite().all():
         # Samples that are not valid keep pace with the other processes, and 0 times NaN is not 0.
         trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())

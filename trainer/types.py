@@ -48,12 +48,19 @@ EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
+CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
+MEMORY = ("auto", "low")  # … and where its weights are
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
 PREFIX = "OTCA_"
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
+MAKE_NODE = "OTCA_MakeTrainable"
+MODEL_NODES = (
+    LOAD_NODE,
+    MAKE_NODE,
+)  # where what is trained comes from: a folder of diffusers, or ComfyUI's own loaders
 SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
 
 # --- The values ---

@@ -520,7 +520,7 @@ def test_a_training_of_two_that_share_the_frozen_weights(small_workflow, load_mo
     assert [code for code, _ in answers] == [0, 0]
     alone = load_model()
     assert checkpoint.restore(alone, tmp_path / "checkpoints") == 1
-    written, state = load_file(tmp_path / "lora.safetensors"), lora.adapter_state(alone)
+    written, state = load_file(tmp_path / "lora.safetensors"), lora.adapter_state(alone, "transformer")
     assert written.keys() == state.keys() and any(tensor.any() for name, tensor in state.items() if "lora_B" in name)
     for name, tensor in state.items():
         assert torch.equal(written[name], tensor), name

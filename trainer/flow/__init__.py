@@ -1,6 +1,6 @@
 """Flow models: one file a family, found by the `_class_name` in a diffusers folder's model_index.json.
 
-A new family is one file with a subclass of `FlowModel` and one row in FAMILIES.
+A new family is one file with a subclass of `PipelineModel` and one row in FAMILIES.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .options import FlowModelError as FlowModelError
 from .options import LoadOptions, conflict
 
 if TYPE_CHECKING:
-    from .base import FlowModel
+    from .pipeline import PipelineModel
 
 FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
 
@@ -30,7 +30,7 @@ def load_flow_model(
     lora_targets: str = "",
     seed: int = 0,
     **options,
-) -> FlowModel:
+) -> PipelineModel:
     """Loads a diffusers pipeline folder and makes it trainable: by an adapter on its transformer, or as a whole.
 
     Args:
@@ -67,9 +67,9 @@ def load_flow_model(
     path = Path(path)
     family = check_model_folder(path, files)
     module, name = FAMILIES[family].split(".")
-    cls: type[FlowModel] = getattr(importlib.import_module(f".{module}", __name__), name)
+    cls: type[PipelineModel] = getattr(importlib.import_module(f".{module}", __name__), name)
     from . import loading
-    from .policy import Adapter
+    from .adapters import Adapter
 
     chosen = LoadOptions(**options)
     model = loading.load(cls, path, chosen, training)

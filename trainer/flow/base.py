@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...host import devices
 from ...host.resident import Resident
-from .. import schedule
 from ..types import NextRollout
-from .condition import NEGATIVE, Condition, Embeddings
+from .condition import Condition
 from .forwards import Forwards
 from .policy import Policy
-from .sizes import RULES
 
 if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
+    import contextlib
+
     from torch import Tensor
 
     from ..run.ownership import Start
     from ..run.record import Run
-    from ..types import SamplerSettings
-    from .sizes import LatentGrid
+    from ..types import SamplerSettings, Trajectories
+    from .adapters import Adapters
 
 
 def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
@@ -36,53 +32,45 @@ def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
 
 
 class FlowModel(Resident, ABC):
-    """The networks of one flow model, and in `policy` what is trained of them.
+    """A network that is trained, or two that share the noise levels, and in `policy` what is trained of them.
 
-    A family says what its pipeline consists of, how prompts become a `Condition`, what the velocity of a noisy latent is, and
-    how latents become pictures. What sizes it can make and which noise schedule it was trained for is in `sizes`.
+    A family says how prompts become a `Condition`, what the velocity of a noisy latent is, and how latents become pictures.
+
+    Attributes:
+        experts: the networks that are trained, by name: one, or two that share the noise levels.
+        adapters: those of each of them.
     """
 
-    PIPELINE: str  # the class's name in diffusers
-    TOKENIZER: str  # the one of the longest text encoder …
-    MOST_TOKENS: int  # … and the length that the family was trained for
-    LORA_TARGETS: tuple[str, ...]
-    COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
-    EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
-    LORA_PREFIX = "transformer."
-    CLASSIFIER_FREE = False  # guidance > 1 calls the network a second time, for the negative prompt
+    EXPERTS: Mapping[str, str]  # the networks that are trained, and what their adapters' files are called
 
-    def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
-        self.pipeline = pipeline
-        self.transformer = pipeline.transformer
-        self.dtype = pipeline.transformer.dtype  # to compute in; what is trained is held in float32
-        self.visitors: set[str] = set()  # components that are on the device only while they work
-        self.path = path
-        self.max_sequence_length = max_sequence_length
-        for name in self.COMPONENTS:
-            if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
-                network.eval().requires_grad_(False)
-        networks = {name: getattr(pipeline, name) for name in self.EXPERTS}
-        # The networks that are trained, by their names in the pipeline: one, or two that share the noise levels.
-        self.experts = {name: network for name, network in networks.items() if network is not None}
-        self.policy = Policy(self.experts, self.dtype, self.LORA_TARGETS)
+    def __init__(self, experts: Mapping[str, Any], adapters: Mapping[str, Adapters], dtype: torch.dtype):
+        self.experts, self.adapters = experts, adapters
+        self.dtype = dtype  # to compute in; what is trained is held in float32
+        self.policy = Policy(experts, adapters, dtype)
         self.forwards = Forwards()
-        for network in self.experts.values():
-            self.forwards.watch(network)
-        self._embeddings = Embeddings(self._embed)
-        self._decoding = threading.RLock()
         self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self.wish = NextRollout()  # set by the last update, read by the next rollout
         self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
-        self.start: Start | None = None  # on the canvas: what Load Flow Model put into it; None: nothing
+        self.start: Start | None = None  # on the canvas: what the loading node put into it; None: nothing
         self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
         self.version_at_start = 0
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
+    @property
     @abstractmethod
-    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
-        """Runs the text encoders, which are on that device."""
+    def source(self) -> str:
+        """What was loaded, by which a person knows it and two models can be told apart."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @abstractmethod
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
 
     @abstractmethod
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
@@ -90,9 +78,25 @@ class FlowModel(Resident, ABC):
 
         One σ for all or one for each, [B] on the CPU, all of the `same_network`.
 
-        `guidance` is the embedded one of a distilled model; a family with CLASSIFIER_FREE returns v⁻ + guidance·(v - v⁻)
-        where the condition has a negative part, v⁻ under `negative_half`.
+        `guidance` is the embedded one of a distilled model; where guidance is classifier-free v⁻ + guidance·(v - v⁻) is returned
+        if the condition has a negative part, v⁻ under `negative_half`.
         """
+
+    @abstractmethod
+    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+
+    @abstractmethod
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+
+    @abstractmethod
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+
+    @abstractmethod
+    def lora_key(self, name: str) -> str:
+        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in the network."""
 
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         """The guidance that `velocity` is given at that noise level."""
@@ -102,110 +106,29 @@ class FlowModel(Resident, ABC):
         """Whether one call of `velocity` may hold samples at both noise levels."""
         return True
 
-    @abstractmethod
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
+    def check_gradient(self, trajectories: Trajectories) -> None:
+        """Called before an update. Raises ValueError where the gradient that it is going to use is known to be wrong."""
 
-    @classmethod
-    def lora_key(cls, name: str) -> str:
-        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
-        return cls.LORA_PREFIX + name
+    def make_room(self) -> None:
+        """Called before anything large is computed: ComfyUI's own models leave the accelerator, as it would have them do."""
+        devices.make_room()
 
-    def negative_half(self):
-        """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
-        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
+    def memory_line(self, settings: SamplerSettings) -> str:
+        """For a human: what training at these settings needs of the device, and what there is; empty where that is not known."""
+        return ""
 
     # -- shared ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def latent_grid(self) -> LatentGrid:
-        return RULES[self.PIPELINE].grid(self.pipeline.vae.config, self.transformer.config)
-
-    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
-        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
-        return self.latent_grid.shape(height, width, frames)
-
-    def shift(self, settings: SamplerSettings) -> float:
-        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
-        rule = RULES[self.PIPELINE].shift
-        return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
-
-    @property
-    def device(self) -> torch.device:
-        # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
-        return next(self.transformer.parameters()).device
-
-    def _networks(self) -> list[torch.nn.Module]:
-        """Those that live on the device; the others only visit it."""
-        networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
-        return [network for network in networks if network is not None]
-
-    @contextlib.contextmanager
-    def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
-        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside."""
-        names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
-        guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
-        need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
-        # The autoencoder is small, and may be asked by the page while the others compute.
-        aside = self._movable() if kind != "vae" and need > 0.9 * devices.free_memory(device) else []
-        for network in aside:
-            network.to("cpu")
-        for guest in guests:
-            guest.to(device)
-        try:
-            yield
-        finally:
-            for guest in guests:
-                guest.to("cpu")
-            for network in aside:
-                network.to(device)
-
-    def _move(self, device: torch.device) -> None:
-        with self._decoding:
-            super()._move(device)
-        self.policy.move(device)
-
-    def encode(self, texts: Sequence[str]) -> Condition:
-        """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
-        return self._embeddings.of(texts, self.device)
-
-    def _embed(self, texts: Sequence[str]) -> Condition:
-        device = self.device
-        with torch.no_grad(), self._visit(device, "text_encoder"):
-            return self.embed(texts, device)
-
-    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
-        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
-        tensors = self.encode(texts).tensors
-        if self.CLASSIFIER_FREE and max(settings.guidance, settings.guidance_2) > 1:
-            negative = self.encode([settings.negative_prompt] * len(texts)).tensors
-            tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
-        return Condition(tensors)
-
-    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
-        return schedule.noise_levels(settings, settings.shift or self.shift(settings))
-
-    @torch.no_grad()
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
-        parts = latents.split(batch_size or len(latents))
-        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
-        device = self.device
-        with self._decoding, self._visit(device, "vae"):
-            return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
-
-    def autocast(self):
-        """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+    def negative_half(self) -> contextlib.AbstractContextManager:
+        """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
 
     def graph_bytes(self, settings: SamplerSettings) -> int:
         """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
         shape = self.latent_shape(settings.height, settings.width, settings.frames)
         kind = shape, self.wish.unconditional_gradient
         if kind not in self._graph_bytes:
-            networks = self.experts.values()
-            weights = {p.untyped_storage().data_ptr() for network in networks for p in network.parameters()}
+            weights = {weight.untyped_storage().data_ptr() for weight in self._weights()}
             saved: dict[int, int] = {}
 
             def count(tensor: Tensor) -> Tensor:
@@ -215,18 +138,25 @@ class FlowModel(Resident, ABC):
                 return tensor
 
             condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
-            saving = torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
-            with self.forwards.uncounted(), torch.enable_grad(), saving:
+            with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())
             del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
         return self._graph_bytes[kind]
 
+    def _weights(self) -> Iterator[Tensor]:
+        """All weights of the networks that are trained."""
+        return (parameter for network in self.experts.values() for parameter in network.parameters())
+
+    def _saving(self, count: Callable[[Tensor], Tensor]) -> contextlib.AbstractContextManager:
+        """Within it `count` is told of each tensor that autograd saves."""
+        return torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+
     # -- whose it is ------------------------------------------------------------------------------------------------------
 
     @property
     def is_at_start(self) -> bool:
-        """Whether it still is what Load Flow Model gave."""
+        """Whether it still is what was loaded."""
         return self.start_iteration is not None and self.policy.version == self.version_at_start
 
     def make_fresh(self) -> None:

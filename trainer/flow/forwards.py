@@ -27,7 +27,11 @@ class Forwards:
         network.register_forward_hook(self._count, with_kwargs=True)
 
     def _count(self, network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
-        samples = len(inputs["hidden_states"])
+        self.count(len(inputs["hidden_states"]))
+
+    def count(self, samples: int, twice: bool = False) -> None:
+        """Notes a forward pass of so many samples. `twice`: it has a negative half, which counts like the other."""
+        samples *= 1 + twice
         self._samples[0] += samples
         self._samples[1] += samples * torch.is_grad_enabled()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import FlowModel
+from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ DOUBLE_BLOCK = (
 )
 
 
-class ImageModel(FlowModel):
+class ImageModel(PipelineModel):
     """Latents [C, h, w], one token for every 2 x 2 of them."""
 
     def decode_latents(self, latents: Tensor) -> Tensor:

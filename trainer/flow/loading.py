@@ -21,8 +21,8 @@ from .single_file import LOADING_ERRORS
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
 
-    from .base import FlowModel
     from .options import LoadOptions
+    from .pipeline import PipelineModel
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def load(family: type[FlowModel], path: Path, options: LoadOptions, training: str) -> FlowModel:
+def load(family: type[PipelineModel], path: Path, options: LoadOptions, training: str) -> PipelineModel:
     """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
     check_shard(options)
     device = resolve_device(options.device)
@@ -64,7 +64,7 @@ def load(family: type[FlowModel], path: Path, options: LoadOptions, training: st
 
 
 def load_pipeline(
-    family: type[FlowModel], path: Path, options: LoadOptions, device: torch.device, dtype: torch.dtype
+    family: type[PipelineModel], path: Path, options: LoadOptions, device: torch.device, dtype: torch.dtype
 ) -> DiffusionPipeline:
     """`from_pretrained` of the family's pipeline on a local folder, never touching the network.
 
@@ -103,7 +103,12 @@ def load_pipeline(
 
 
 def check_memory(
-    family: type[FlowModel], path: Path, options: LoadOptions, training: str, device: torch.device, dtype: torch.dtype
+    family: type[PipelineModel],
+    path: Path,
+    options: LoadOptions,
+    training: str,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     """Compares what weights, gradients and optimizer will take, by the headers of the weight files, with what is free.
 
@@ -125,7 +130,9 @@ def check_memory(
         logger.warning("%s: tight", message)
 
 
-def memory_needed(family: type[FlowModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype) -> int:
+def memory_needed(
+    family: type[PipelineModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype
+) -> int:
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
     counts = {}
     for name in set(family.COMPONENTS) & set(_parts(path)):

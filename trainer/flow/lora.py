@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host.names import plain_name
+from ..workflow.graph import plain
+from .adapters import TRAINED, Adapter
 from .files import header, opened, read_metadata, read_tensors, write_tensors
-from .policy import TRAINED, Adapter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,12 +25,13 @@ def files(model: FlowModel, path: Path) -> dict[str, Path]:
     return {expert: path.with_name(f"{path.stem}_{model.EXPERTS[expert]}{path.suffix}") for expert in experts}
 
 
-def adapter_state(model: FlowModel, expert: str = "transformer", name: str = TRAINED) -> dict[str, Tensor]:
+def adapter_state(model: FlowModel, expert: str, name: str = TRAINED) -> dict[str, Tensor]:
     """lora_A and lora_B by the names of `model.lora_key`; the file carries no alpha, so B holds the scale alpha/rank."""
-    scale = _scale(model, expert, name)
+    adapters = model.adapters[expert]
+    scale = adapters.scale(name)
     return {
         model.lora_key(key): (value * scale if "lora_B" in key else value).detach().cpu().contiguous().clone()
-        for key, value in _peft_state(model, expert, name).items()
+        for key, value in adapters.state(name).items()
     }
 
 
@@ -84,10 +85,7 @@ def put_on(model: FlowModel, path: Path) -> None:
 
 def add(model: FlowModel, path: Path, name: str) -> None:
     """As `put_on`, but beside the adapter that the model has. The new one gets that name, and is active from now on."""
-    adapter = _read_adapter(model, path)
-    with warnings.catch_warnings():  # peft warns of several adapters, which is what is wanted here
-        warnings.filterwarnings("ignore", "Already found a `peft_config`")
-        model.policy.add_adapter(adapter, name)
+    model.policy.add_adapter(_read_adapter(model, path), name)
     for expert, file in files(model, path).items():
         _load_one(model, expert, file, name)
 
@@ -102,7 +100,7 @@ def _read_adapter(model: FlowModel, path: Path) -> Adapter:
                 "_high_noise and _low_noise"
             )
         tensors = read_tensors(file)
-        for name, _ in model.experts[expert].named_modules():
+        for name in model.adapters[expert].modules():
             if (key := model.lora_key(f"{name}.lora_A.weight")) in tensors:
                 targets.add(name)
                 ranks.add(len(tensors[key]))
@@ -117,9 +115,8 @@ def _read_adapter(model: FlowModel, path: Path) -> Adapter:
 
 
 def _load_one(model: FlowModel, expert: str, path: Path, name: str = TRAINED) -> None:
-    from peft.utils import set_peft_model_state_dict
-
-    scale = _scale(model, expert, name)
+    adapters = model.adapters[expert]
+    scale = adapters.scale(name)
     tensors, wanted = read_tensors(path), adapter_state(model, expert, name)
     for key in sorted(set(wanted) | set(tensors)):
         shapes = [tuple(state[key].shape) if key in state else "nothing" for state in (tensors, wanted)]
@@ -128,25 +125,14 @@ def _load_one(model: FlowModel, expert: str, path: Path, name: str = TRAINED) ->
                 f"{path} is no adapter of this model: {key} is {shapes[0]} in the file and {shapes[1]} here. Fix: use the "
                 "base model, rank and targets that it was trained with"
             )
-    saved = {key: tensors[model.lora_key(key)] for key in _peft_state(model, expert, name)}
+    saved = {key: tensors[model.lora_key(key)] for key in adapters.state(name)}
     state = {key: value / scale if "lora_B" in key else value for key, value in saved.items()}
-    set_peft_model_state_dict(model.experts[expert], state, adapter_name=name)
-
-
-def _scale(model: FlowModel, expert: str, name: str) -> float:
-    config = model.experts[expert].peft_config[name]
-    return config.lora_alpha / config.r
-
-
-def _peft_state(model: FlowModel, expert: str, name: str) -> dict[str, Tensor]:
-    from peft.utils import get_peft_model_state_dict
-
-    return get_peft_model_state_dict(model.experts[expert], adapter_name=name)
+    adapters.load(state, name)
 
 
 def workflow_metadata(prompt: Mapping, canvas: Mapping | None) -> dict[str, object]:
     """The graph that made an adapter, under the keys by which ComfyUI finds it when the file is dropped on the canvas."""
-    return {"prompt": prompt, **({"workflow": canvas} if canvas else {})}
+    return {"prompt": plain(prompt), **({"workflow": canvas} if canvas else {})}
 
 
 def ranks(path: Path) -> set[int]:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...host import distributed
-from . import merging
+from .adapters import TRAINED, Adapter, Adapters
 
 if TYPE_CHECKING:
-    from diffusers import ModelMixin
-    from diffusers.loaders import PeftAdapterMixin
     from diffusers.training_utils import EMAModel
     from torch import Tensor
 
     from ..types import UpdateSettings
-
-    class Adaptable(ModelMixin, PeftAdapterMixin):
-        """What every network that is trained is in diffusers."""
-
-
-TRAINED = "default"  # peft's name of the adapter that is trained
 
 
 @dataclass
@@ -57,16 +49,6 @@ class LossScale:
             self.value, self.good = self.value * 2, 0
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """What a LoRA adapter is made with. `targets`: comma-separated ends of module names; empty takes the family's own list."""
-
-    rank: int
-    alpha: float
-    targets: str = ""
-    seed: int = 0
-
-
 class Policy:
     """The trainable part of a flow model: an adapter on its networks, or all of their weights.
 
@@ -78,9 +60,9 @@ class Policy:
         is_sharded: the weights lie over several processes, which then have to call the networks equally often.
     """
 
-    def __init__(self, networks: Mapping[str, Adaptable], dtype: torch.dtype, lora_targets: Sequence[str]):
-        """`dtype`: to compute in; what is trained is held in float32."""
-        self._networks, self._dtype, self._lora_targets = networks, dtype, lora_targets
+    def __init__(self, networks: Mapping[str, Any], adapters: Mapping[str, Adapters], dtype: torch.dtype):
+        """Networks that share the noise levels, and the adapters of each. `dtype`: to compute in; float32 is trained."""
+        self._networks, self._adapters, self._dtype = networks, adapters, dtype
         self.adapter: Adapter | None = None
         self.is_sharded = False
         self._originals: list[Tensor] = []  # the untrained weights, where all of them are trained
@@ -96,37 +78,31 @@ class Policy:
     # -- what is trained -------------------------------------------------------------------------------------------------
 
     def add_adapter(self, adapter: Adapter, name: str = TRAINED) -> None:
-        """Attaches a LoRA adapter (peft) in float32; with B = 0 the policy starts as the reference.
+        """Attaches a LoRA adapter in float32; with B = 0 the policy starts as the reference.
 
         Under another name it stands beside the one that is trained, and acts instead of it.
         """
-        from peft import LoraConfig
-
-        modules = [end.strip() for end in adapter.targets.split(",") if end.strip()] or list(self._lora_targets)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(adapter.seed)
-            try:
-                for network in self._networks.values():
-                    config = LoraConfig(
-                        r=adapter.rank,
-                        lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType] peft only divides it by the rank
-                        target_modules=modules,
-                    )
-                    network.add_adapter(config, name)
-            except ValueError as error:
-                raise ValueError(
-                    f"lora_targets {adapter.targets!r} fit no module. Fix: leave it empty, or use "
-                    f"{', '.join(self._lora_targets)}"
-                ) from error
-        for parameter in self.trainable_parameters():
-            parameter.data = parameter.data.float()
+            for adapters in self._adapters.values():
+                adapters.add(adapter, name)
         if name == TRAINED:
             self.adapter = adapter
 
     def replace_adapter(self, adapter: Adapter) -> None:
-        for network in self._networks.values():
-            network.unload_lora()
+        for adapters in self._adapters.values():
+            adapters.remove([TRAINED])
         self.add_adapter(adapter)
+
+    def use_adapter(self, name: str) -> None:
+        """Has the adapter of that name act, instead of the others."""
+        for adapters in self._adapters.values():
+            adapters.use(name)
+
+    def remove_adapters(self, names: Sequence[str]) -> None:
+        """Takes adapters off that stood beside the one that is trained, which acts again."""
+        for adapters in self._adapters.values():
+            adapters.remove(names)
 
     def train_everything(self) -> None:
         """Makes all weights of the networks trainable, in float32, and keeps a copy of them as the reference.
@@ -173,11 +149,11 @@ class Policy:
 
     def trainable_named(self) -> dict[str, torch.nn.Parameter]:
         """Trained parameters by name; those of a second network have its name in front."""
-        first, *others = self._networks.items()
-        named = dict(first[1].named_parameters())
-        for name, network in others:
-            named |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
-        return {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        named = {}
+        for number, (name, network) in enumerate(self._networks.items()):
+            trained = self._adapters[name].parameters() if self.is_adapted else dict(network.named_parameters())
+            named |= {f"{name}.{key}" if number else key: p for key, p in trained.items() if p.requires_grad}
+        return named
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
         return list(self.trainable_named().values())
@@ -196,6 +172,14 @@ class Policy:
         for parameter, value in zip(self.trainable_parameters(), values, strict=True):
             parameter.copy_(value)
 
+    @contextlib.contextmanager
+    def _each(self, state: str) -> Iterator[None]:
+        """Within it the adapters of all networks are in that state: "off" or "merged"."""
+        with contextlib.ExitStack() as stack:
+            for adapters in self._adapters.values():
+                stack.enter_context(getattr(adapters, state)())
+            yield
+
     # -- acting with other weights ---------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -212,7 +196,7 @@ class Policy:
             raise ValueError(
                 "merge_adapter: each process holds a part of the weights only. Fix: merge_adapter off on the SDE Sampler"
             )
-        with merging.merged(self._networks.values()):
+        with self._each("merged"):
             self._is_merged = True
             try:
                 yield
@@ -225,13 +209,8 @@ class Policy:
         if self._is_merged:
             raise RuntimeError("the adapter is part of the weights: there is no reference within `merged`")
         if self.is_adapted:
-            for network in self._networks.values():
-                network.disable_adapters()
-            try:
+            with self._each("off"):
                 yield
-            finally:
-                for network in self._networks.values():
-                    network.enable_adapters()
             return
         parameters = self.trainable_parameters()
         if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values are copied

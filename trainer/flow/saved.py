@@ -53,7 +53,18 @@ def load(model: FlowModel, folder: Path) -> None:
 
 
 def export(model: FlowModel, folder: Path) -> None:
-    """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards."""
+    """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards.
+
+    Raises:
+        ValueError: a model that ComfyUI loaded, which is no pipeline of diffusers.
+    """
+    from .pipeline import PipelineModel
+
+    if not isinstance(model, PipelineModel):
+        raise ValueError(
+            "otca export writes folders of diffusers, and this run trained what ComfyUI loaded. Fix: load the run's "
+            "lora.safetensors with LoraLoader, or save Tuned Model's output with ComfyUI's ModelSave"
+        )
     if model.policy.is_adapted:
         for network in model.experts.values():
             network.fuse_lora()

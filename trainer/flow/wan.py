@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .base import FlowModel, noise_levels
+from .base import noise_levels
 from .condition import NEGATIVE, Condition
+from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ _WAN_NAMES = {
 }
 
 
-class Wan(FlowModel):
+class Wan(PipelineModel):
     """`diffusers.WanPipeline`."""
 
     PIPELINE = "WanPipeline"

@@ -1,0 +1,248 @@
+"""Imports ComfyUI from its folder without its server, so that `otca` runs graphs that hold ComfyUI's own nodes.
+
+ComfyUI is not made to be imported, so the order here matters: its options before its other modules, since those read the
+options while they are imported; and its `utils` before its `nodes`, which hide it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .names import plain_name
+
+PATH = "COMFYUI_PATH"  # environment variables: ComfyUI's folder,
+ARGUMENTS = "COMFYUI_ARGUMENTS"  # its own options as they stand behind its main.py,
+PACKS = "OTCA_CUSTOM_NODES"  # and the custom packs that are loaded, separated as in PATH
+OLDEST = (0, 3, 64)
+PACK = Path(__file__).resolve().parents[1]
+PYTHONS = (".venv/bin/python", "venv/bin/python", ".venv/Scripts/python.exe", "venv/Scripts/python.exe")
+PYTHONS += ("../python_embeded/python.exe",)  # as ComfyUI's portable version spells it
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What ComfyUI has brought: its node classes and display names, by class name."""
+
+    classes: Mapping[str, type]
+    titles: Mapping[str, str]
+
+
+def load(folder: str | Path, device: str | None = None, custom_nodes: Sequence[str] = ()) -> Loaded:
+    """Imports ComfyUI, once in a process; packs that are named later are added.
+
+    Args:
+        device: as --device has it. With "cpu", and where there is no accelerator, ComfyUI stays on the CPU; one with a number,
+            or the number that a launcher has given to this process, becomes the one that ComfyUI uses.
+        custom_nodes: names of folders or files in ComfyUI's custom_nodes. No other pack is loaded.
+
+    Raises:
+        ValueError: no ComfyUI there, too old, or not importable by this Python; or a pack that is not there or cannot be loaded.
+    """
+    root = _checked(Path(folder).expanduser())
+    before = sys.modules.get("folder_paths")
+    if before is None:
+        _import(root, device)
+    elif Path(str(before.__file__)).resolve().parent != root:
+        raise ValueError(f"ComfyUI of {before.__file__} is loaded already. Fix: one command takes one ComfyUI")
+    nodes = importlib.import_module("nodes")
+    for name in custom_nodes:
+        _add_pack(nodes, name)
+    return Loaded(nodes.NODE_CLASS_MAPPINGS, nodes.NODE_DISPLAY_NAME_MAPPINGS)
+
+
+def named_packs() -> list[str]:
+    """The custom packs that the environment names."""
+    return [name for name in os.environ.get(PACKS, "").split(os.pathsep) if name]
+
+
+def say_to_children(folder: str | Path, packs: Sequence[str]) -> None:
+    """Processes that this one starts take the same ComfyUI and the same packs."""
+    os.environ[PATH] = str(Path(folder).expanduser().absolute())
+    os.environ[PACKS] = os.pathsep.join(dict.fromkeys(packs))
+
+
+def of_this_server(packs: Sequence[str]) -> dict[str, str]:
+    """The environment in which `otca` finds the ComfyUI that runs us, with its options and these packs."""
+    root = Path(str(importlib.import_module("folder_paths").__file__)).resolve().parent
+    return {PATH: str(root), ARGUMENTS: shlex.join(sys.argv[1:]), PACKS: os.pathsep.join(packs)}
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _checked(folder: Path) -> Path:
+    shown = f"--comfyui {folder}"
+    if not folder.is_dir():
+        raise ValueError(f"{shown}: there is no such folder. Fix: give the folder of ComfyUI, which holds its main.py")
+    if not ((folder / "nodes.py").is_file() and (folder / "comfy").is_dir()):
+        inner = folder / "ComfyUI"
+        fix = f"--comfyui {inner}" if (inner / "nodes.py").is_file() else "give the folder that holds ComfyUI's main.py"
+        raise ValueError(f"{shown} holds no ComfyUI (no nodes.py beside a folder comfy). Fix: {fix}")
+    if (version := _version(folder)) < OLDEST:
+        known = ".".join(map(str, version)) or "of unknown version, older than 0.3"
+        wanted = ".".join(map(str, OLDEST))
+        raise ValueError(f"{shown}: this ComfyUI is too old ({known}). Fix: update it to {wanted} or newer")
+    return folder.resolve()
+
+
+def _version(folder: Path) -> tuple[int, ...]:
+    try:
+        text = (folder / "comfyui_version.py").read_text(encoding="utf-8")
+    except FileNotFoundError:  # which ComfyUI has had since 0.3
+        return ()
+    match = re.search(r'__version__\s*=\s*"(\d+)\.(\d+)\.(\d+)', text)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def _use_its_python(folder: Path) -> str:
+    """The fix where this Python lacks what ComfyUI needs."""
+    found = next((path for path in (folder / name for name in PYTHONS) if path.is_file()), None)
+    python = os.path.normpath(found) if found else "PYTHON"
+    which = "" if found else ", where PYTHON is the one that starts ComfyUI"
+    return f"run otca by the Python that starts ComfyUI: {python} {PACK} train …{which}"
+
+
+# --- importing it -----------------------------------------------------------------------------------------------------
+
+
+def _import(root: Path, device: str | None) -> None:
+    _choose_accelerator(device)
+    sys.path.insert(0, str(root))
+    try:
+        with _its_arguments(os.environ.get(ARGUMENTS, "")):
+            options = importlib.import_module("comfy.cli_args").args
+            options.cpu = options.cpu or device == "cpu" or not _has_accelerator()
+            _set_folders(options)
+            nodes = importlib.import_module("nodes")
+            with _fewer_lines():
+                asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+    except ImportError as error:
+        lacks = (
+            f"lacks {error.name}" if isinstance(error, ModuleNotFoundError) else f"cannot import all of it ({error})"
+        )
+        fix = _use_its_python(root)
+        raise ValueError(f"{sys.executable} {lacks}, which ComfyUI in {root} needs. Fix: {fix}") from error
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.accelerator.is_available()
+
+
+def _choose_accelerator(device: str | None) -> None:
+    """Of several accelerators ComfyUI takes the current one, so it is chosen before ComfyUI looks."""
+    import torch
+
+    kind, _, number = (device or "").partition(":")
+    if not number and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        number = os.environ.get("LOCAL_RANK", "")
+    if kind != "cpu" and number.isdecimal() and _has_accelerator():
+        torch.accelerator.set_device_index(int(number))
+
+
+@contextlib.contextmanager
+def _its_arguments(arguments: str) -> Iterator[None]:
+    """While ComfyUI is imported, the command line is the one that its main.py would see: ours is none of its business."""
+    before = sys.argv
+    sys.argv = ["main.py", *shlex.split(arguments)]
+    try:
+        importlib.import_module("comfy.options").enable_args_parsing()
+        yield
+    except SystemExit as error:  # argparse has said on the terminal what it does not understand
+        raise ValueError(f"{ARGUMENTS} = {arguments!r} is not what ComfyUI's main.py takes. Fix: correct it") from error
+    finally:
+        sys.argv = before
+
+
+def _set_folders(options: Any) -> None:
+    """What ComfyUI's main.py does with its folders: extra_model_paths.yaml, its options, what other nodes have saved."""
+    folder_paths, extra = importlib.import_module("folder_paths"), importlib.import_module("utils.extra_config")
+    own = Path(str(folder_paths.__file__)).resolve().parent / "extra_model_paths.yaml"
+    named = [name for names in options.extra_model_paths_config or () for name in names]
+    for file in [str(own), *named] if own.is_file() else named:
+        extra.load_extra_path_config(file)
+    for kind in ("output", "input", "user"):
+        if folder := getattr(options, f"{kind}_directory"):
+            getattr(folder_paths, f"set_{kind}_directory")(os.path.abspath(folder))
+    for kind in ("checkpoints", "clip", "vae", "diffusion_models", "loras"):
+        folder_paths.add_model_folder_path(kind, os.path.join(folder_paths.get_output_directory(), kind))
+    add_reward_folder(folder_paths)
+
+
+def add_reward_folder(folder_paths: Any) -> None:
+    """Reward models have a folder of their own among ComfyUI's."""
+    folder_paths.add_model_folder_path("otca_rewards", str(Path(folder_paths.models_dir) / "otca_rewards"))
+
+
+@contextlib.contextmanager
+def _fewer_lines() -> Iterator[None]:
+    """ComfyUI logs, with its trace, each of its own files that cannot be imported here, as those that need its server. What
+    a graph needs and does not find is said by name, when the graph is checked."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+# --- custom packs -----------------------------------------------------------------------------------------------------
+
+
+class _Lines(logging.Handler):
+    """What is logged while a pack is loaded: ComfyUI says why it cannot be, and goes on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _add_pack(nodes: Any, name: str) -> None:
+    path = _pack(name)
+    if path.resolve() == PACK or str(path) in _added:
+        return
+    said = _Lines()
+    logging.getLogger().addHandler(said)
+    try:
+        known = set(nodes.NODE_CLASS_MAPPINGS)
+        good = asyncio.run(nodes.load_custom_node(str(path), known, module_parent="custom_nodes"))
+    finally:
+        logging.getLogger().removeHandler(said)
+    if not good:
+        reason = said.lines[-1].strip() if said.lines else "it says nothing about why"
+        server = "; it asks for ComfyUI's server, which is not here" if "PromptServer" in " ".join(said.lines) else ""
+        raise ValueError(
+            f"--custom-nodes {name} cannot be loaded: {reason}{server}. Fix: leave out the nodes of that pack"
+        )
+    _added.add(str(path))
+
+
+_added: set[str] = set()
+
+
+def _pack(name: str) -> Path:
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"--custom-nodes {name!r} {error}. Fix: give the name of a folder in custom_nodes") from error
+    folders = [Path(folder) for folder in importlib.import_module("folder_paths").get_folder_paths("custom_nodes")]
+    for path in (folder / file for folder in folders for file in (name, f"{name}.py")):
+        if path.is_file() or (path / "__init__.py").is_file():
+            return path
+    listed = ", ".join(map(str, folders))
+    raise ValueError(f"--custom-nodes {name}: there is no such pack in {listed}. Fix: give the name of a folder there")

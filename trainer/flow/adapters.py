@@ -1,0 +1,161 @@
+"""LoRA adapters on one network: what a policy asks of them, and peft's, which the networks of diffusers carry."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from . import merging
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+    from diffusers.loaders import PeftAdapterMixin
+    from torch import Tensor
+
+    class Adaptable(ModelMixin, PeftAdapterMixin):
+        """What every network that is trained is in diffusers."""
+
+
+TRAINED = "default"  # the name of the adapter that is trained, as peft has it
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What a LoRA adapter is made with. `targets`: comma-separated ends of module names; empty takes the model's own list."""
+
+    rank: int
+    alpha: float
+    targets: str = ""
+    seed: int = 0
+
+    def ends(self, usual: Sequence[str]) -> list[str]:
+        """The ends of module names that it is for; `usual` where it names none."""
+        return [end.strip() for end in self.targets.split(",") if end.strip()] or list(usual)
+
+
+class Adapters(ABC):
+    """The adapters of one network by their names, of which one is active; ΔW = alpha/rank·B·A (Hu et al., 2106.09685)."""
+
+    @abstractmethod
+    def add(self, adapter: Adapter, name: str = TRAINED) -> None:
+        """Attaches one in float32 with B = 0, and makes it active. Draws A from torch's generator.
+
+        Raises:
+            ValueError: targets that fit no module.
+        """
+
+    @abstractmethod
+    def remove(self, names: Collection[str]) -> None:
+        """Takes those of these names off; the one that is trained is active afterwards, if it is still there."""
+
+    @abstractmethod
+    def use(self, name: str) -> None:
+        """Makes one active, instead of the others."""
+
+    @abstractmethod
+    def off(self) -> contextlib.AbstractContextManager[None]:
+        """Within it none acts."""
+
+    @abstractmethod
+    def merged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the active one is part of the weights, see `merging`. Raises ValueError where it cannot be."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """A and B of all that can be trained, by name."""
+
+    @abstractmethod
+    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
+        """`<module>.lora_A.weight` [r, in] and `<module>.lora_B.weight` [out, r] of one adapter."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Tensor], name: str = TRAINED) -> None:
+        """Puts in what `state` returned."""
+
+    @abstractmethod
+    def scale(self, name: str = TRAINED) -> float:
+        """alpha / rank."""
+
+    @abstractmethod
+    def modules(self) -> list[str]:
+        """Names of the modules of the network."""
+
+
+class PeftAdapters(Adapters):
+    """Those that peft puts into a network of diffusers."""
+
+    def __init__(self, network: Adaptable, targets: Sequence[str]):
+        self.network, self.targets = network, targets
+
+    def add(self, adapter: Adapter, name: str = TRAINED) -> None:
+        from peft import LoraConfig
+
+        config = LoraConfig(
+            r=adapter.rank,
+            lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType] peft only divides it by the rank
+            target_modules=adapter.ends(self.targets),
+        )
+        try:
+            with warnings.catch_warnings():  # peft warns of several adapters, which are what guides want
+                warnings.filterwarnings("ignore", "Already found a `peft_config`")
+                self.network.add_adapter(config, name)
+        except ValueError as error:
+            raise ValueError(
+                f"lora_targets {adapter.targets!r} fit no module. Fix: leave it empty, or use {', '.join(self.targets)}"
+            ) from error
+        for parameter in self.parameters().values():
+            parameter.data = parameter.data.float()
+
+    def remove(self, names: Collection[str]) -> None:
+        from peft.tuners.lora import LoraLayer
+
+        if set(names) >= set(self.network.peft_config):
+            self.network.unload_lora()
+            return
+        self.network.set_adapter(TRAINED)
+        self.network.delete_adapters([name for name in names if name in self.network.peft_config])
+        # One may have had targets that the model's own adapter has not.
+        for name, module in list(self.network.named_modules()):
+            if isinstance(module, LoraLayer) and TRAINED not in module.lora_A:
+                parent, _, child = name.rpartition(".")
+                setattr(self.network.get_submodule(parent), child, module.base_layer)
+
+    def use(self, name: str) -> None:
+        self.network.set_adapter(name)
+
+    @contextlib.contextmanager
+    def off(self) -> Iterator[None]:
+        self.network.disable_adapters()
+        try:
+            yield
+        finally:
+            self.network.enable_adapters()
+
+    def merged(self) -> contextlib.AbstractContextManager[None]:
+        return merging.merged([self.network])
+
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
+
+    def state(self, name: str = TRAINED) -> dict[str, Tensor]:
+        from peft.utils import get_peft_model_state_dict
+
+        return get_peft_model_state_dict(self.network, adapter_name=name)
+
+    def load(self, state: Mapping[str, Tensor], name: str = TRAINED) -> None:
+        from peft.utils import set_peft_model_state_dict
+
+        set_peft_model_state_dict(self.network, dict(state), adapter_name=name)
+
+    def scale(self, name: str = TRAINED) -> float:
+        config = self.network.peft_config[name]
+        return config.lora_alpha / config.r
+
+    def modules(self) -> list[str]:
+        return [name for name, _ in self.network.named_modules()]

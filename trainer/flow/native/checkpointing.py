@@ -1,0 +1,123 @@
+"""Exact gradient checkpointing for blocks that write over what they are given.
+
+`torch.utils.checkpoint` computes a block again from its inputs, which a residual that is added in place has changed by then: the
+gradient is wrong, and nothing says so. Here a block works on copies, both times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from .frozen import training
+from .mutation import Mutable
+
+OPTIONS = "transformer_options"  # ComfyUI's dictionary for its nodes; a network writes the number of the block into it
+
+
+def checkpointed(run: Callable, parameters: Sequence[torch.nn.Parameter], args: tuple, kwargs: dict) -> Any:
+    """`run(*args, **kwargs)` of a block, of which the inputs alone are kept.
+
+    Args:
+        parameters: what is trained within the block.
+    """
+    if not torch.is_grad_enabled():
+        return run(*args, **kwargs)
+    kwargs = dict(kwargs)
+    options = kwargs.pop(OPTIONS, None)
+    block = _Block(run, (args, kwargs), options)
+    leaves = _Checkpoint.apply(block, len(parameters), *parameters, *block.tensors)
+    return block.outputs(leaves)
+
+
+class _Block:
+    """One call of a block: its inputs taken apart into tensors and the rest, and how to put its outputs together."""
+
+    def __init__(self, run: Callable, inputs: Any, options: dict | None):
+        self._run, self._options = run, options
+        self._snapshot = None if options is None else dict(options)
+        leaves, self._spec = _flattened(inputs)
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self._others = [None if tensor else leaf for leaf, tensor in zip(leaves, self._is_tensor, strict=True)]
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def __call__(self, tensors: Sequence[Tensor], again: bool) -> list[Tensor]:
+        """The tensors of what the block returns."""
+        queue = iter(tensors)
+        leaves = [
+            next(queue) if is_tensor else other for is_tensor, other in zip(self._is_tensor, self._others, strict=True)
+        ]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        if self._options is not None:
+            # The second time as it was the first time: later blocks have written other numbers into it.
+            kwargs[OPTIONS] = dict(self._snapshot or {}) if again else self._options
+        leaves, self._result_spec = _flattened(self._run(*args, **kwargs))
+        self._result = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def outputs(self, tensors: Sequence[Tensor]) -> Any:
+        """What the block returned, with these tensors in the places of its own."""
+        queue = iter(tensors)
+        leaves = [next(queue) if leaf is None else leaf[0] for leaf in self._result]
+        return pytree.tree_unflatten(leaves, self._result_spec)
+
+
+class _Checkpoint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, block: _Block, count: int, *tensors):  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.block, ctx.count = block, count
+        ctx.save_for_backward(*tensors)
+        outputs = block([tensor.detach().clone() for tensor in tensors[count:]], again=False)
+        # A network may write over what a block returns, which autograd allows for no view that a function returned.
+        whole = [tensor.clone() if tensor._is_view() else tensor for tensor in outputs]
+        ctx.mark_non_differentiable(*(tensor for tensor in whole if not tensor.is_floating_point()))
+        return tuple(whole)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        parameters, tensors = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        wanted = ctx.needs_input_grad[2 + ctx.count :]
+        leaves = [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, wanted, strict=True)]
+        with torch.enable_grad(), training(), Mutable():
+            # Copies, since a leaf must not be written over.
+            outputs = ctx.block([leaf.clone() for leaf in leaves], again=True)
+        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+        sources = [*parameters, *(leaf for leaf in leaves if leaf.requires_grad)]
+        found = iter(
+            torch.autograd.grad([o for o, _ in pairs], sources, [g for _, g in pairs], allow_unused=True)
+            if pairs and sources
+            else [None] * len(sources)
+        )
+        of_parameters = [next(found) for _ in parameters]
+        return None, None, *of_parameters, *(next(found) if want else None for want in wanted)
+
+
+def _flattened(values: Any) -> tuple[list, pytree.TreeSpec]:
+    """As torch's pytree; of objects that carry tensors, such as a block's modulation, it first learns how to take them apart."""
+    leaves, spec = pytree.tree_flatten(values)
+    strangers = {type(leaf) for leaf in leaves if _carries_tensors(leaf)}
+    if not strangers:
+        return leaves, spec
+    for stranger in strangers:
+        pytree.register_pytree_node(stranger, _parts, lambda parts, names, cls=stranger: _whole(cls, names, parts))
+    return _flattened(values)
+
+
+def _carries_tensors(leaf: Any) -> bool:
+    if isinstance(leaf, Tensor | torch.nn.Module | type) or not hasattr(leaf, "__dict__"):
+        return False
+    return any(isinstance(value, Tensor) for value in vars(leaf).values())
+
+
+def _parts(value: Any) -> tuple[list, tuple[str, ...]]:
+    return list(vars(value).values()), tuple(vars(value))
+
+
+def _whole(cls: Any, names: Sequence[str], parts: Any) -> Any:
+    value = cls.__new__(cls)
+    vars(value).update(zip(names, parts, strict=True))
+    return value

@@ -1,0 +1,164 @@
+"""Flow models from folders of diffusers: what every pipeline's family shares."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...host import devices
+from .. import schedule
+from .adapters import PeftAdapters
+from .base import FlowModel
+from .condition import NEGATIVE, Condition, Embeddings
+from .sizes import RULES
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+    from torch import Tensor
+
+    from ..types import SamplerSettings
+    from .sizes import LatentGrid
+
+
+class PipelineModel(FlowModel):
+    """The networks of one pipeline of diffusers.
+
+    A family says besides what its pipeline consists of. What sizes it can make and which noise schedule it was trained for is
+    in `sizes`.
+    """
+
+    PIPELINE: str  # the class's name in diffusers
+    TOKENIZER: str  # the one of the longest text encoder …
+    MOST_TOKENS: int  # … and the length that the family was trained for
+    LORA_TARGETS: tuple[str, ...]
+    COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
+    EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    LORA_PREFIX = "transformer."
+    CLASSIFIER_FREE = False  # guidance > 1 calls the network a second time, for the negative prompt
+
+    def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
+        self.pipeline = pipeline
+        self.transformer = pipeline.transformer
+        self.visitors: set[str] = set()  # components that are on the device only while they work
+        self.path = path
+        self.max_sequence_length = max_sequence_length
+        for name in self.COMPONENTS:
+            if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
+                network.eval().requires_grad_(False)
+        networks = {name: getattr(pipeline, name) for name in self.EXPERTS}
+        experts = {name: network for name, network in networks.items() if network is not None}
+        adapters = {name: PeftAdapters(network, self.LORA_TARGETS) for name, network in experts.items()}
+        super().__init__(experts, adapters, pipeline.transformer.dtype)
+        for network in self.experts.values():
+            self.forwards.watch(network)
+        self._embeddings = Embeddings(self._embed)
+        self._decoding = threading.RLock()
+
+    # -- what a family provides ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
+        """Runs the text encoders, which are on that device."""
+
+    @abstractmethod
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
+
+    @classmethod
+    def lora_key(cls, name: str) -> str:
+        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
+        return cls.LORA_PREFIX + name
+
+    # -- shared ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> str:
+        return str(self.path.resolve())
+
+    @property
+    def latent_grid(self) -> LatentGrid:
+        return RULES[self.PIPELINE].grid(self.pipeline.vae.config, self.transformer.config)
+
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+        return self.latent_grid.shape(height, width, frames)
+
+    def shift(self, settings: SamplerSettings) -> float:
+        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
+        rule = RULES[self.PIPELINE].shift
+        return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
+
+    @property
+    def device(self) -> torch.device:
+        # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
+        return next(self.transformer.parameters()).device
+
+    def _networks(self) -> list[torch.nn.Module]:
+        """Those that live on the device; the others only visit it."""
+        networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
+        return [network for network in networks if network is not None]
+
+    @contextlib.contextmanager
+    def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
+        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside."""
+        names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
+        guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
+        need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
+        # The autoencoder is small, and may be asked by the page while the others compute.
+        aside = self._movable() if kind != "vae" and need > 0.9 * devices.free_memory(device) else []
+        for network in aside:
+            network.to("cpu")
+        for guest in guests:
+            guest.to(device)
+        try:
+            yield
+        finally:
+            for guest in guests:
+                guest.to("cpu")
+            for network in aside:
+                network.to(device)
+
+    def _move(self, device: torch.device) -> None:
+        with self._decoding:
+            super()._move(device)
+        self.policy.move(device)
+
+    def encode(self, texts: Sequence[str]) -> Condition:
+        """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
+        return self._embeddings.of(texts, self.device)
+
+    def _embed(self, texts: Sequence[str]) -> Condition:
+        device = self.device
+        with torch.no_grad(), self._visit(device, "text_encoder"):
+            return self.embed(texts, device)
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+        tensors = self.encode(texts).tensors
+        if self.CLASSIFIER_FREE and max(settings.guidance, settings.guidance_2) > 1:
+            negative = self.encode([settings.negative_prompt] * len(texts)).tensors
+            tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
+        return Condition(tensors)
+
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+        return schedule.noise_levels(settings, settings.shift or self.shift(settings))
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+        parts = latents.split(batch_size or len(latents))
+        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
+        device = self.device
+        with self._decoding, self._visit(device, "vae"):
+            return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
+
+    def autocast(self):
+        """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
