@@ -1,6 +1,6 @@
 """Which run an adapter belongs to, on the canvas: decided before the first picture is made, and checked before each update.
 
-ComfyUI hands one and the same model to every workflow whose Load Flow Model has the same inputs. So a model says whose it is
+ComfyUI hands one and the same model to every workflow whose loading node has the same inputs. So a model says whose it is
 (`FlowModel.run`), and whoever samples under another name, or with a graph of another structure, first gets it back as Load Flow
 Model made it, or as that run left it at its last checkpoint. Headlessly a process trains one run, and the training loop decides.
 """
@@ -87,7 +87,7 @@ def take_up(model: FlowModel, graph: Mapping, sampler: str) -> str:
         sampler: id of the node that is about to sample.
 
     Returns:
-        What Load Flow Model shows: "new run NAME", "NAME, iteration 4", with where it began.
+        What the loading node shows: "new run NAME", "NAME, iteration 4", with where it began.
 
     Raises:
         RunError: several runs would record these samples, a name is linked or no plain one, or the run cannot be used.
@@ -230,7 +230,9 @@ def _free_folder(asked: Asked) -> Path:
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
     if number > 1:
-        message = "%s holds another run, so this one is %s. To continue the former, choose it as resume_run on Load Flow Model"
+        message = (
+            "%s holds another run, so this one is %s. To continue the former, choose it as resume_run beside the model"
+        )
         logger.warning(message, wanted, folder.name)
     return folder
 

@@ -20,7 +20,7 @@ from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
-from ..types import LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, SamplerSettings
+from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, SamplerSettings
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
@@ -92,12 +92,12 @@ class _Graph:
         return self.problem(node_id, misfit.input, misfit.message, misfit.fix)
 
     def model(self, node_id: str, name: str = "model") -> str | None:
-        """The Load Flow Model that an input's handle comes from, which the update passes on."""
+        """The node that an input's model comes from; the update passes it on."""
         seen = set()
         while name in self.nodes[node_id].links and node_id not in seen:
             seen.add(node_id)
             node_id = self.nodes[node_id].links[name][0]
-            if self.nodes[node_id].class_type == LOAD_NODE:
+            if self.nodes[node_id].class_type in MODEL_NODES:
                 return node_id
             name = "model"
         return None
@@ -164,7 +164,7 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
                 message = (
                     f"is the model of node {graph.titles({model})}, and the trajectories are of {graph.titles(sampled)}"
                 )
-                yield graph.problem(node_id, name, message, "connect the same Load Flow Model to both")
+                yield graph.problem(node_id, name, message, "connect one and the same model to both")
 
 
 def _advancing(graph: _Graph) -> Iterator[Problem]:
@@ -324,6 +324,10 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
                 misfit = untrainable(settings, noise_levels(settings, shift))
                 unfit += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in unfit)
+        if loader and values["merge_adapter"] and graph.nodes[loader].class_type != LOAD_NODE:
+            message = "ComfyUI owns these weights and may move them at any time, so nothing can be merged into them"
+            yield graph.problem(node_id, "merge_adapter", message, "switch it off")
+            continue
         memory = graph.values[loader].get("memory") or {} if loader else {}
         if values["merge_adapter"] and memory.get("quantize", "none") != "none":
             message = "the weights are quantized, and rounding to so few bits would lose the adapter"

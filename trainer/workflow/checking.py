@@ -7,17 +7,25 @@ from collections.abc import Iterator
 from graphlib import CycleError
 from typing import Any
 
+from ...host.comfyui import comfy_loaded
 from ..types import PREFIX
+from . import foreign
 from .declared import DeclaredGraph, Node, type_name, types_match
 from .problem import Problem, errors, general, suggest
+
+ADD_COMFYUI = "add --comfyui PATH, the folder of your ComfyUI, or set COMFYUI_PATH (docs/training.md)"
+OF_A_PACK = (
+    "if it is of a custom pack, add --custom-nodes NAME, the pack's folder in custom_nodes; if it is ComfyUI's own, update "
+    "ComfyUI, and see in its log whether it can import all of its nodes"
+)
 
 
 def graph_problems(graph: DeclaredGraph, targets: tuple[str, ...]) -> Iterator[Problem]:
     """Every problem of what would run (the targets and their ancestors), warnings included."""
-    yield from _class_problems(graph)
+    needed = graph.ancestors(targets)
+    yield from _class_problems(graph, needed)
     if not targets:
         yield general("no output node, so there is nothing to run", "add one, for example Training Run")
-    needed = graph.ancestors(targets)
     for node_id, node in graph.nodes.items():
         if node_id in needed:
             yield from node_problems(graph, node)
@@ -32,23 +40,34 @@ def graph_problems(graph: DeclaredGraph, targets: tuple[str, ...]) -> Iterator[P
             needed -= set(cycle)
 
 
-def _class_problems(graph: DeclaredGraph) -> Iterator[Problem]:
+def _class_problems(graph: DeclaredGraph, needed: set[str]) -> Iterator[Problem]:
     # a PreviewImage at the end of a canvas must not stop a training; what our own nodes read from must exist
-    read_from = {source for node in graph.nodes.values() for source, _ in node.links.values()}
+    readers = [node for id_, node in graph.nodes.items() if id_ in needed or not getattr(node.cls, "FOREIGN", False)]
+    read_from = {source for node in readers for source, _ in node.links.values()} | set(foreign.foreign(graph.entries))
+    lacking: dict[str, list[str]] = {}
     for node_id, entry in graph.entries.items():
-        class_type = entry["class_type"]
-        if node_id in graph.nodes:
+        class_type, known = entry["class_type"], node_id in graph.nodes
+        ours = class_type.startswith(PREFIX)
+        if known and not foreign.wants_comfyui(graph.nodes[node_id].cls):
             continue
-        if class_type.startswith(PREFIX) or node_id in read_from:
-            fix = suggest(class_type, graph.node_classes)
+        if not comfy_loaded() and (known or node_id in read_from and not ours):
+            lacking.setdefault(class_type, []).append(node_id)
+        elif not known and (ours or node_id in read_from):
+            fix = suggest(class_type, graph.node_classes) if ours else OF_A_PACK
             yield graph.problem(node_id, None, None, f"unknown node class {class_type}", fix)
-        else:
+        elif not known:
             message = f"left out, since class {class_type} is not known here and no known node needs it"
             yield graph.problem(node_id, None, None, message, "", "warning")
+    if lacking:
+        listed = ", ".join(f"{class_type} (node {', '.join(ids)})" for class_type, ids in lacking.items())
+        yield general(f"needs ComfyUI for {listed}", ADD_COMFYUI)
 
 
 def node_problems(graph: DeclaredGraph, node: Node) -> list[Problem]:
     problems = []
+    if why := getattr(node.cls, "REFUSED", None):
+        fix = "connect what it is connected to, so that none of our nodes needs it"
+        problems.append(graph.problem(node.id, None, None, f"class {node.class_type} {why}", fix))
     for name, declaration in node.declared.items():
         if declaration.required and name not in node.inputs:
             problems.append(graph.problem(node.id, name, None, "required input is missing", declaration.wanted))
@@ -100,7 +119,13 @@ def value_problems(graph: DeclaredGraph, node: Node, name: str, value: Any) -> I
 
 def not_a_choice(graph: DeclaredGraph, node: Node, name: str, value: Any) -> Problem:
     fix = suggest(value, node.declared[name].choices or ())
-    return graph.problem(node.id, name, value, "not one of the choices", fix)
+    folder = foreign.folder_of(node.cls, name)
+    if folder is None:
+        return graph.problem(node.id, name, value, "not one of the choices", fix)
+    message = f"{node.class_type}.{name} = {value!r} is not in models/{folder.name}"
+    address = graph.addresses.get(value) if isinstance(value, str) else None
+    source = f" (the workflow says that it can be had at {address})" if address else ""
+    return graph.problem(node.id, name, value, message, f"put it into {folder}{source}; or {fix}")
 
 
 # --- the node's own VALIDATE_INPUTS -----------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ class Node:
 
 def read_node(node_id: str, entry: Mapping, cls: type) -> Node:
     """A node's entry in API form, read by what its class says in INPUT_TYPES and VALIDATE_INPUTS."""
-    types, inputs = cls.INPUT_TYPES(), entry["inputs"]
+    inputs = entry["inputs"]
+    types = cls.INPUT_TYPES_OF(inputs) if hasattr(cls, "INPUT_TYPES_OF") else cls.INPUT_TYPES()
     declared: dict[str, Declaration] = {}
     for section in ("required", "optional"):
         table = types.get(section, {})
@@ -137,22 +138,24 @@ class DeclaredGraph:
         entries: {id: node in API form}, those of unknown classes too.
         node_classes, display_names: by class name.
         nodes: {id: node} of known classes.
+        addresses: {name of a model file: where it can be had}, for messages.
     """
 
     entries: Mapping[str, dict]
     node_classes: Mapping[str, type]
     display_names: Mapping[str, str]
     nodes: Mapping[str, Node]
+    addresses: Mapping[str, str]
 
     @classmethod
-    def read(cls, entries, node_classes, display_names) -> DeclaredGraph:
+    def read(cls, entries, node_classes, display_names, addresses) -> DeclaredGraph:
         """Asks every class for its inputs, whose choices may be files and so may change."""
         nodes = {
             node_id: read_node(node_id, entry, node_classes[entry["class_type"]])
             for node_id, entry in entries.items()
             if entry["class_type"] in node_classes
         }
-        return cls(entries, node_classes, display_names, nodes)
+        return cls(entries, node_classes, display_names, nodes, addresses)
 
     def overridden(self, overrides: Mapping[tuple[str, str], Any]) -> DeclaredGraph:
         """The graph with other constants: {(node id, input): value}. Raises WorkflowError for what there is not."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ..types import LOAD_NODE, RUN_NODE
+from ..types import MODEL_NODES, RUN_NODE
 
 LONGEST_TITLE = 100  # characters; what is longer is cut
 
@@ -56,10 +56,17 @@ def planned_iterations(graph: Mapping[str, Mapping]) -> int | None:
     return planned[0] if planned and isinstance(planned[0], int) else None
 
 
+def plain(graph: Mapping[str, Mapping]) -> dict[str, dict]:
+    """A graph without what ComfyUI writes into it while it runs: the answers of IS_CHANGED, of which some are no JSON (NaN)."""
+    return {
+        node_id: {key: value for key, value in entry.items() if key != "is_changed"} for node_id, entry in graph.items()
+    }
+
+
 def resumable(graph: Mapping[str, Mapping]) -> dict[str, dict]:
     """A graph in API form as a run's folder keeps it: without `resume_run`, since --resume names the run."""
-    plain = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in graph.items()}
-    for entry in plain.values():
-        if entry["class_type"] == LOAD_NODE and "resume_run" in entry["inputs"]:
+    kept = {node_id: {**entry, "inputs": dict(entry["inputs"])} for node_id, entry in plain(graph).items()}
+    for entry in kept.values():
+        if entry["class_type"] in MODEL_NODES and "resume_run" in entry["inputs"]:
             entry["inputs"]["resume_run"] = ""
-    return plain
+    return kept

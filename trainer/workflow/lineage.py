@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..types import DATASET_NODE, LOAD_NODE, PREFIX, RUN_NODE, SAMPLER_NODE, STACK_NODE
+from ..types import DATASET_NODE, LOAD_NODE, MAKE_NODE, MODEL_NODES, PREFIX, RUN_NODE, SAMPLER_NODE, STACK_NODE
 from .graph import constants, links
 from .graph import title as title_of
 
@@ -32,6 +32,7 @@ NAMES = {
         *("best_metric", "stop_after_decline", "wandb_project"),
     },
     LOAD_NODE: {"resume_run", "start_from"},
+    MAKE_NODE: {"resume_run", "start_from", "check_gradients"},
 }
 # Constants that are structure. Of a reward, whatever says which reward it is.
 _STRUCTURE = {
@@ -39,12 +40,17 @@ _STRUCTURE = {
         *("model", "path", "transformer_file", "training", "start_from"),
         *("lora_rank", "lora_alpha", "lora_targets", "seed"),
     },
+    MAKE_NODE: {"start_from", "boundary", "lora_rank", "lora_alpha", "lora_targets", "seed"},
+    "OTCA_EmbeddedModel": {"model"},
     "OTCA_ModelFiles": {"transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"},
 }
 _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
-_EDGE = re.compile(r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d")
+_EDGE = re.compile(
+    r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d"
+    r"|clip|vae|low_noise_model|conditioning"
+)
 
 
 def above(graph: Graph, node_id: str) -> dict[str, str]:
@@ -66,8 +72,8 @@ def runs_below(graph: Graph, node_id: str) -> list[str]:
 
 
 def loader_above(graph: Graph, node_id: str) -> str | None:
-    """Id of the nearest Load Flow Model that this node needs."""
-    return next((id_ for id_ in above(graph, node_id) if graph[id_]["class_type"] == LOAD_NODE), None)
+    """Id of the nearest node that this node has its model from."""
+    return next((id_ for id_ in above(graph, node_id) if graph[id_]["class_type"] in MODEL_NODES), None)
 
 
 def structure(graph: Graph, node_id: str) -> str:

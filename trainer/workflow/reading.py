@@ -26,7 +26,7 @@ def read_workflow(path: Path) -> Any:
     is_picture = path.suffix.lower() == ".png"
     try:
         content = _content(path, MOST_BYTES[".png" if is_picture else ".json"])
-        return json.loads(_png_prompt(path, content) if is_picture else content.decode("utf-8-sig"))
+        return json.loads(_png_text(path, content, "prompt") if is_picture else content.decode("utf-8-sig"))
     except WorkflowError:
         raise
     except RecursionError as error:
@@ -49,15 +49,25 @@ def _content(path: Path, most: int) -> bytes:
     return content
 
 
-def _png_prompt(path: Path, content: bytes) -> str:
+def read_canvas(path: Path) -> Any:
+    """The JSON of the canvas that a .png carries beside its graph; None where there is none. Only hints are read of it."""
+    if path.suffix.lower() != ".png":
+        return None
+    try:
+        return json.loads(_png_text(path, _content(path, MOST_BYTES[".png"]), "workflow"))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _png_text(path: Path, content: bytes, chunk: str) -> str:
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
-            if "prompt" not in image.info:
-                message = f"{path}: this PNG carries no workflow (no text chunk `prompt`)"
+            if chunk not in image.info:
+                message = f"{path}: this PNG carries no workflow (no text chunk `{chunk}`)"
                 raise refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}")
-            text = image.info["prompt"]
+            text = image.info[chunk]
     except Image.DecompressionBombError as error:
         message = f"{path} claims to have more pixels than are ever opened ({error})"
         raise refusal(message, f"use a PNG as ComfyUI saved it, or {EXPORT_HELP}") from error

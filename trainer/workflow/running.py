@@ -1,6 +1,7 @@
 """Workflow: a graph that is read, checked, changed and run without ComfyUI, with its execution semantics and its cache.
 
-Runs classic (V1) node classes. What the pack does not use is not here: lazy inputs, list mapping, graph expansion.
+Runs classic (V1) node classes, and others through the views of `host/foreign_nodes.py`. What the pack does not use is not here:
+lazy inputs (all are computed), list mapping, graph expansion.
 """
 
 from __future__ import annotations
@@ -37,13 +38,21 @@ class NodeError(RuntimeError):
 class Workflow:
     """A graph in ComfyUI's API format, its node classes, and the cached results of what ran.
 
-    `ui` maps a node id to what that node last returned for ComfyUI's front end.
+    `ui` maps a node id to what that node last returned for ComfyUI's front end. `addresses` says where model files can be had:
+    {name: address}, for messages alone.
     """
 
-    def __init__(self, graph: dict, node_classes: Mapping[str, type], display_names: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        graph: dict,
+        node_classes: Mapping[str, type],
+        display_names: Mapping[str, str] | None = None,
+        addresses: Mapping[str, str] | None = None,
+    ):
         """Raises WorkflowError where `graph` is not in API form; what is wrong *inside* it is validate()'s business."""
         self.node_classes, self.display_names = node_classes, display_names or {}
         self.ui: dict[str, dict] = {}
+        self.addresses = addresses or {}
         self._graph = api_graph(graph)
         self._instances: dict[str, Any] = {}
         self._cache: dict[str, tuple[str, tuple]] = {}  # node id: (signature, outputs)
@@ -56,7 +65,7 @@ class Workflow:
         return cls(read_workflow(Path(path)), node_classes, display_names)
 
     def _read_nodes(self) -> None:
-        self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names)
+        self._declared = DeclaredGraph.read(self._graph, self.node_classes, self.display_names, self.addresses)
         self._errors: dict[tuple[str, ...], list[Problem]] = {}  # targets: errors of the graph without overrides
 
     # --- asking -------------------------------------------------------------------------------------------------
@@ -93,10 +102,14 @@ class Workflow:
         return self._declared.order(self._declared.ancestors(self.output_nodes()))
 
     def advancing(self) -> list[tuple[str, str, Any]]:
-        """(node id, input, value) of the constants that ComfyUI's queue would advance after every prompt."""
+        """(node id, input, value) of the constants that ComfyUI's queue would advance after every prompt.
+
+        Of our own nodes alone: what a canvas does with the number of another node is not in the API format.
+        """
         return [
             (node.id, name, value)
             for node in self.nodes.values()
+            if not getattr(node.cls, "FOREIGN", False)
             for name, value in node.constants.items()
             if node.declared[name].options.get("control_after_generate")
         ]

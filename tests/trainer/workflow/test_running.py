@@ -608,7 +608,9 @@ def test_unknown_classes_that_nothing_needs_are_left_out(kit):
     assert "left out" in str(problems[0]) and "PreviewImage" in str(problems[0])
     assert ran(workflow)[0] == ["1", "2", "3", "4"]
     graph["3"]["inputs"]["a"] = ["9", 0]
-    assert {(p.node_id, p.severity) for p in Workflow(graph, kit[0]).validate()} == {("8", "warning"), ("9", "error")}
+    problems = {p.severity: p for p in Workflow(graph, kit[0]).validate()}
+    assert problems["warning"].node_id == "8"
+    assert "needs ComfyUI for Upscale (node 9). Fix: add --comfyui PATH" in str(problems["error"])
 
 
 def test_unknown_inputs_warn_and_are_not_passed(kit):

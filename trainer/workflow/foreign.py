@@ -1,0 +1,116 @@
+"""What a graph in API form needs of ComfyUI: node classes that are not ours, files of its model folders, custom packs.
+
+A training runs our output nodes and what they need. The rest of a canvas, as a KSampler with its preview, is not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..types import PREFIX
+from .graph import constants, links
+
+MOST_ADDRESSES = 1000  # of model files in one canvas
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What ComfyUI has to bring for a graph.
+
+    Attributes:
+        classes: the names of the node classes.
+        files: (folder below ComfyUI's `models`, name) of the files that its loaders name.
+        packs: the custom packs that classes come from.
+    """
+
+    classes: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    packs: tuple[str, ...]
+
+
+def foreign(graph: Mapping[str, Mapping]) -> list[str]:
+    """Ids of the nodes that are not ours and that one of ours needs."""
+    needed: set[str] = set()
+    pending = [id_ for id_, entry in graph.items() if entry["class_type"].startswith(PREFIX)]
+    while pending:
+        for source, _ in links(graph[pending.pop()]).values():
+            if source in graph and source not in needed:
+                needed.add(source)
+                pending.append(source)
+    return [id_ for id_ in graph if id_ in needed and not graph[id_]["class_type"].startswith(PREFIX)]
+
+
+def headless(graph: Mapping[str, Mapping]) -> dict[str, Mapping]:
+    """The part of a graph that a training without ComfyUI's server can touch: our nodes, and what they need."""
+    needed = set(foreign(graph))
+    return {id_: entry for id_, entry in graph.items() if id_ in needed or entry["class_type"].startswith(PREFIX)}
+
+
+def needs_comfyui(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> list[str]:
+    """Names of the classes for which a graph needs ComfyUI's packages; of ours, those that say NEEDS_COMFYUI."""
+    ours = [entry["class_type"] for entry in graph.values() if wants_comfyui(node_classes.get(entry["class_type"]))]
+    return list(dict.fromkeys([*(graph[id_]["class_type"] for id_ in foreign(graph)), *ours]))
+
+
+def wants_comfyui(node_class: type | None) -> bool:
+    """Whether a class of ours works with ComfyUI's own objects."""
+    return getattr(node_class, "NEEDS_COMFYUI", False)
+
+
+def needs(graph: Mapping[str, Mapping], node_classes: Mapping[str, type]) -> Needs | None:
+    """None where the graph does without ComfyUI."""
+    if not (classes := needs_comfyui(graph, node_classes)):
+        return None
+    files: dict[tuple[str, str], None] = {}
+    packs: dict[str, None] = {}
+    for entry in (graph[id_] for id_ in foreign(graph)):
+        cls = node_classes.get(entry["class_type"])
+        if pack := getattr(cls, "PACK", None):
+            packs[pack] = None
+        for name, value in constants(entry).items():
+            if cls is not None and isinstance(value, str) and (folder := folder_of(cls, name)):
+                files[folder.name, value] = None
+    return Needs(tuple(classes), tuple(files), tuple(packs))
+
+
+def folder_of(node_class: type, input_name: str) -> Any:
+    """The folder (a Path) of the files that an input names; None where the class does not say."""
+    say = getattr(node_class, "folder", None)
+    return say(input_name) if say is not None and getattr(node_class, "FOREIGN", False) else None
+
+
+# --- where its files can be had ---------------------------------------------------------------------------------------
+
+
+def addresses(canvas: Any) -> dict[str, str]:
+    """{name of a model file: its address}, as the nodes of a canvas have them in `properties.models`. A stranger's canvas may
+    hold anything; what is no address is left out. Nothing is ever fetched from there."""
+    found: dict[str, str] = {}
+    for node in _canvas_nodes(canvas):
+        properties = node.get("properties")
+        models = properties.get("models") if isinstance(properties, Mapping) else None
+        for model in models if isinstance(models, list) else ():
+            name, url = (model.get("name"), model.get("url")) if isinstance(model, Mapping) else (None, None)
+            if isinstance(name, str) and isinstance(url, str) and _is_address(url) and len(found) < MOST_ADDRESSES:
+                found.setdefault(name, url)
+    return found
+
+
+def _canvas_nodes(canvas: Any) -> Iterator[Mapping]:
+    graphs = [canvas] if isinstance(canvas, Mapping) else []
+    definitions = graphs[0].get("definitions") if graphs else None
+    subgraphs = definitions.get("subgraphs") if isinstance(definitions, Mapping) else None
+    graphs += [one for one in subgraphs if isinstance(one, Mapping)] if isinstance(subgraphs, list) else []
+    for graph in graphs:
+        nodes = graph.get("nodes")
+        yield from (node for node in (nodes if isinstance(nodes, list) else ()) if isinstance(node, Mapping))
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return url.isprintable() and urlsplit(url).scheme in ("http", "https")
+    except ValueError:
+        return False
