@@ -24,6 +24,7 @@ def add(commands) -> None:
     parser.add_argument("--report", action="store_true", help="train nothing, only report on what is finished")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 …")
     options.set_argument(parser)
+    options.comfyui_arguments(parser)
     options.permission_arguments(parser)
     parser.set_defaults(command=_run)
 

@@ -39,6 +39,7 @@ def add(commands) -> None:
         metavar="DIR",
         help="continues what is there (default: evaluation in the run, or here)",
     )
+    options.comfyui_arguments(parser)
     options.permission_arguments(parser)
     parser.set_defaults(command=_run)
 
@@ -50,7 +51,6 @@ def _run(arguments: argparse.Namespace) -> int:
     """
     from ..host.terminal import quiet_libraries, terminal
     from ..inference.loading import is_run
-    from ..nodes import NODE_CLASS_MAPPINGS
     from ..study import evaluate, scoring
     from ..trainer.prompts import read_prompts
 
@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
             range(arguments.seed, arguments.seed + arguments.seeds),
             {text: scoring.parse_reward(text) for text in arguments.reward},
             folder,
-            NODE_CLASS_MAPPINGS,
+            options.classes_of_run(arguments, arguments.source),
             size=arguments.size,
             batch_size=arguments.batch_size,
             steps=arguments.steps,

@@ -13,6 +13,7 @@ def add(commands) -> None:
     parser.add_argument("run", help="a run's folder")
     parser.add_argument("--output", type=Path, required=True, help="folder of the new model, in diffusers' layout")
     parser.add_argument("--device", help="auto, cpu, cuda …")
+    options.comfyui_arguments(parser)
     options.permission_arguments(parser)
     parser.set_defaults(command=_run)
 
@@ -21,7 +22,6 @@ def _run(arguments: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
     from ..host.terminal import quiet_libraries, terminal
     from ..inference.loading import load_run
-    from ..nodes import NODE_CLASS_MAPPINGS
     from ..trainer.flow.saved import export
 
     options.allow(arguments)
@@ -29,7 +29,7 @@ def _run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     if arguments.output.exists() and any(arguments.output.iterdir()):
         raise ValueError(f"--output {arguments.output} is not empty. Fix: choose another folder")
-    model, _ = load_run(Path(arguments.run), NODE_CLASS_MAPPINGS, whole=True)
+    model, _ = load_run(Path(arguments.run), options.classes_of_run(arguments, arguments.run), whole=True)
     export(model, arguments.output)
     print(arguments.output)
     return 0

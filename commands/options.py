@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from ..trainer.workflow.problem import Problem
+    from ..trainer.workflow.running import Workflow
 
 EXIT_BAD_INPUT = 2
 CONTINUES = "the same command continues from there: {}"  # what a stopped command says of its folder
@@ -21,6 +22,7 @@ def workflow_arguments(parser: argparse.ArgumentParser) -> None:
         "workflow", type=Path, help="exported by ComfyUI (API format .json, or a .png it saved), or a run"
     )
     set_argument(parser)
+    comfyui_arguments(parser)
     permission_arguments(parser)
 
 
@@ -52,6 +54,23 @@ def reward_argument(parser: argparse.ArgumentParser) -> None:
         help="such as clip_t:model=/models/clip-vit-large-patch14. May be given more than once",
     )
     rewards.add_argument("--rewards", nargs="+", dest="reward", metavar=kind, help="the same, all at once")
+
+
+def comfyui_arguments(parser: argparse.ArgumentParser) -> None:
+    """For graphs that hold ComfyUI's own nodes; `load` and `node_classes` apply them."""
+    comfyui = parser.add_argument_group("ComfyUI's own nodes (docs/training.md)")
+    comfyui.add_argument(
+        "--comfyui",
+        metavar="PATH",
+        help="ComfyUI's folder, for a workflow that holds its nodes (default: $COMFYUI_PATH)",
+    )
+    comfyui.add_argument(
+        "--custom-nodes",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="load that pack of ComfyUI's custom_nodes too, which runs its code. May be given more than once",
+    )
 
 
 def permission_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,26 +129,66 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def load(arguments: argparse.Namespace):
+def load(arguments: argparse.Namespace) -> Workflow:
     """The workflow of `workflow_arguments`, with the inputs that --set changes."""
-    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-    from ..trainer.run.layout import WORKFLOW, read_own
+    from ..trainer.run.layout import CANVAS, WORKFLOW, read_own
+    from ..trainer.workflow.foreign import addresses
+    from ..trainer.workflow.reading import api_graph, read_canvas, read_workflow
     from ..trainer.workflow.running import Workflow
 
     allow(arguments)
-    path, node_tables = arguments.workflow, (NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS)
+    path = arguments.workflow
     # The workflow of a run is read as its other files are: where it is damaged, the message then says what helps a run.
     graph = read_own(path, WORKFLOW) if path.is_dir() else None
     if graph is None:
-        workflow = Workflow.load(path / WORKFLOW if path.is_dir() else path, *node_tables)
-    else:
-        workflow = Workflow(graph, *node_tables)
+        graph = read_workflow(path / WORKFLOW if path.is_dir() else path)
+    graph = api_graph(graph)
+    canvas = read_own(path, CANVAS, _unsaid) if path.is_dir() else read_canvas(path)
+    workflow = Workflow(graph, *node_classes(arguments, graph), addresses(canvas))
     for change in arguments.set:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
         _user_names(workflow, workflow.set(name, value))
     return workflow
+
+
+def _unsaid(line: str) -> None:
+    """A damaged canvas.json only lacks addresses for messages."""
+
+
+def node_classes(
+    arguments: argparse.Namespace, graph: Mapping[str, Mapping]
+) -> tuple[Mapping[str, type], Mapping[str, str]]:
+    """Node classes and their display names for a graph in API form: ours, and with `comfyui_arguments` ComfyUI's.
+
+    ComfyUI is imported, which takes seconds, where the graph needs it or --comfyui was typed.
+    """
+    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+    from ..trainer.workflow.foreign import needs_comfyui
+
+    folder: str = arguments.comfyui or os.environ.get("COMFYUI_PATH", "")
+    if not arguments.comfyui and not (folder and needs_comfyui(graph, NODE_CLASS_MAPPINGS)):
+        return NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
+    from ..host import headless_comfyui
+    from ..host.foreign_nodes import NodeClasses
+
+    packs = [*headless_comfyui.named_packs(), *arguments.custom_nodes]
+    headless_comfyui.say_to_children(folder, packs)
+    launches = getattr(arguments, "gpus", 1) > 1 and "RANK" not in os.environ  # this process trains nothing itself
+    loaded = headless_comfyui.load(folder, "cpu" if launches else getattr(arguments, "device", None), packs)
+    titles = {**loaded.titles, **NODE_DISPLAY_NAME_MAPPINGS}
+    return NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes), titles
+
+
+def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping[str, type]:
+    """Node classes for the graph of a run; for what is no run, as a model's folder, ours."""
+    from ..nodes import NODE_CLASS_MAPPINGS
+    from ..trainer.run.layout import WORKFLOW, read_own
+
+    folder = Path(source).expanduser()
+    graph = read_own(folder, WORKFLOW) if (folder / WORKFLOW).is_file() else None
+    return node_classes(arguments, graph)[0] if graph is not None else NODE_CLASS_MAPPINGS
 
 
 def _user_names(workflow, address: tuple[str, str]) -> None:
@@ -183,9 +242,10 @@ def say_wants(workflow, file: TextIO) -> None:
     """Prints what a workflow would touch outside of itself, and whether it may."""
     from ..host.access import permissions
     from ..host.access.wants import wants_of
+    from ..trainer.workflow.foreign import headless
 
     lines = {}
-    for want in wants_of(workflow.graph, workflow.node_classes):
+    for want in wants_of(headless(workflow.graph), workflow.node_classes):
         if want.linked:
             may = "judged when it runs"
         else:

@@ -26,6 +26,7 @@ def add(commands) -> None:
         "steps on. May be given more than once",
     )
     options.sampling_arguments(parser)
+    options.comfyui_arguments(parser)
     options.permission_arguments(parser)
     parser.set_defaults(command=_run)
 
@@ -38,7 +39,6 @@ def _run(arguments: argparse.Namespace) -> int:
     from ..host.terminal import quiet_libraries, terminal
     from ..inference import guidance
     from ..inference.loading import sample_to_file
-    from ..nodes import NODE_CLASS_MAPPINGS
 
     options.allow(arguments)
     guides = [guidance.parse(text) for text in arguments.guide]
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
         frames=arguments.frames,
         batch_size=arguments.batch_size,
         output=arguments.output,
-        node_classes=NODE_CLASS_MAPPINGS,
+        node_classes=options.classes_of_run(arguments, arguments.source),
         guides=guides,
     )
     print(path)

@@ -22,7 +22,6 @@ from ..host.access import permissions
 from ..trainer import rollout
 from ..trainer.flow import lora
 from ..trainer.flow.files import ADAPTER, WEIGHTS
-from ..trainer.flow.policy import TRAINED
 from ..trainer.run.layout import WORKFLOW, read_own
 from ..trainer.types import LOAD_NODE
 
@@ -132,8 +131,7 @@ class Composition:
         if adapter == BASE:
             with self.model.policy.reference():
                 return predict()
-        for network in self.model.experts.values():
-            network.set_adapter(adapter)
+        self.model.policy.use_adapter(adapter)
         return predict()
 
 
@@ -166,7 +164,7 @@ def composed(model: FlowModel, guides: Sequence[Guide], steps: int) -> Iterator[
             lora.add(model, adapter, name)
         yield Composition(model, list(zip(names, guides, strict=True)))
     finally:
-        _take_off(model, names)
+        model.policy.remove_adapters(names)
 
 
 def sample(
@@ -237,21 +235,8 @@ def _check_base(model: FlowModel, adapter: Path) -> None:
             base = search.model(name, "model_index.json").resolve()
         except (FileNotFoundError, permissions.NotAllowed):  # trained elsewhere
             continue
-        if base != model.path.resolve():
+        if str(base) != model.source:
             raise ValueError(
-                f"guide {adapter.parent} was trained on {base}, and this model is {model.path}. Fix: sample with the model that "
-                f"all guides began with; if the two are copies of one, copy {ADAPTER} elsewhere and give that file"
+                f"guide {adapter.parent} was trained on {base}, and this model is {model.source}. Fix: sample with the model "
+                f"that all guides began with; if the two are copies of one, copy {ADAPTER} elsewhere and give that file"
             )
-
-
-def _take_off(model: FlowModel, names: Sequence[str]) -> None:
-    from peft.tuners.lora import LoraLayer
-
-    for network in model.experts.values():
-        network.set_adapter(TRAINED)
-        network.delete_adapters([name for name in names if name in network.peft_config])
-        # A guide may have had targets that the model's own adapter has not.
-        for name, module in list(network.named_modules()):
-            if isinstance(module, LoraLayer) and TRAINED not in module.lora_A:
-                parent, _, child = name.rpartition(".")
-                setattr(network.get_submodule(parent), child, module.base_layer)

@@ -13,7 +13,7 @@ from ..trainer import rollout
 from ..trainer.flow import load_flow_model, saved
 from ..trainer.pictures import grids
 from ..trainer.run.layout import WORKFLOW
-from ..trainer.types import SAMPLER_NODE, SamplerSettings
+from ..trainer.types import MODEL_NODES, SAMPLER_NODE, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def load_run(
     workflow = Workflow.load(folder / WORKFLOW, node_classes)
     for node in workflow.find("ModelMemory") if whole else ():
         workflow.set(f"{node}.quantize", "none")
-    for node in workflow.find("LoadFlowModel"):
+    for node in [node for kind in MODEL_NODES for node in workflow.find(kind)]:
         workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
     model = trained_model(workflow)
     saved.load(model, folder)

@@ -3,11 +3,13 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, fusion, guidance, model, sampling, training
+from . import credit, data, embedded, fusion, guidance, model, native, sampling, training
 from .rewards import external, images, pixels, stack, videos
 
 _NODES = [
     *(model.LoadFlowModel, model.ModelMemory, model.ModelFiles),
+    *(native.MakeTrainable, native.TunedModel),
+    embedded.EmbeddedModel,
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),

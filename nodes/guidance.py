@@ -77,6 +77,6 @@ class ImplicitRewardGuidance:
         from ..inference.guidance import parse_lines, sample
         from ..trainer.prompts import read_prompts
 
-        devices.make_room()
+        model.make_room()
         settings = SamplerSettings(kind="ode", eta=0.0, **options)
         return (as_images(sample(model, parse_lines(guides), read_prompts(prompts), settings, seed, pictures)),)

@@ -93,11 +93,10 @@ class LoadFlowModel:
     ):
         if training not in (None, *TRAININGS):
             return f"training: {training!r} is none of {', '.join(TRAININGS)}"
-        if lora_rank is not None and not 1 <= lora_rank <= MOST_RANK:
-            return f"lora_rank = {lora_rank} is out of range. Fix: give one from 1 to {MOST_RANK}"
         return (
-            (start_from and _wrong_start(start_from, resume_run, training, lora_rank))
-            or (resume_run and _wrong_resume(resume_run))
+            wrong_rank(lora_rank)
+            or (start_from and wrong_start(start_from, resume_run, training, lora_rank))
+            or (resume_run and wrong_resume(resume_run))
             or _wrong_model(model, path, transformer_file, download, files)
             or True
         )
@@ -144,7 +143,14 @@ class LoadFlowModel:
         return (loaded,)
 
 
-def _wrong_start(start_from, resume_run, training, rank):
+def wrong_rank(rank):
+    """What is wrong with an adapter's rank, whose range ComfyUI leaves to a node that asks for the value."""
+    if rank is not None and not 1 <= rank <= MOST_RANK:
+        return f"lora_rank = {rank} is out of range. Fix: give one from 1 to {MOST_RANK}"
+    return None
+
+
+def wrong_start(start_from, resume_run, training, rank):
     """What keeps a model from beginning with that adapter; None where nothing does."""
     from ..inference import guidance
     from ..trainer.flow import lora
@@ -166,7 +172,7 @@ def _wrong_start(start_from, resume_run, training, rank):
     return None
 
 
-def _wrong_resume(run):
+def wrong_resume(run):
     """What keeps a run of the canvas from being resumed; None where nothing does."""
     if not comfyui.in_comfyui():
         return "resume_run: resumes a run of the canvas. Fix: leave it empty, and use otca train RUN --resume"

@@ -102,11 +102,12 @@ def _keep_recent(workflow: str | None) -> None:
                 del held[key]
 
 
-def shows_owner(prompt: Mapping, node: str, text: str) -> None:
-    """Has the Load Flow Model above a node say which run its adapter belongs to."""
+def shows_owner(prompt: Mapping, node: str, text: str, memory: str | None = None) -> None:
+    """Has the node that loads the model say which run its adapter belongs to, and, where it is given, what memory its training
+    needs."""
     loader = lineage.loader_above(prompt, node)
     if loader is not None:
-        _show(loader, "owner", {"node": loader, "text": text}, prompt)
+        _show(loader, "owner", {"node": loader, "text": text, "memory": memory}, prompt)
 
 
 def makes_run(node: str, run: str) -> None:

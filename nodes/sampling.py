@@ -128,10 +128,10 @@ class SDESampler:
         from ..host import distributed
         from ..trainer import rollout
 
-        devices.make_room()
-        if comfyui.in_comfyui():
-            self._belong(model, prompt, node_id)
+        model.make_room()
         settings = SamplerSettings.from_inputs(options)
+        if comfyui.in_comfyui():
+            self._belong(model, prompt, node_id, settings)
         samples = len(distributed.share(group_size * len(prompts.texts)).rows)
         trajectories = rollout.sample(
             model,
@@ -147,11 +147,12 @@ class SDESampler:
         return trajectories, as_images(trajectories.images)
 
     @staticmethod
-    def _belong(model, prompt, node_id):
+    def _belong(model, prompt, node_id, settings):
         """On the canvas: has the model belong to the run that records these samples, and says so."""
         from ..trainer.run import ownership
 
-        results.shows_owner(prompt, node_id, ownership.take_up(model, prompt, node_id))
+        owner = ownership.take_up(model, prompt, node_id)
+        results.shows_owner(prompt, node_id, owner, model.memory_line(settings))
         if model.run is not None:
             results.makes_run(model.run.node, model.run.folder.name)
 

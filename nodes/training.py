@@ -95,9 +95,9 @@ class GRPOStep:
             ownership.keep(model)
         if not trajectories.made_by(model):  # its weights are no old policy of theirs
             raise ValueError(
-                "model: it is not the one that sampled these trajectories. Fix: connect the Load Flow Model of the SDE Sampler"
+                "model: it is not the one that sampled these trajectories. Fix: connect the model of the SDE Sampler"
             )
-        devices.make_room()
+        model.make_room()
         settings = UpdateSettings(**options)
         trained, samples = len(trajectories.trained), len(trajectories.groups)
         at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step

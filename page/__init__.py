@@ -6,6 +6,7 @@ ComfyUI, so requests name things by id and never by path, and change things only
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import ModuleType
 
@@ -17,16 +18,18 @@ def settle_in() -> None:
     import folder_paths
     from server import PromptServer  # ComfyUI's module of that name
 
+    from ..host.headless_comfyui import add_reward_folder
     from ..nodes import results
     from .memory import watch
 
-    folder_paths.add_model_folder_path("otca_rewards", str(Path(folder_paths.models_dir) / "otca_rewards"))
+    add_reward_folder(folder_paths)
     register(PromptServer.instance, folder_paths)
     watch(PromptServer.instance, results.release, results.Busy)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
+    from ..host.foreign_nodes import NodeClasses
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, results
     from .jobs import Jobs
     from .routes import add_routes
@@ -39,7 +42,7 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         jobs=Jobs(
             runs,
             PACK,
-            NODE_CLASS_MAPPINGS,
+            NodeClasses(NODE_CLASS_MAPPINGS, importlib.import_module("nodes").NODE_CLASS_MAPPINGS),
             NODE_DISPLAY_NAME_MAPPINGS,
             input_folder=lambda: Path(folder_paths.get_input_directory()),
             make_room=results.make_room_for_others,

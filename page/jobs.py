@@ -18,12 +18,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files, own_folders, paths
+from ..host import claim, files, headless_comfyui, own_folders, paths
 from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..trainer.run import preflight, status
 from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
+from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
@@ -285,7 +286,7 @@ class Jobs:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self._environment(),
+                env={**self._environment(), **_comfyui(run, self.node_classes)},
                 # Ctrl-C in ComfyUI's terminal, and its end, must not reach the training
                 start_new_session=True,
                 # and on Windows neither must the end of that terminal's window
@@ -337,6 +338,12 @@ class Jobs:
             written = run.status()
             if written.status == "running" and written.pid == process.pid and not _claimed(run):
                 status.write(run.folder, replace(written, status=ended, error=error))
+
+
+def _comfyui(run: Run, node_classes: Mapping[str, type]) -> dict[str, str]:
+    """Of a trainer whose graph holds ComfyUI's nodes: this ComfyUI, with the options that it was started with, and the packs."""
+    needs = foreign.needs(run.workflow()["prompt"], node_classes)
+    return headless_comfyui.of_this_server(needs.packs) if needs else {}
 
 
 def _is_queued(run: Run) -> bool:

@@ -11,6 +11,7 @@ from aiohttp import web
 from ..host.access import permissions
 from ..host.access.remembered import FILE
 from ..host.access.wants import wants_of
+from ..trainer.workflow.foreign import headless
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Field, Refused, body, json_object
 
@@ -53,7 +54,7 @@ def _wants(prompt: dict, node_classes: Mapping[str, type]) -> list[dict[str, Any
         graph = Workflow(prompt, node_classes).graph
     except WorkflowError as error:
         raise Refused(400, str(error)) from error
-    return [_as_json(want) for want in wants_of(graph, node_classes)]
+    return [_as_json(want) for want in wants_of(headless(graph), node_classes)]
 
 
 def _as_json(want: permissions.Want) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from ..host.names import plain_name
 from ..trainer.types import RUN_NODE
+from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
 from .checks import (
     Field,
@@ -210,7 +211,8 @@ class TrainingRoutes:
         graph, problems = await asyncio.to_thread(self.jobs.check, asked["prompt"])
         name = asked["name"] or _run_name(graph) or "workflow"
         filename = f"{name}.json"
-        return {"problems": as_json(problems), "commands": commands(filename, name), "filename": filename}
+        lines = commands(filename, name, needs(graph.graph, graph.node_classes))
+        return {"problems": as_json(problems), "commands": lines, "filename": filename}
 
     async def _set_limit(self, request: web.Request) -> None:
         await asyncio.to_thread(lambda: self.jobs.set_limit(self.setting(request)))

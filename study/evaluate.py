@@ -253,7 +253,7 @@ def _identity(
     """What must not change between two calls that share a folder."""
     sampler = {name: value for name, value in asdict(settings).items() if name != "batch_size"}
     return {
-        "model": str(model.path.resolve()),
+        "model": model.source,
         "dtype": str(model.dtype),
         **{f"sampler.{name}": value for name, value in sampler.items()},
         **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},

@@ -8,8 +8,19 @@ from typing import Any, TypeVar
 from ..trainer.run import preflight
 from ..trainer.run.folder import RunError
 from ..trainer.run.loop import only
-from ..trainer.types import DATASET_NODE, LOAD_NODE, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE
+from ..trainer.types import (
+    DATASET_NODE,
+    LOAD_NODE,
+    MAKE_NODE,
+    MODEL_NODES,
+    RUN_NODE,
+    SAMPLER_NODE,
+    STACK_NODE,
+    STEP_NODE,
+)
+from ..trainer.workflow import lineage
 from ..trainer.workflow.graph import is_link
+from ..trainer.workflow.graph import links as links_of
 from ..trainer.workflow.problem import bounded, errors
 from ..trainer.workflow.running import Workflow
 
@@ -18,6 +29,8 @@ T = TypeVar("T")
 # What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
 _EQUAL = {
     LOAD_NODE: (),
+    MAKE_NODE: (),
+    "OTCA_EmbeddedModel": (),
     "OTCA_ModelFiles": (),
     "OTCA_ModelMemory": ("quantize",),
     DATASET_NODE: (),
@@ -42,11 +55,13 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
     for name, workflow in workflows.items():
         if wrong := errors(preflight.problems(workflow)):
             raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(wrong)))
-        for class_type in (LOAD_NODE, DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+        for class_type in (DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
             try:
                 only(workflow, class_type)
             except RunError as error:
                 raise ValueError(f"{name}: {error}") from error
+        if sum(len(workflow.find(kind)) for kind in MODEL_NODES) != 1:
+            raise ValueError(f"{name}: it needs exactly one node that loads what is trained. Fix: leave one of them")
     base = _conditions(workflows[baseline])
     for name, workflow in workflows.items():
         conditions = _conditions(workflow)
@@ -74,6 +89,9 @@ def _conditions(workflow: Workflow) -> dict[str, Any]:
             for name, value in constants.items():
                 if name not in _SET and (not names or name in names):
                     conditions[f"{class_type}.{name}"] = value
+    for node in workflow.find(MAKE_NODE):  # what ComfyUI's own nodes loaded
+        for name, (source, _) in links_of(workflow.graph[node]).items():
+            conditions[f"{MAKE_NODE}.{name}"] = lineage.fingerprint(workflow.graph, source)
     return conditions
 
 

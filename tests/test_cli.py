@@ -441,3 +441,76 @@ def test_rewards_one_by_one_and_all_at_once(command):
     assert parser().parse_args([*command, *one]).reward == parser().parse_args([*command, *all_]).reward
     with pytest.raises(SystemExit):
         parser().parse_args(command)
+
+
+# --- graphs with ComfyUI's own nodes ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_primitives(small_graph):
+    """A graph whose number of steps comes from a node of ComfyUI's, with a preview that no training needs."""
+    graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
+    steps = inputs_of(graph, "OTCA_SDESampler")["steps"]
+    graph["90"] = {"class_type": "PrimitiveInt", "inputs": {"value": steps}}
+    graph["91"] = {"class_type": "SaveImage", "inputs": {"images": [id_of(graph, "OTCA_SDESampler"), 1]}}
+    inputs_of(graph, "OTCA_SDESampler")["steps"] = ["90", 0]
+    return graph
+
+
+def rewards(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name.startswith("reward/")} for row in rows]
+
+
+def test_a_graph_with_its_nodes_says_what_it_needs(otca, written, with_primitives, tmp_path):
+    for command in (["validate"], ["train", "--output", tmp_path / "run"]):
+        code, _, err = otca(command[0], written(with_primitives), *command[1:])
+        assert code == 2
+        assert "error: workflow: needs ComfyUI for PrimitiveInt (node 90). Fix: add --comfyui PATH" in err
+        assert "SaveImage (" not in err, "no node of ours needs it"
+
+
+def test_it_trains_with_its_nodes_and_resumes_only_with_them(
+    otca, written, with_primitives, small_graph, fake_comfyui, tmp_path, monkeypatch
+):
+    folder = fake_comfyui()
+    graph, run = written(with_primitives), tmp_path / "run"
+    code, out, _ = otca("validate", graph, "--comfyui", folder)
+    assert code == 0 and "ready to train" in out
+    assert otca("train", graph, "--comfyui", folder, "--output", run, "--device", "cpu")[0] == 0
+    plain = written(small_graph({"OTCA_TrainingRun": {"iterations": 2}}), "plain.json")
+    assert otca("train", plain, "--output", tmp_path / "plain")[0] == 0
+    assert rewards(run) == rewards(tmp_path / "plain") and len(rewards(run)) == 2, "as with the number typed in"
+    more = ("train", run, "--resume", "--iterations", "3")
+    assert otca(*more, "--comfyui", folder)[0] == 0 and len(rewards(run)) == 3
+    assert otca("sample", run, "--prompt", "a", "--seeds", "1", "--steps", "1", "--output", tmp_path / "a.png")[0] == 0
+    monkeypatch.setenv("COMFYUI_PATH", "")
+    monkeypatch.setattr("comfyui_otca.trainer.workflow.checking.comfy_loaded", lambda: False)  # as in a new process
+    for command in (more, ("sample", run, "--prompt", "a")):
+        code, _, err = otca(*command)
+        assert code == 2 and "needs ComfyUI for PrimitiveInt (node 90). Fix: add --comfyui PATH" in err
+
+
+def test_a_graph_without_its_nodes_does_not_load_it(otca, written, small_graph, monkeypatch, tmp_path):
+    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path / "nowhere"))
+    assert otca("validate", written(small_graph()))[0] == 0
+    code, _, err = otca("validate", written(small_graph()), "--comfyui", tmp_path / "nowhere")
+    assert code == 2 and "there is no such folder. Fix:" in err, "what was typed is looked at"
+
+
+def test_its_path_may_come_from_the_environment(otca, written, with_primitives, fake_comfyui, monkeypatch):
+    monkeypatch.setenv("COMFYUI_PATH", str(fake_comfyui()))
+    assert otca("validate", written(with_primitives))[0] == 0
+
+
+def test_the_launcher_takes_no_memory_of_a_gpu(otca, written, with_primitives, fake_comfyui, monkeypatch, tmp_path):
+    folder, asked = fake_comfyui(), []
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr("comfyui_otca.host.headless_comfyui._choose_accelerator", asked.append)
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("comfyui_otca.host.distributed.check_gpus", lambda *_: None)
+    launched = []
+    monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *given: launched.append(given) or 0)
+    arguments = ["train", written(with_primitives), "--comfyui", folder, "--gpus", "2", "--output", tmp_path / "run"]
+    assert otca(*arguments)[0] == 0
+    assert asked == ["cpu"] and launched[0][0] == 2 and str(folder) in launched[0][2]

@@ -57,9 +57,12 @@ function controlsOf(node) {
   );
 }
 
+function ourNodes() {
+  return [...allNodes()].filter(({ node }) => nodeDefinition(node)?.name?.startsWith("OTCA_"));
+}
+
 function ourControls() {
-  const ours = [...allNodes()].filter(({ node }) => nodeDefinition(node)?.name?.startsWith("OTCA_"));
-  return ours.flatMap(({ node }) => controlsOf(node));
+  return ourNodes().flatMap(({ node }) => controlsOf(node));
 }
 
 /** Whether the next prompt samples what the last one did. */
@@ -85,13 +88,14 @@ export function holdSamples(hold) {
 }
 
 /**
- * Puts what moves on with every prompt to where it stands after so many iterations of a graph in API form.
+ * Puts what moves on with every prompt to where it stands after so many iterations of a graph in API form. Seeds of other
+ * nodes, as of a KSampler that shows the model before and after, stay as they are.
  *
  * @param {Prompt} prompt
  * @param {number} iterations
  */
 export function advanceTo(prompt, iterations) {
-  for (const { node, id } of allNodes()) {
+  for (const { node, id } of ourNodes()) {
     for (const { widget } of controlsOf(node)) {
       const begun = prompt[id]?.inputs[widget.name];
       if (Number.isInteger(begun)) setWidget(node, widget.name, begun + iterations);
@@ -140,14 +144,14 @@ export function onNodeResult(callback) {
 
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
-  const { output } = await app.graphToPrompt();
+  const { output } = await exportedGraph();
   if (!Object.keys(output).length) return {};
   return postJson("/otca/results", { prompt: output, workflow: rootGraph().id ?? null });
 }
 
 /** What the open workflow asks for beyond its own data: see /otca/permissions/wants. */
 export async function workflowsWants() {
-  const { output } = await app.graphToPrompt();
+  const { output } = await exportedGraph();
   if (!Object.keys(output).length) return [];
   return (await postJson("/otca/permissions/wants", { prompt: output })).wants;
 }
@@ -364,9 +368,16 @@ export function viewUrl(picture, rand) {
   return api.apiURL(`/view?${new URLSearchParams({ ...picture, rand: String(rand) })}`);
 }
 
-/** The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}. */
-export function exportedGraph() {
-  return app.graphToPrompt();
+/**
+ * The canvas as it is queued and as it is saved: {output: API JSON, workflow: the canvas's own format}.
+ *
+ * Of a node whose class this ComfyUI does not know, some front ends leave out the class. Its name is put back, so that it can
+ * be said.
+ */
+export async function exportedGraph() {
+  const graph = await app.graphToPrompt();
+  for (const [id, entry] of Object.entries(graph.output)) entry.class_type ??= findNode(id)?.type ?? "";
+  return graph;
 }
 
 /**

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import subprocess
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -31,6 +33,7 @@ from ...trainer.credit.gains import rewards_along
 from ...trainer.credit.spatial import credit_map
 from ...trainer.credit.steps import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
+from ...trainer.flow.files import read_tensors
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import moca
 from ...trainer.grpo import clipped_objective
@@ -123,6 +126,18 @@ def single_reward_run(name: str) -> Path:
     held_out = [part for other, node in others.items() if other != name for part in ("--set", f"{node}.held_out=true")]
     workflow = str(ROOT / "workflows" / "api" / "quickstart.json")
     otca(["train", workflow, "--output", str(folder), "--iterations", "40", "--set", "12.evaluate_every=40", *held_out])
+    return folder
+
+
+@functools.cache
+def native_run() -> Path:
+    """The folder of a training of the quickstart with ComfyUI's own nodes, by the newest ComfyUI that is there: 20 minutes."""
+    from ...tests.comfyui.server import installations
+
+    comfyui, folder = installations()[-1], Path(workplace().name) / "native"
+    workflow = ROOT / "workflows" / "api" / "quickstart_comfyui.json"
+    command = [comfyui.python, ROOT, "train", workflow, "--comfyui", comfyui.folder, "--output", folder]
+    subprocess.run(command, check=True)
     return folder
 
 
@@ -555,6 +570,45 @@ def before_after():
     return grids.before_after(before, after, CAPTIONS)
 
 
+def native_layers():
+    """The way of a MODEL through the graph; below it how far a training moved each layer that got the adapter."""
+    figure = _figure(7.4, 4.2)
+    chain, axis = figure.subplots(2, 1, height_ratios=(1, 3))
+    chain.axis("off")
+    nodes = ("Loaders", "Make\nTrainable", "SDE Sampler\n… GRPO Step", "Tuned\nModel", "KSampler")
+    edges = ("MODEL\nCLIP, VAE", "OTCA_MODEL", "OTCA_MODEL", "MODEL")
+    for place, name in enumerate(nodes):
+        color = COLORS[0] if name.startswith(("Make", "Tuned")) else "#666666"
+        box = {"boxstyle": "round,pad=0.5", "facecolor": color, "edgecolor": "none"}
+        chain.text(place, 0.4, name, ha="center", va="center", fontsize=8, color="white", bbox=box)
+    for place, name in enumerate(edges):
+        arrow = {"arrowstyle": "->", "color": "#444444"}
+        chain.annotate("", (place + 0.68, 0.4), (place + 0.36, 0.4), arrowprops=arrow)
+        chain.text(place + 0.51, 0.95, name, ha="center", va="bottom", fontsize=7)
+    chain.set(xlim=(-0.4, len(edges) + 0.4), ylim=(0, 1.5))
+
+    tensors = read_tensors(native_run() / "lora.safetensors")
+    layers = [key.removesuffix(".lora_A.weight") for key in tensors if key.endswith(".lora_A.weight")]
+    moved = [float((tensors[f"{n}.lora_B.weight"] @ tensors[f"{n}.lora_A.weight"]).norm()) for n in layers]
+    names = [layer.removeprefix("diffusion_model.").replace("_blocks.", " ") for layer in layers]
+    colors = [COLORS[0] if "attn" in name else COLORS[1] if "mlp" in name else COLORS[2] for name in names]
+    axis.bar(range(len(names)), moved, color=colors)
+    axis.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+    axis.set_ylabel("‖ΔW‖ after training", fontsize=8)
+    kinds = ("attention", "feed-forward", "both in one layer (single blocks)")
+    axis.legend([Patch(color=color) for color in COLORS[:3]], kinds, fontsize=8, ncols=3, loc="upper left")
+    axis.set_ylim(0, max(moved) * 1.25)
+    axis.tick_params(axis="y", labelsize=8)
+    axis.set_title("shapes-flux: the layers that get the adapter", fontsize=9)
+    return _drawn(figure)
+
+
+def native_before_after():
+    """The run's own pictures: three of eight columns."""
+    picture = np.asarray(Image.open(native_run() / "samples.png").convert("RGB"))
+    return picture[:, : picture.shape[1] * 3 // 8]
+
+
 def guidance_grid():
     """One prompt and seed by two adapters: γ of one rises to the right, of the other downwards."""
     gammas = (0, 0.5, 1, 1.5, 2)
@@ -628,6 +682,8 @@ DRAWINGS = {
     "reward_curves": reward_curves,
     "before_after": before_after,
     "guidance": guidance_grid,
+    "native_layers": native_layers,
+    "native_before_after": native_before_after,
     "icon": icon,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import types
@@ -100,7 +101,7 @@ def test_no_guide_at_all():
 def composition(velocities, guides):
     """Of networks that answer with a constant each: {"base" or adapter: velocity}; and what was asked of whom."""
     state = types.SimpleNamespace(active="own", asked=[])
-    network = types.SimpleNamespace(set_adapter=lambda name: setattr(state, "active", name))
+    use = functools.partial(setattr, state, "active")
 
     @contextlib.contextmanager
     def reference():
@@ -112,7 +113,7 @@ def composition(velocities, guides):
         state.asked.append(state.active)
         return velocities[state.active]
 
-    model = types.SimpleNamespace(policy=types.SimpleNamespace(reference=reference), experts={"transformer": network})
+    model = types.SimpleNamespace(policy=types.SimpleNamespace(reference=reference, use_adapter=use))
     return Composition(model, guides), predict, state.asked
 
 

@@ -13,6 +13,7 @@ from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
 NODES = sorted(NODE_CLASS_MAPPINGS)
+COMFYUIS = {"IMAGE", "MODEL", "CLIP", "VAE", "CONDITIONING"}  # edges to and from ComfyUI's own nodes
 WIDGETS = {"INT": int, "FLOAT": float, "STRING": str, "BOOLEAN": bool}
 
 
@@ -56,7 +57,7 @@ def test_the_function_takes_what_is_declared(node_id):
 def test_inputs_explain_themselves(node_id):
     for section, name, type_, options in declared(NODE_CLASS_MAPPINGS[node_id]):
         if isinstance(type_, str) and type_ not in WIDGETS:
-            assert type_ == "IMAGE" or type_.startswith("OTCA_"), name
+            assert type_ in COMFYUIS or type_.startswith("OTCA_"), name
             continue
         assert options.get("tooltip"), f"{name} has no tooltip"
         if isinstance(type_, list):
@@ -90,7 +91,7 @@ def test_titles_and_outputs():
 def test_every_edge_has_two_ends():
     made = {type_ for node in NODE_CLASS_MAPPINGS.values() for type_ in node.RETURN_TYPES}
     taken = {t for node in NODE_CLASS_MAPPINGS.values() for _, _, t, _ in declared(node) if isinstance(t, str)}
-    assert taken - set(WIDGETS) <= made and made - {"IMAGE"} <= taken
+    assert taken - set(WIDGETS) - COMFYUIS <= made and made - COMFYUIS <= taken
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import parser
+from comfyui_otca.host import headless_comfyui
+from comfyui_otca.host.foreign_nodes import NodeClasses
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.page.export import REPOSITORY, commands
+from comfyui_otca.trainer.workflow.foreign import Needs
 
 
 def titled(entries, word):
@@ -39,6 +43,32 @@ def test_set_up_comes_first():
     clone, install, models = commands("a.json", "a")[0]["lines"]
     assert REPOSITORY in clone and "requirements.txt" in install and "OTCA_MODELS" in models
     assert f'Repository = "{REPOSITORY}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
+
+
+def test_what_comfyui_has_to_bring():
+    files = (("vae", "a.safetensors"), ("loras", "b\nrm -rf ~"))
+    lines = commands("a.json", "a", Needs(("VAELoader", "UnetLoaderGGUF"), files, ("ComfyUI-GGUF",)))
+    first = lines[0]
+    assert first["title"] == "ComfyUI there" and "VAELoader, UnetLoaderGGUF" in first["note"]
+    assert '# ComfyUI/models/vae/: "a.safetensors"' in first["lines"]
+    assert all(line.startswith(("git ", "pip ", "# ")) and line.isprintable() for line in first["lines"])
+    assert "# ComfyUI/custom_nodes/ComfyUI-GGUF" in first["lines"]
+    for title, command in (("Check", "validate"), ("One GPU", "train"), ("Eight GPUs", "train")):
+        (line,) = titled(lines, title)["lines"]
+        options = parser().parse_args(shlex.split(line)[2:])
+        assert options.comfyui == "ComfyUI" and options.custom_nodes == ["ComfyUI-GGUF"] and f" {command} " in line
+    assert "--comfyui ComfyUI" in titled(lines, "Several")["lines"][-1]
+
+
+def test_export_of_a_graph_with_comfyuis_nodes(site, small_graph, fake_comfyui):
+    loaded = headless_comfyui.load(fake_comfyui(), "cpu")
+    graph = small_graph()
+    graph["90"] = {"class_type": "PrimitiveInt", "inputs": {"value": 4}}
+    sampler = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_SDESampler")
+    sampler["inputs"]["steps"] = ["90", 0]
+    site.jobs.node_classes = NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes)
+    answer = site.post("/otca/export", {"prompt": graph, "name": "mine"}).json
+    assert answer["problems"] == [] and "PrimitiveInt" in answer["commands"][0]["note"]
 
 
 def test_export(site, small_graph):

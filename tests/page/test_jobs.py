@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from comfyui_otca.host import claim, search
+from comfyui_otca.host import claim, headless_comfyui, search
+from comfyui_otca.host.foreign_nodes import NodeClasses
 from comfyui_otca.inference import guidance
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
 TINY = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},
@@ -257,7 +260,7 @@ def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, st
     loader["inputs"]["files"] = ["90", 0]
     site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
     [(_, options)] = started
-    for name in ("comfy", "comfy.model_management", "comfy.utils", "folder_paths"):
+    for name in ("comfy", "comfy.model_management", "comfy.utils", "folder_paths", "server"):
         monkeypatch.delitem(sys.modules, name)
     refused = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
     assert refused.status == 400 and "'mine.safetensors' were not found" in refused.error, "this process is not told"
@@ -265,6 +268,23 @@ def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, st
         monkeypatch.setenv(name, options["env"][name])
     assert search.weights("mine.safetensors", "vae") == tmp_path / "vae" / "mine.safetensors"
     assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 500, "it got so far"
+
+
+def test_a_graph_with_comfyuis_nodes_takes_this_comfyui_along(site, tiny, monkeypatch, started, fake_comfyui):
+    """With the options that its server was started with, and the packs that the graph has nodes of."""
+    folder = fake_comfyui()
+    loaded = headless_comfyui.load(folder, "cpu", ["good"])
+    monkeypatch.setattr("sys.argv", ["main.py", "--lowvram", "--output-directory", "my output"])
+    site.jobs.node_classes = NodeClasses(NODE_CLASS_MAPPINGS, loaded.classes)
+    site.post("/otca/train", {"name": "plain", "iterations": 2, "prompt": tiny()})
+    graph = tiny()
+    graph["90"], graph["91"] = ({"class_type": name, "inputs": {}} for name in ("Three", "UNETLoader"))
+    next(entry for entry in graph.values() if entry["class_type"] == "OTCA_SDESampler")["inputs"]["steps"] = ["90", 0]
+    site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
+    plain, mine = (options["env"] for _, options in started)
+    assert plain["COMFYUI_PATH"] == "", "as it was"
+    assert mine["COMFYUI_PATH"] == str(folder) and mine["OTCA_CUSTOM_NODES"] == "good"
+    assert shlex.split(mine["COMFYUI_ARGUMENTS"]) == ["--lowvram", "--output-directory", "my output"]
 
 
 def test_a_run_of_the_canvas_is_found_headlessly(site, made, started, monkeypatch):

@@ -1,6 +1,9 @@
 // @ts-check
-/** What names a run on the canvas: its Training Run, and the run that Load Flow Model begins with. */
+/** What names a run on the canvas: its Training Run, and the run that the model begins with. */
 import { uniqueName } from "./runs.js";
+
+/** The nodes that what is trained comes from. */
+export const MODEL_NODES = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable"];
 
 const TEXT = {
   begun: (/** @type {string} */ name) => `New run: ${name}`,
@@ -13,7 +16,7 @@ const TEXT = {
 };
 
 /**
- * Gives Training Run the next free name, and has Load Flow Model begin with a fresh adapter.
+ * Gives Training Run the next free name, and has the model begin with a fresh adapter.
  *
  * @param {Comfy} comfy
  */
@@ -23,7 +26,7 @@ export async function beginNewRun(comfy) {
   const taken = runs.map((/** @type {Run} */ { id }) => id);
   const name = uniqueName(nameWidget(node)?.value, taken);
   setNames(comfy, { run_name: name, resume_run: "" });
-  const [start] = ofClass(comfy, "OTCA_LoadFlowModel").map((loader) => widget(loader, "start_from")?.value);
+  const [start] = modelNodes(comfy).map((loader) => widget(loader, "start_from")?.value);
   comfy.toast("success", TEXT.begun(name), start ? TEXT.from(start) : TEXT.fresh);
 }
 
@@ -44,13 +47,18 @@ export async function resumeOnCanvas(comfy, { id, iteration }, prompt) {
 
 /**
  * @param {Comfy} comfy
- * @param {Record<string, string>} names by input: `run_name` of Training Run, the others of Load Flow Model
+ * @param {Record<string, string>} names by input: `run_name` of Training Run, the others of the node that loads the model
  */
 function setNames(comfy, { run_name, ...ofTheLoader }) {
   for (const node of runNodes(comfy)) comfy.setWidget(node, "run_name", run_name);
-  for (const node of ofClass(comfy, "OTCA_LoadFlowModel")) {
+  for (const node of modelNodes(comfy)) {
     for (const [name, value] of Object.entries(ofTheLoader)) if (widget(node, name)) comfy.setWidget(node, name, value);
   }
+}
+
+/** @param {Comfy} comfy */
+function modelNodes(comfy) {
+  return MODEL_NODES.flatMap((name) => ofClass(comfy, name));
 }
 
 /** @param {Comfy} comfy */

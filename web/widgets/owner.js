@@ -1,22 +1,26 @@
 // @ts-check
-/** Load Flow Model's line that says which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
+/** The line that says, where the model is loaded, which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
+import { MODEL_NODES } from "../lib/newrun.js";
 import { h, setText } from "../sidebar/dom.js";
 
 const TEXT = { none: "Adapter: not used yet", owner: (/** @type {string} */ text) => `Adapter: ${text}` };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
+const MORE = 76; // for four lines more, about memory
 
 /** @type {OurWidget} */
 export const ownerWidget = {
-  fits: (definition) => definition.name === "OTCA_LoadFlowModel",
+  fits: (definition) => MODEL_NODES.includes(definition.name),
   create: (node, comfy) => {
     const line = h("p.otca-owner", { role: "status" }, TEXT.none);
-    const root = h("div.otca-owner-line", {}, line);
+    const memory = h("p.otca-owner.otca-owner-memory", {});
+    const root = h("div.otca-owner-line", {}, line, memory);
+    const height = () => HEIGHT + (memory.textContent ? MORE : 0);
     comfy.passGesturesToGraph(root);
     const options = {
       serialize: false,
       hideOnZoom: false,
-      getMinHeight: () => HEIGHT,
-      getMaxHeight: () => HEIGHT,
+      getMinHeight: height,
+      getMaxHeight: height,
       getValue: () => "",
       setValue: () => {},
     };
@@ -28,6 +32,9 @@ export const ownerWidget = {
         if (kind !== "owner") return;
         setText(line, TEXT.owner(data.text));
         line.title = line.textContent;
+        if (typeof data.memory !== "string") return; // of an iteration that is done: what stands there still holds
+        setText(memory, data.memory);
+        memory.title = data.memory;
       },
     };
   },

@@ -1,5 +1,6 @@
 // @ts-check
-/** Load Flow Model's button that gives the accelerator's memory back to ComfyUI. */
+/** The button, where the model is loaded, that gives the memory of the accelerator back to ComfyUI. */
+import { MODEL_NODES } from "../lib/newrun.js";
 
 const TEXT = {
   button: "Release memory",
@@ -11,7 +12,7 @@ const TEXT = {
 
 /** @type {OurWidget} */
 export const releaseWidget = {
-  fits: (definition) => definition.name === "OTCA_LoadFlowModel",
+  fits: (definition) => MODEL_NODES.includes(definition.name),
   create: (node, comfy) => {
     const release = async () => {
       try {

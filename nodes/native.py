@@ -1,0 +1,170 @@
+"""Stage 1 for whatever ComfyUI has loaded: MODEL, CLIP and VAE in, and a tuned MODEL out."""
+
+from ..host import devices, paths
+from ..host.names import plain_name
+from ..trainer.types import CHECKPOINTING, MEMORY
+from .inputs import choice, integer, number, seed, socket, switch, text
+from .model import MOST_RANK, wrong_rank, wrong_resume, wrong_start
+
+
+class MakeTrainable:
+    TITLE = "Make Trainable"
+    CATEGORY = "OTCA/model"
+    DESCRIPTION = (
+        "Puts a LoRA adapter on a model that ComfyUI's own nodes have loaded, so that the nodes after it can train it. Any "
+        "flow-matching model of pictures or videos, also a quantized one. The MODEL itself stays as it is for other nodes."
+    )
+    RETURN_TYPES = ("OTCA_MODEL",)
+    RETURN_NAMES = ("model",)
+    OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
+    FUNCTION = "make"
+    NEEDS_COMFYUI = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": socket("MODEL", tip="From a loader node, with its patches such as ModelSampling."),
+                "clip": socket("CLIP", tip="The text encoders that belong to the model."),
+                "vae": socket("VAE", tip="The autoencoder that belongs to the model."),
+                "lora_rank": integer(16, 1, MOST_RANK, tip="Rank of the adapter: how much it can change."),
+                "lora_alpha": number(
+                    16, 0.01, 4096, step=0.5, tip="Alpha of the adapter, which is scaled by alpha / rank."
+                ),
+                "seed": seed(tip="Seed of the adapter's initial weights."),
+            },
+            "optional": {
+                "low_noise_model": socket(
+                    "MODEL", tip="The second model of a family with two, as Wan 2.2 14B: it works below `boundary`."
+                ),
+                "conditioning": socket(
+                    "CONDITIONING",
+                    tip="What it carries besides its text goes along with every prompt: reference latents of an edit model, the "
+                    "first frame of an image-to-video model, FluxGuidance.",
+                ),
+                "lora_targets": text(
+                    tip="Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
+                    "of all blocks. A name that fits nothing is refused with the list of those that there are."
+                ),
+                "resume_run": choice(
+                    ["", *paths.list_runs()],
+                    tip="On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
+                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
+                ),
+                "start_from": choice(
+                    ["", *paths.list_adapters()],
+                    tip="A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter.",
+                ),
+                "checkpointing": choice(
+                    CHECKPOINTING,
+                    tip="Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
+                    "where they would take more than half of what the weights leave.",
+                ),
+                "memory": choice(
+                    MEMORY,
+                    tip="auto: ComfyUI decides how much of the weights is on the device. low: they visit it layer by layer, "
+                    "slowly.",
+                ),
+                "vae_tiling": switch(tip="Decodes large pictures in tiles: less memory, faint seams."),
+                "boundary": number(
+                    0.875,
+                    0,
+                    1,
+                    step=0.005,
+                    tip="Noise level below which low_noise_model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
+                    "to video.",
+                ),
+                "check_gradients": switch(
+                    True,
+                    tip="Before the first update compares derivatives with finite differences, and trains nothing if one "
+                    "is wrong. Costs about thirty model calls of one sample, once.",
+                ),
+            },
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, resume_run="", start_from="", lora_rank=None):
+        return (
+            wrong_rank(lora_rank)
+            or (start_from and wrong_start(start_from, resume_run, "lora", lora_rank))
+            or (resume_run and wrong_resume(resume_run))
+            or True
+        )
+
+    @classmethod
+    def WANTS(cls, start_from="", **_):
+        from ..host.access.wants import reads
+
+        return reads(start_from, "an adapter", "start_from")
+
+    @devices.outside_inference
+    def make(
+        self,
+        model,
+        clip,
+        vae,
+        lora_rank,
+        lora_alpha,
+        seed,
+        low_noise_model=None,
+        lora_targets="",
+        resume_run="",
+        start_from="",
+        **options,
+    ):
+        from ..inference import guidance
+        from ..trainer.flow.adapters import Adapter
+        from ..trainer.flow.native.loading import make_trainable
+        from ..trainer.run.ownership import Start, start
+
+        adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed)
+        made = make_trainable(model, clip, vae, adapter, low_noise=low_noise_model, **options)
+        run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
+        start(made, Start(run, guidance.find(start_from) if start_from else None))
+        return (made,)
+
+
+class TunedModel:
+    TITLE = "Tuned Model"
+    CATEGORY = "OTCA/model"
+    DESCRIPTION = (
+        "What has been trained, as a MODEL for ComfyUI's own nodes: a KSampler after it shows what the training changed, "
+        "beside one with the untouched MODEL."
+    )
+    RETURN_TYPES = ("MODEL", "CLIP", "VAE", "MODEL")
+    RETURN_NAMES = ("model", "clip", "vae", "low_noise_model")
+    OUTPUT_TOOLTIPS = (
+        "The model with the adapter as it stands now; later updates do not change it.",
+        "The text encoders as they came in.",
+        "The autoencoder as it came in.",
+        "The second model of a family with two; else nothing.",
+    )
+    FUNCTION = "tuned"
+    NEEDS_COMFYUI = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": socket(
+                    "OTCA_MODEL", tip="From GRPO Step, so that its update is in it; made by Make Trainable."
+                )
+            }
+        }
+
+    @classmethod
+    def IS_CHANGED(cls, **_):
+        return float("nan")  # a model on this edge changes in place
+
+    @devices.outside_inference
+    def tuned(self, model):
+        from ..trainer.flow.native.model import HIGH, LOW, NativeModel
+        from ..trainer.flow.native.tuned import tuned
+
+        if not isinstance(model, NativeModel):
+            raise ValueError(
+                "model: it comes from Load Flow Model, whose weights ComfyUI's own nodes cannot take. Fix: save it with Save "
+                "LoRA and load the file with LoraLoader, or train the model of a loader node by Make Trainable"
+            )
+        models = tuned(model)
+        return models[HIGH], model.clip, model.vae, models.get(LOW)

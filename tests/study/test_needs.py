@@ -1,0 +1,117 @@
+"""`otca memory`: a workflow's training as the estimate sees it, by the files that are here and by those that are not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host.access import permissions
+from comfyui_otca.host.access.permissions import NotAllowed
+from comfyui_otca.study import needs
+from comfyui_otca.trainer.flow.native.architectures import ARCHITECTURES
+from comfyui_otca.trainer.flow.native.memory import GB
+
+API = Path(__file__).resolve().parents[2] / "workflows" / "api"
+
+
+def graph(name="z_image"):
+    return json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def changed(name, **inputs):
+    """The workflow with other inputs, {class_type without OTCA_: {input: value}}."""
+    content = copy.deepcopy(graph(name))
+    for node in content.values():
+        node["inputs"].update(inputs.get(node["class_type"].removeprefix("OTCA_"), {}))
+    return content
+
+
+def test_files_that_are_not_here_count_as_published():
+    case, lines = needs.read(graph("z_image"))
+    assert case.needs.parts["weights"] == 2 * 6_154_908_736
+    assert case.needs.parts["text encoder"] == 8_044_982_048
+    assert (case.rank, case.size, case.batch, case.sampling_batch, case.rows) == (32, (768, 768, 1), 1, 2, 1)
+    assert lines[0] == "z_image_turbo_bf16.safetensors: not here, published figures" and len(lines) == 3
+
+
+def test_settings_of_the_graph():
+    case, _ = needs.read(graph("qwen_image"))
+    assert case.rows == 2 and case.weights_bytes == 20_430_401_088, "guided, and fp8 by its name"
+    case, _ = needs.read(graph("flux1"))
+    assert case.rows == 1 and case.weights_bytes == 11_901_408_320, (
+        "its guidance is embedded; fp8 by the loader's input"
+    )
+    case, _ = needs.read(graph("wan22_14b"))
+    assert case.weights_bytes == 2 * 14_288_491_584 and case.model.networks == 2 and case.tiling
+    kept = changed("z_image", SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
+    case, _ = needs.read(kept)
+    assert case.kept_steps == 24 * 7 and case.average and case.batch == 24
+    case, _ = needs.read(changed("z_image", MakeTrainable={"memory": "low"}))
+    assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
+
+
+def test_files_that_are_here_are_read(tmp_path):
+    folder = tmp_path / "models" / "unet"  # as ComfyUI once called diffusion_models
+    folder.mkdir(parents=True)
+    tensors = {f"blocks.{number}.proj.weight": np.zeros((48, 16), np.float16) for number in range(3)}
+    tensors |= {f"blocks.{number}.out.weight": np.zeros((16, 16), np.float16) for number in range(3)}
+    save_file(tensors | {"norm.weight": np.zeros(16, np.float16)}, folder / "mine.safetensors")
+    case, lines = needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}), tmp_path)
+    model = case.model
+    assert (model.params, model.width, model.layers, model.lora) == (3 * 64 * 16 + 16, 16, 3, 3 * (48 + 16 + 16 + 16))
+    assert case.weights_bytes == (folder / "mine.safetensors").stat().st_size
+    assert lines[0].startswith("mine.safetensors: read, ")
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match="not here, and its name is none .* Fix: say by --comfyui"):
+        needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
+    with pytest.raises(ValueError, match="Make Trainable: the workflow has 0 of it"):
+        needs.read(graph("otca_flux"))
+
+
+def test_changes_need_less():
+    case, _ = needs.read(changed("flux1", MakeTrainable={"checkpointing": "off"}, SDESampler={"width": 1024}))
+    changes = case.changes()
+    assert "Make Trainable checkpointing on" in changes and "size 512 × 512" in changes
+    assert "fp8 weights" not in changes and "SDE Sampler keep_graph off" not in changes, "they are so already"
+    assert all(other.needs.total < case.needs.total for other in changes.values())
+
+
+def test_the_command_says_what_does_not_fit(capsys):
+    assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "12"]) == 0
+    out = capsys.readouterr().out
+    assert "It does not fit" in out and "fp8 weights: " in out and "an estimate, not measured" in out
+    assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "80"]) == 0
+    assert "It does not fit" not in capsys.readouterr().out
+
+
+def test_the_command_without_a_workflow(capsys):
+    assert main(["memory"]) == 2
+    assert "Fix: otca memory WORKFLOW" in capsys.readouterr().err
+    assert main(["memory", "--recipes"]) == 0
+    assert ARCHITECTURES["krea2"].title in capsys.readouterr().out
+
+
+def test_a_workflow_names_no_file_outside_of_the_models(tmp_path):
+    with pytest.raises(NotAllowed, match="/etc/mine.safetensors"):
+        needs.read(changed("z_image", UNETLoader={"unet_name": "/etc/mine.safetensors"}), tmp_path)
+
+
+def test_the_command_reads_the_comfyui_that_the_user_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(permissions.FOLDERS)
+    folder = tmp_path / "models" / "vae"
+    folder.mkdir(parents=True)
+    save_file({"decoder.weight": np.zeros((8, 8), np.float32)}, folder / "ae.safetensors")
+    assert main(["memory", str(API / "z_image.json"), "--comfyui", str(tmp_path)]) == 0
+    assert "ae.safetensors: read, 0.00 GB" in capsys.readouterr().out
+
+
+def test_a_gpu_gb_is_as_files_are_counted():
+    assert GB == 10**9
