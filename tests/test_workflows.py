@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
+from comfyui_otca.assets.make.model_files import FILES, LOADERS, models_of
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.run.loop import train
@@ -32,6 +33,33 @@ OTHERS = {
 }
 OTCA = [name for name in ALL if name.startswith("otca_")]
 LARGE = [*OTCA, *OTHERS]
+# Of what ComfyUI loaded. Of its own nodes: the types that they give, and the inputs that they need.
+NATIVE = list(FILES)
+SAMPLING = {"model", "positive", "negative", "latent_image", "steps", "cfg", "sampler_name", "scheduler"}
+STOCK = {
+    "UNETLoader": (["MODEL"], {"unet_name", "weight_dtype"}),
+    "CLIPLoader": (["CLIP"], {"clip_name", "type", "device"}),
+    "DualCLIPLoader": (["CLIP"], {"clip_name1", "clip_name2", "type", "device"}),
+    "VAELoader": (["VAE"], {"vae_name"}),
+    "ModelSamplingAuraFlow": (["MODEL"], {"model", "shift"}),
+    "ModelSamplingSD3": (["MODEL"], {"model", "shift"}),
+    "CLIPTextEncode": (["CONDITIONING"], {"text", "clip"}),
+    "ConditioningZeroOut": (["CONDITIONING"], {"conditioning"}),
+    "EmptyLatentImage": (["LATENT"], {"width", "height", "batch_size"}),
+    "EmptySD3LatentImage": (["LATENT"], {"width", "height", "batch_size"}),
+    "EmptyFlux2LatentImage": (["LATENT"], {"width", "height", "batch_size"}),
+    "EmptyHunyuanLatentVideo": (["LATENT"], {"width", "height", "length", "batch_size"}),
+    "Wan22ImageToVideoLatent": (["LATENT"], {"vae", "width", "height", "length", "batch_size"}),
+    "KSampler": (["LATENT"], SAMPLING | {"seed", "denoise"}),
+    "KSamplerAdvanced": (
+        ["LATENT"],
+        SAMPLING | {"add_noise", "noise_seed", "start_at_step", "end_at_step", "return_with_leftover_noise"},
+    ),
+    "VAEDecode": (["IMAGE"], {"samples", "vae"}),
+    "PreviewImage": ([], {"images"}),
+}
+TYPES = {"model": "MODEL", "clip": "CLIP", "vae": "VAE", "positive": "CONDITIONING", "negative": "CONDITIONING"}
+TYPES |= {"conditioning": "CONDITIONING", "latent_image": "LATENT", "samples": "LATENT", "images": "IMAGE"}
 # On shapes-flux, to be compared.
 METHODS = ["otca", "tcd_only", "moca_only", "dance_grpo", "flow_grpo", "mix_grpo", "pcpo", "vipo", "stepwise_flow_grpo"]
 OF_A_GPU = {"quantize": "none"}  # what no CPU can do
@@ -197,11 +225,100 @@ def test_methods_differ_in_the_method_alone(name):
     assert (inputs["OTCA_TrainingRun"]["run_name"], inputs["OTCA_SaveLoRA"]["filename"]) == (name, f"{name}_lora")
 
 
+def outputs(kind):
+    return STOCK[kind][0] if kind in STOCK else list(NODE_CLASS_MAPPINGS[kind].RETURN_TYPES)
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_what_comfyui_loaded_is_joined_as_its_nodes_need_it(name):
+    content = graph(name)
+    for id, node in content.items():
+        kind, links = node["class_type"], {}
+        for input, value in node["inputs"].items():
+            if isinstance(value, list):
+                links[input] = outputs(content[value[0]]["class_type"])[value[1]]
+        if kind in STOCK:
+            assert set(node["inputs"]) == STOCK[kind][1], f"{id} {kind}"
+            assert links == {input: TYPES[input] for input in STOCK[kind][1] & set(TYPES)}, f"{id} {kind}"
+            continue
+        declared = NODE_CLASS_MAPPINGS[kind].INPUT_TYPES()
+        known = {**declared["required"], **declared.get("optional", {})}
+        assert set(declared["required"]) <= set(node["inputs"]) <= set(known), f"{id} {kind}"
+        assert links == {input: known[input][0] for input in links}, f"{id} {kind}"
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_comfyui_can_offer_every_file_that_a_loader_names(name):
+    loaders = [node for node in graph(name).values() if node["class_type"] in LOADERS]
+    offered = [model for node in loaders for model in models_of(name, node)]
+    named = [node["inputs"][input] for node in loaders for input in LOADERS[node["class_type"]]]
+    assert [model["name"] for model in offered] == named and len(set(named)) == len(FILES[name])
+    folders = {"UNETLoader": "diffusion_models", "VAELoader": "vae"}
+    for node in loaders:
+        for model in models_of(name, node):
+            assert model["directory"] == folders.get(node["class_type"], "text_encoders")
+            assert model["url"].startswith("https://huggingface.co/Comfy") or "/comfyanonymous/" in model["url"]
+            assert model["url"].endswith("/" + model["name"]) and "/resolve/main/" in model["url"]
+
+
+def test_models_that_were_distilled_are_held_to_the_untrained_one():
+    penalties = {}
+    for name in NATIVE:
+        nodes = {node["class_type"]: node["inputs"] for node in graph(name).values()}
+        penalties[name] = nodes["OTCA_GRPOStep"]["kl_coefficient"]
+        note = (ROOT / "assets" / "make" / "notes" / f"{name}.md").read_text(encoding="utf-8")
+        assert ("Why a KL term" in note) == (penalties[name] > 0)
+        assert len(note.split()) <= 300, "a note is one screen"
+    assert {name for name, penalty in penalties.items() if penalty > 0} == {"z_image", "flux2_klein"}
+    assert graph("krea2")["1"]["inputs"]["unet_name"] == "krea2_raw_fp8_scaled.safetensors"
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_pictures_before_and_after_differ_in_the_model_alone(name):
+    content = graph(name)
+    samplers = {node["_meta"]["title"]: node["inputs"] for node in content.values() if node["class_type"] == "KSampler"}
+    tuned = next(id for id, node in content.items() if node["class_type"] == "OTCA_TunedModel")
+    if "wan" in name:
+        assert "Before" not in samplers, "a video takes minutes"
+        assert [tuned, 0] in [node["inputs"].get("model") for node in content.values()]
+        return
+    before, after = samplers["Before"], samplers["After"]
+    assert before | {"model": None} == after | {"model": None}
+    make = next(node["inputs"] for node in content.values() if node["class_type"] == "OTCA_MakeTrainable")
+    assert (before["model"], after["model"]) == (make["model"], [tuned, 0])
+
+
+def test_both_experts_change_where_the_noise_crosses_the_boundary():
+    content = graph("wan22_14b")
+    make, shift = content["7"]["inputs"], content["3"]["inputs"]["shift"]
+    high, low = content["24"]["inputs"], content["25"]["inputs"]
+    times = [1 - step / high["steps"] for step in range(high["steps"])]
+    sigmas = [shift * time / (1 + (shift - 1) * time) for time in times]
+    assert high["end_at_step"] == low["start_at_step"] == sum(sigma >= make["boundary"] for sigma in sigmas)
+    assert (make["model"], make["low_noise_model"]) == (["3", 0], ["4", 0])
+    assert [content[id]["inputs"]["model"][0] for id in ("3", "4")] == ["1", "2"]
+    assert "high_noise" in content["1"]["inputs"]["unet_name"] and "low_noise" in content["2"]["inputs"]["unet_name"]
+
+
+def test_the_page_lists_what_comfyui_loaded_first():
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    first, second = page.split("*diffusers folders, for the cluster*")
+    first = first.split("*What ComfyUI loaded*")[1]
+    assert all(f"| `{name}` |" in first for name in NATIVE) and not any(f"`{name}`" in first for name in LARGE)
+    assert all(f"`{name}`" in second for name in LARGE)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_every_workflow_has_a_canvas_of_its_own(name):
     canvas = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    ours = {str(node["id"]): node["type"] for node in canvas["nodes"] if node["type"].startswith("OTCA_")}
-    assert ours == {id: node["class_type"] for id, node in graph(name).items()}
+    found = {str(node["id"]): node["type"] for node in canvas["nodes"]}
+    wanted = {id: node["class_type"] for id, node in graph(name).items()}
+    assert {id: found[id] for id in wanted} == wanted
+    assert sorted(kind for id, kind in found.items() if id not in wanted) == ["MarkdownNote", "PreviewImage"]
+    for node in canvas["nodes"]:
+        if node["type"] in LOADERS:
+            offered = models_of(name, graph(name)[str(node["id"])])
+            assert node["properties"]["models"] == offered, "ComfyUI offers what is missing by this"
     assert 0 < os.path.getsize(ROOT / "workflows" / f"{name}.jpg") <= 100_000
     for node in canvas["nodes"]:
         if node["type"].startswith("OTCA_"):

@@ -1,8 +1,8 @@
 """`python -m comfyui_otca.assets.make.canvases [NAME …]`: workflows/*.json and their thumbnails, from workflows/api/*.json.
 
 Each graph is laid out by stage on the canvas of a real ComfyUI (found as the tests in tests/comfyui find it) with its note from
-assets/make/notes, and saved as that ComfyUI saves it. Needed whenever a node gains an input, since saved canvases hold values by
-position.
+assets/make/notes, and saved as that ComfyUI saves it. Stock loaders get the addresses of their files from model_files.py. Needed
+whenever a node gains an input, since saved canvases hold values by position.
 
     --run N     for the thumbnail, run the graph N times first (only what needs no large model)
 """
@@ -22,6 +22,8 @@ from playwright.sync_api import sync_playwright
 from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ...tests.comfyui.server import WORKFLOWS, ComfyUI, installations
+from ...trainer.types import MODEL_NODES
+from .model_files import FILES, models_of
 
 NOTES = Path(__file__).with_name("notes")
 SIZE, MOST_BYTES = (1024, 576), 100_000
@@ -35,8 +37,34 @@ FRAMES = {
     "credit": ("4 · Credit: which step", 560, "#a1309b"),
     "fusion": ("5 · Fusion: which reward", 290, "#8b5fbf"),
     "training": ("6 · Training", 310, "#b06634"),
+    "after": ("7 · Before and after", 330, "#3f789e"),
 }
 STAGE_OF = {"OTCA/data": "model", **{f"OTCA/{name}": name for name in FRAMES}}
+TUNED = "OTCA_TunedModel"  # begins the last frame, whatever its category
+# ComfyUI's own nodes: their frame, and how many rows their widgets and sockets take.
+STOCK = {
+    "UNETLoader": ("model", 3),
+    "CLIPLoader": ("model", 4),
+    "DualCLIPLoader": ("model", 5),
+    "VAELoader": ("model", 2),
+    "ModelSamplingAuraFlow": ("model", 2),
+    "ModelSamplingSD3": ("model", 2),
+    "CLIPTextEncode": ("after", 5),
+    "ConditioningZeroOut": ("after", 1),
+    "EmptyImage": ("after", 4),
+    "ImageScaleBy": ("after", 3),
+    "VAEEncode": ("after", 2),
+    "EmptyLatentImage": ("after", 4),
+    "EmptySD3LatentImage": ("after", 4),
+    "EmptyFlux2LatentImage": ("after", 4),
+    "EmptyHunyuanLatentVideo": ("after", 5),
+    "Wan22ImageToVideoLatent": ("after", 7),
+    "KSampler": ("after", 12),
+    "KSamplerAdvanced": ("after", 15),
+    "VAEDecode": ("after", 2),
+    "PreviewImage": ("after", 0),
+}
+SAMPLED = ("VAEDecode", "ImageScaleBy", "KSampler", "KSamplerAdvanced")  # what leads to a picture of the last frame
 GAP, BETWEEN_FRAMES, HEADER = 60, 90, 85
 LOWEST, LOWEST_REWARD = 1550, 1050  # a column that would reach below this continues in another
 # Heights for the taller rows of Nodes 2.0: a title, and so much for each widget or socket.
@@ -44,20 +72,23 @@ TITLE, ROW, TEXT_ROWS = 50, 30, 3
 FIXED = {
     NOTE: (420, 760),
     PREVIEW: (330, 400),
+    TUNED: (330, 200),  # as high as CLIPTextEncode, which stands beside it
     "OTCA_RewardStack": (470, 850),
     "OTCA_TrainingRun": (470, 930),
     "OTCA_PromptDataset": (330, 390),
     "OTCA_StepwiseGain": (560, 720),  # with a heatmap
 }
 HEATMAP = 560
-OWN_ROWS = {"OTCA_LoadFlowModel": 2}  # of what our page adds: whose the adapter is, and a button
+# What our page adds: whose the adapter is, what it needs of memory, and a button.
+OWN_ROWS = dict.fromkeys(MODEL_NODES, 2) | {"OTCA_MakeTrainable": 5}
 
-ARRANGE = """async ([api, note, places, frames, sampler]) => {
+ARRANGE = """async ([api, note, places, frames, sampler, models]) => {
     app.graph.clear();
     await app.loadApiJson(api, "workflow");
     for (const node of app.graph.nodes) {
         for (const widget of node.widgets ?? []) for (const linked of widget.linkedWidgets ?? []) {
-            const stays = node.type === "OTCA_LoadFlowModel" || (node.type === "OTCA_PromptDataset" && widget.name === "seed");
+            const still = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable", "KSampler", "KSamplerAdvanced"].includes(node.type);
+            const stays = still || (node.type === "OTCA_PromptDataset" && widget.name === "seed");
             if (linked.name === "control_after_generate") linked.value = stays ? "fixed" : "increment";
         }
     }
@@ -69,6 +100,7 @@ ARRANGE = """async ([api, note, places, frames, sampler]) => {
     };
     const added = {}, find = id => added[id] ?? app.graph.nodes.find(node => String(node.id) === String(id));
     const ids = Object.keys(places).map(Number), last = Math.max(...ids);
+    for (const [id, files] of Object.entries(models)) find(id).properties.models = files;
     find(sampler).connect(1, add("PreviewImage", last - 1), 0);
     const text = add("MarkdownNote", last);
     text.title = "Read me";
@@ -113,6 +145,7 @@ def main() -> None:
     options = parser.parse_args()
     comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-canvases-")))
     try:
+        _pretend(comfyui.base / "models")
         comfyui.wait_until_up()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
@@ -126,13 +159,21 @@ def main() -> None:
         comfyui.stop()
 
 
+def _pretend(models: Path) -> None:
+    """Empty files by the names that loaders have, which would be drawn as missing otherwise. Nothing loads them."""
+    for folder, url in {file for files in FILES.values() for file in files}:
+        (models / folder).mkdir(parents=True, exist_ok=True)
+        (models / folder / url.rsplit("/", 1)[1]).touch()
+
+
 def save(canvas: Canvas, name: str) -> None:
     target = WORKFLOWS / f"{name}.json"
     api = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     places, frames = layout(api)
     sampler = next(id for id, node in api.items() if node["class_type"] == "OTCA_SDESampler")
     note = (NOTES / f"{name}.md").read_text(encoding="utf-8")
-    text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler])
+    models = {id: models for id, node in api.items() if (models := models_of(name, node))}
+    text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler, models])
     graph = renumbered(json.loads(text), {str(node): id for node, id in ids.items()})
     del graph[
         "id"
@@ -150,7 +191,7 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
     """Places [x, y, width, height] by node number, and the frames; the preview and the note get the next two numbers."""
     stages: dict[str, list[int]] = {stage: [] for stage in FRAMES}
     for id, node in api.items():
-        stages[STAGE_OF[NODE_CLASS_MAPPINGS[node["class_type"]].CATEGORY]].append(int(id))
+        stages[_stage(node["class_type"])].append(int(id))
     kinds = {int(id): node["class_type"] for id, node in api.items()}
     stack = next(id for id in stages["rewards"] if kinds[id] == "OTCA_RewardStack")
     run = next(id for id in stages["training"] if kinds[id] == "OTCA_TrainingRun")
@@ -180,7 +221,9 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
         return x - GAP, bottom
 
     x, _ = column([note], 0, 0)
-    x, _ = columns(stages["model"], x + BETWEEN_FRAMES, 0)
+    x, loaders = x + BETWEEN_FRAMES - GAP, _loaders(api)
+    for first in (True, False):
+        x, _ = columns([id for id in stages["model"] if (id in loaders) == first], x + GAP, 0)
     x, _ = columns(stages["sampling"], x + BETWEEN_FRAMES, 0)
     left = x + BETWEEN_FRAMES
     x, below = columns([id for id in stages["rewards"] if id != stack], left, 0, LOWEST_REWARD)
@@ -190,9 +233,17 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
     for stage in ("credit", "fusion"):
         if stages[stage]:  # some nodes are both
             right, _ = column(stages[stage], right + BETWEEN_FRAMES, y)
-    x, _ = column([id for id in stages["training"] if id != run], max(x, right) + BETWEEN_FRAMES, 0)
-    column([run], x + GAP, 0)
+    left = max(x, right) + BETWEEN_FRAMES
+    x, below = column([id for id in stages["training"] if id != run], left, 0)
+    _, lowest = column([run], x + GAP, 0)
+    for ids in _branches(api, stages["after"]):
+        left = column(ids, left, max(below, lowest) + HEADER + GAP)[0] + GAP
 
+    return places, _frames(stages, places)
+
+
+def _frames(stages: Mapping[str, list[int]], places: Mapping[int, tuple]) -> list[tuple]:
+    """Title, box [x, y, width, height] and colour of each stage that has nodes."""
     frames = []
     for stage, (title, _, color) in FRAMES.items():
         boxes = [places[id] for id in stages[stage]]
@@ -201,14 +252,55 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
         x, y = min(box[0] for box in boxes) - 20, min(box[1] for box in boxes) - HEADER
         far, low = max(box[0] + box[2] for box in boxes) + 20, max(box[1] + box[3] for box in boxes) + 20
         frames.append((title, (x, y, far - x, low - y), color))
-    return places, frames
+    return frames
+
+
+def _stage(kind: str) -> str:
+    if kind in STOCK:
+        return STOCK[kind][0]
+    return "after" if kind == TUNED else STAGE_OF[NODE_CLASS_MAPPINGS[kind].CATEGORY]
+
+
+def _loaders(api: Mapping[str, Mapping]) -> set[int]:
+    """The nodes that lead to Make Trainable."""
+    found: set[str] = set()
+    pending = [id for id, node in api.items() if node["class_type"] == "OTCA_MakeTrainable"]
+    while pending:
+        sources = {source for source, _ in _links(api[pending.pop()])}
+        found |= sources
+        pending += sources
+    return set(map(int, found))
+
+
+def _branches(api: Mapping[str, Mapping], ids: list[int]) -> list[list[int]]:
+    """The columns of the last frame: what its pictures share, and for each picture what samples, decodes and shows it.
+
+    Of two pictures, before and after, Tuned Model stands above the one that it serves, and the prompt above the other.
+    """
+    branches = []
+    for id, node in api.items():
+        if node["class_type"] == PREVIEW:
+            branch = [id]
+            while source := next((one for one, _ in _links(api[branch[0]]) if api[one]["class_type"] in SAMPLED), None):
+                branch.insert(0, source)
+            branches.append([int(id) for id in branch])
+    if len(branches) == 2:
+        tops = [next(id for id in ids if api[str(id)]["class_type"] == kind) for kind in ("CLIPTextEncode", TUNED)]
+        branches = [[top, *branch] for top, branch in zip(tops, branches, strict=True)]
+    return [[id for id in ids if not any(id in branch for branch in branches)], *branches]
+
+
+def _links(entry: Mapping) -> list[list]:
+    return [value for value in entry["inputs"].values() if isinstance(value, list)]
 
 
 def _size(kind: str) -> tuple[float, float]:
     if kind in FIXED:
         return FIXED[kind]
-    node = NODE_CLASS_MAPPINGS[kind]
-    stage = STAGE_OF[node.CATEGORY]
+    if kind in STOCK:
+        stage, rows = STOCK[kind]
+        return FRAMES[stage][1], TITLE + ROW * rows
+    node, stage = NODE_CLASS_MAPPINGS[kind], _stage(kind)
     if stage == "credit":
         return FRAMES[stage][1], HEATMAP
     declared = node.INPUT_TYPES()
