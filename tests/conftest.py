@@ -271,3 +271,21 @@ def comfyui(monkeypatch, tmp_path):
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     return state
+
+
+@pytest.fixture
+def fake_comfyui(monkeypatch, tmp_path):
+    """fake_comfyui(changes): a folder that can be imported as ComfyUI's, and is forgotten after the test."""
+    from comfyui_otca.host import headless_comfyui
+    from comfyui_otca.tests.host.fake_comfyui import make
+
+    folder = tmp_path / "ComfyUI"
+    before, path = set(sys.modules), list(sys.path)
+    for variable in (headless_comfyui.PATH, headless_comfyui.ARGUMENTS, headless_comfyui.PACKS):
+        monkeypatch.setenv(variable, "")  # so that what a command sets is taken back
+    monkeypatch.setattr(headless_comfyui, "_added", set())
+    yield lambda changes=None: make(folder, changes)
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(folder)):
+            del sys.modules[name]
+    sys.path[:] = path

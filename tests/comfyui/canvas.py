@@ -27,7 +27,9 @@ BROWSER_OPTIONS = [
 # ComfyUI greets a new user with tutorials, and asks before things that a test means to do.
 SETTINGS = {
     "Comfy.TutorialCompleted": True,
-    "Comfy.Workflow.ShowMissingNodesWarning": True,
+    # Dialogs that open when they are ready: they would cover the canvas of a later test.
+    "Comfy.Workflow.ShowMissingNodesWarning": False,
+    "Comfy.Workflow.ShowMissingModelsWarning": False,
     "Comfy.Workflow.ConfirmDelete": False,
     "Comfy.Notification.ShowVersionUpdates": False,
     "Comfy.Minimap.Visible": False,
@@ -184,6 +186,14 @@ class Canvas:
             }""",
             [node, name],
         )
+        covering = self.page.evaluate(
+            """([x, y]) => {
+                const top = document.elementFromPoint(x, y);
+                return top?.closest("#graph-canvas, .graph-canvas-container") ? "" : top?.outerHTML.slice(0, 300) ?? "nothing";
+            }""",
+            place,
+        )
+        assert not covering, f"the button {name} is behind {covering}"
         self.page.mouse.click(*place)
 
     # Running it

@@ -42,10 +42,15 @@ def comfyui(request, tmp_path_factory):
 
 
 @pytest.fixture
-def once(comfyui):
+def newest(comfyui):
+    """Whether this is the newest ComfyUI that is there."""
+    return comfyui.installation == max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")])
+
+
+@pytest.fixture
+def once(newest):
     """For what takes long and is the same in every ComfyUI: it is done in the newest."""
-    newest = max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")])
-    if comfyui.installation != newest:
+    if not newest:
         pytest.skip("once, in the newest ComfyUI, is enough")
 
 

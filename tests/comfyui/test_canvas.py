@@ -51,13 +51,15 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
 def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
     if canvas.renderer == "nodes2":
         pytest.skip("what a renderer draws is not what is queued: once for each ComfyUI is enough")
-    canvas.load(WORKFLOWS / f"{name}.json")
     exported = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
-    queued = canvas.prompt()
-    (preview,) = (node for node, content in queued.items() if content["class_type"] == "PreviewImage")
-    del queued[preview]
-    assert queued.keys() == exported.keys()
     defaults = canvas.comfyui.object_info
+    if missing := {content["class_type"] for content in exported.values()} - defaults.keys():
+        pytest.skip(f"this ComfyUI is older than the model, and has no {', '.join(sorted(missing))}")
+    canvas.load(WORKFLOWS / f"{name}.json")
+    queued = canvas.prompt()
+    (preview,) = queued.keys() - exported.keys()
+    assert queued.pop(preview)["class_type"] == "PreviewImage"
+    assert exported.keys() == queued.keys()
     for node, content in exported.items():
         assert queued[node]["class_type"] == content["class_type"]
         assert queued[node]["_meta"] == content["_meta"]

@@ -1,0 +1,357 @@
+"""What must not happen, and what is said where it would: each function is a question, and returns figures."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import ExitStack
+from unittest import mock
+
+import torch
+
+from comfyui_otca.tests.comfyui import tiny
+from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, furthest, make, trainable
+from comfyui_otca.tests.comfyui.native.proofs import logged, stock_velocity
+from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_checkpointing, without_frozen_layers
+from comfyui_otca.tests.comfyui.tiny.check import Anything
+from comfyui_otca.tests.comfyui.tiny.shapes import Text
+from comfyui_otca.tests.comfyui.tiny.text import tiny_clip
+from comfyui_otca.trainer.flow.native import frozen, suitable
+from comfyui_otca.trainer.flow.native.expert import Expert
+from comfyui_otca.trainer.flow.native.guard import WrongGradient
+from comfyui_otca.trainer.flow.options import FlowModelError
+from comfyui_otca.trainer.types import NextRollout
+
+# -- the three silent faults, each with its remedy and without it ------------------------------------------------------------
+
+
+def checkpointing(family: str) -> dict:
+    """The gradient with our checkpointing and with torch's, against the one without any."""
+    plain = _gradient(make(family, all_layers=True))
+    ours = _gradient(make(family, all_layers=True, checkpointing="on"))
+    made = make(family, all_layers=True, checkpointing="on")
+    with torchs_checkpointing():
+        theirs = _gradient(made)
+    return {"with": furthest(ours, plain), "without": furthest(theirs, plain)}
+
+
+def cast_buffers(family: str, checkpointing: str = "off") -> dict:
+    """The gradient where layers share one buffer, against the one where each has its own weights."""
+    plain = _gradient(make(family))
+    made = make(family, checkpointing=checkpointing)
+    with shared_buffer(made):
+        ours = _gradient(made)
+        made.model.policy.load_trained_state(make(family).model.policy.trained_state())
+        with without_frozen_layers():
+            theirs = _gradient(made)
+    return {"with": furthest(ours, plain), "without": furthest(theirs, plain)}
+
+
+def kernel_scales(family: str) -> dict:
+    """The same for norms whose scale a network fetches itself and hands to a kernel: autograd has to keep a copy of it."""
+    plain = _gradient(make(family))
+    made = make(family)
+    with shared_buffer(made):
+        ours = _gradient(made)
+        made.model.policy.load_trained_state(make(family).model.policy.trained_state())
+        with attribute(frozen, "_with_copies", lambda kernel: kernel):
+            theirs = _gradient(made)
+    return {"with": furthest(ours, plain), "without": furthest(theirs, plain)}
+
+
+def _gradient(made: Made) -> dict[str, torch.Tensor]:
+    made.move()
+    return Loss(made).gradients()
+
+
+def unloaded(family: str) -> dict:
+    """The velocity after all models were unloaded; the remedy is that the model notices it. And an update in between."""
+    import comfy.model_management
+
+    made = make(family)
+    made.move()
+    loss = Loss(made)
+    with torch.no_grad():
+        before = loss.velocity()
+        with made.model.policy.reference():
+            bare = loss.velocity()
+        comfy.model_management.unload_all_models()
+        with attribute(Expert, "is_ready", True):
+            lost = loss.velocity()
+        after = loss.velocity()
+    straight, disturbed = make(family), make(family)
+    for each in (straight, disturbed):
+        for seed in range(2):
+            taken = each.sample(seed=seed)
+            if each is disturbed:
+                comfy.model_management.unload_all_models()
+            each.update(taken)
+    same = all(map(torch.equal, straight.parameters(), disturbed.parameters()))
+    return {
+        "with": apart(after, before),
+        "without": apart(lost, before),
+        "without is bare": torch.equal(lost, bare),
+        "same update": same,
+    }
+
+
+# -- the guard ------------------------------------------------------------------------------------------------------------
+
+
+def guard(
+    family: str, fault: str = "", dtype: str = "float32", quantized: str | None = None, checkpointing: str = "off"
+) -> dict:
+    """An update with the guard on: what it logs, or how it refuses, and whether anything moved.
+
+    Faults: "checkpointing" (torch's), "cast buffers" (without frozen layers), "scaled" (a gradient 1.3 times too long), "noise"
+    (a model whose output jumps, so that differences say nothing).
+    """
+    build = {"quantized": quantized} if quantized else {"dtype": getattr(torch, dtype)}
+    made = make(family, build, checkpointing=checkpointing, check_gradients=True, all_layers=True)
+    taken = made.sample(seed=0)
+    before = made.parameters()
+    found = {"refused": "", "log": []}
+    with ExitStack() as stack:
+        if fault == "checkpointing":
+            stack.enter_context(torchs_checkpointing())
+        if fault == "cast buffers":
+            stack.enter_context(shared_buffer(made))
+            stack.enter_context(without_frozen_layers())
+        if fault in ("scaled", "noise"):
+            stack.enter_context(_changed(made, fault))
+        log = stack.enter_context(logged())
+        try:
+            made.update(taken)
+        except WrongGradient as error:
+            found["refused"] = str(error)
+        found["log"] = [line for line in log if "differences" in line]
+    found["moved"] = not all(map(torch.equal, before, made.parameters()))
+    found["checked"] = len(made.model._checked)
+    return found
+
+
+class _TooLong(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 1.3 * gradient
+
+
+def _changed(made: Made, fault: str):
+    velocity, random = made.model.velocity, torch.Generator().manual_seed(0)
+
+    def scaled(*args):
+        return _TooLong.apply(velocity(*args))
+
+    def noisy(*args):
+        found = velocity(*args)
+        return found + torch.randn(found.shape, generator=random) * found.detach().abs().mean()
+
+    return attribute(made.model, "velocity", scaled if fault == "scaled" else noisy)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------------------
+
+
+def refused(name: str) -> dict:
+    """What is said of a class of comfy.supported_models, which is made without its network."""
+    import comfy.supported_models
+
+    message = _refusal(lambda: suitable.check(_without_network(getattr(comfy.supported_models, name))))
+    return {"message": message}
+
+
+def _without_network(cls):
+    import comfy.model_base
+    import comfy.model_patcher
+
+    sizes = {"in_channels": 4, "hidden_size": 64, "timestep_features_type": "learned"}
+    config = cls({**sizes, **cls.unet_config, "disable_unet_model_creation": True})
+    config.set_inference_dtype(torch.float32, None)
+    with (
+        torch.no_grad(),
+        mock.patch.object(comfy.model_base.BaseModel, "get_dtype", lambda core: torch.float32),
+        mock.patch.object(comfy.model_base.BaseModel, "diffusion_model", torch.nn.Linear(1, 1), create=True),
+        mock.patch.object(torch.nn.Module, "load_state_dict"),
+        mock.patch.object(torch.Tensor, "copy_"),
+    ):
+        core = config.get_model(Anything())
+    core.diffusion_model = torch.nn.Linear(1, 1)
+    return comfy.model_patcher.ModelPatcher(core, torch.device("cpu"), torch.device("cpu"))
+
+
+def _refusal(act) -> str:
+    try:
+        act()
+    except FlowModelError as error:
+        return str(error)
+    return ""
+
+
+def wrong_parts(family: str, vae: str) -> dict:
+    """A text encoder whose embeddings are wider, and the autoencoder of another family."""
+    made = tiny.build(family)
+    with_clip = dataclasses.replace(made, clip=tiny_clip(Text(48, pooled=24), 1))
+    with_vae = dataclasses.replace(made, vae=tiny.build(vae).vae)
+    return {
+        name: _refusal(lambda each=each: trainable(each)) for name, each in (("clip", with_clip), ("vae", with_vae))
+    }
+
+
+def patched(family: str) -> dict:
+    """A MODEL that carries a LoRA already: it is said, it is part of the reference, and the gradient is right."""
+    made = tiny.build(family)
+    model = made.model.clone()
+    name = next(
+        key for key in model.model.state_dict() if key.endswith("weight") and model.model.state_dict()[key].ndim == 2
+    )
+    shape = model.model.state_dict()[name].shape
+    model.add_patches({name: ("diff", (torch.full(shape, 0.01),))}, 1.0)
+    with logged() as lines:
+        other = trainable(dataclasses.replace(made, model=model))
+    noise = other.noise(1)
+    with torch.no_grad():
+        own = other.model.velocity(noise, 0.6, other.model.condition([TEXTS[0]], other.settings()), 1.0)
+    stock = stock_velocity(other, model, other.model._with_frames(noise), 0.6, TEXTS[0])
+    return {"log": [line for line in lines if "patches" in line], "apart": apart(other.model._with_frames(own), stock)}
+
+
+class _Strange(torch.Tensor):
+    """A tensor whose numbers nobody here can read."""
+
+
+def strange_weights(family: str) -> dict:
+    made = tiny.build(family)
+    network = made.model.model.diffusion_model
+    name, layer = next((n, m) for n, m in network.named_modules() if isinstance(m, torch.nn.Linear))
+    layer.weight = torch.nn.Parameter(layer.weight.detach().as_subclass(_Strange), requires_grad=False)
+    return {"message": _refusal(lambda: trainable(made)), "layer": name}
+
+
+# -- what else can go wrong -------------------------------------------------------------------------------------------------
+
+
+def experts(family: str) -> dict:
+    """Two MODELs of one family: which of them is asked, what is trained of each, and both as tuned MODELs."""
+    from comfyui_otca.trainer.flow.native.tuned import tuned
+
+    high, low = tiny.build(family, seed=0), tiny.build(family, seed=7)
+    both = trainable(high, low_noise=low.model, boundary=0.875)
+    alone = [make(family), trainable(dataclasses.replace(high, model=low.model))]
+    noise, text = both.noise(1), TEXTS[0]
+    found = {}
+    for each in (both, *alone):
+        each.condition = each.model.condition([text], each.settings())
+    with torch.no_grad():
+        for sigma, single, name in ((0.9, alone[0], "high"), (0.8, alone[1], "low")):
+            one, other = (each.model.velocity(noise, sigma, each.condition, 1.0) for each in (both, single))
+            found[name] = apart(one, other)
+        found["differ"] = apart(*(each.model.velocity(noise, 0.9, each.condition, 1.0) for each in alone))
+    before = both.parameters()
+    taken = both.sample(steps=6)
+    metrics = both.update(taken)
+    moved = [not torch.equal(a, b) for a, b in zip(before, both.parameters(), strict=True)]
+    names = list(both.model.policy.trainable_named())
+    found["drift"] = metrics["ratio/drift"]
+    found["moved"] = {
+        expert: sum(
+            is_moved
+            for name, is_moved in zip(names, moved, strict=True)
+            if name.startswith("low_noise") == (expert == "low")
+        )
+        for expert in ("high", "low")
+    }
+    both.condition = both.model.condition([text], both.settings())
+    with both.model.policy.averaged(), torch.no_grad():
+        own = {sigma: both.model.velocity(noise, sigma, both.condition, 1.0) for sigma in (0.9, 0.8)}
+    patchers = tuned(both.model)
+    stock = {
+        sigma: stock_velocity(both, patchers[name], noise, sigma, text)
+        for sigma, name in ((0.9, "model"), (0.8, "low_noise_model"))
+    }
+    found["tuned"] = max(apart(stock[sigma], own[sigma]) for sigma in own)
+    return found
+
+
+def one_sided(family: str) -> dict:
+    """Classifier-free guidance whose negative half has no gradient: that of g·v⁺ alone."""
+    guidance = 3.5
+    made = make(family)
+    made.move()
+    made.model.wish = NextRollout(unconditional_gradient=False)
+    off = Loss(made, guidance=guidance)
+    value, gradient = off.recorded().detach(), off.gradients()
+    made.model.wish = NextRollout(unconditional_gradient=True)
+    on = off.gradients()
+    positive = {name: guidance * each for name, each in Loss(made, guidance=1.0).gradients().items()}
+    with torch.no_grad():
+        same = torch.equal(value, off.velocity())
+    return {"off": furthest(gradient, positive), "on": furthest(on, positive), "same velocity": same}
+
+
+def lengths(family: str) -> dict:
+    """Prompts of different length in one call, against each by itself."""
+    made = make(family)
+    noise, settings = made.noise(2), made.settings()
+    shapes = [embedding.shape[1] for text in TEXTS for embedding, _ in made.tiny.conditioning(text)]
+    with torch.no_grad():
+        together = made.model.velocity(noise, 0.6, made.model.condition(TEXTS, settings), 1.0)
+        alone = [
+            made.model.velocity(noise[row : row + 1], 0.6, made.model.condition([text], settings), 1.0)
+            for row, text in enumerate(TEXTS)
+        ]
+    return {"apart": apart(together, torch.cat(alone)), "tokens": shapes}
+
+
+def inference_mode(family: str, dtype: str = "float32", quantized: str | None = None) -> dict:
+    """A model that was loaded inside torch.inference_mode, as a node loads it, trained as one that was not."""
+    build = {"quantized": quantized} if quantized else {"dtype": getattr(torch, dtype)}
+    with torch.inference_mode():
+        loaded = tiny.build(family, **build)
+        inference = all(p.is_inference() for p in loaded.model.model.diffusion_model.parameters())
+    with torch.inference_mode(False):
+        inside, outside = trainable(loaded), make(family, build)
+        for each in (inside, outside):
+            each.update(each.sample(seed=0))
+    weights = [p for each in (inside, outside) for p in each.tiny.model.model.diffusion_model.parameters()]
+    same = all(map(torch.equal, inside.parameters(), outside.parameters()))
+    return {"inference": inference, "same": same, "with a gradient": sum(p.grad is not None for p in weights)}
+
+
+def in_use(family: str) -> dict:
+    """A KSampler that uses the same MODEL between two updates: it sees the model as it was, and training goes on as if alone."""
+    from comfyui_otca.tests.comfyui.tiny.check import sample
+
+    untouched = sample(tiny.build(family))
+    shared, alone = make(family), make(family)
+    between = []
+    for each in (alone, shared):
+        for seed in range(2):
+            taken = each.sample(seed=seed, keep_graph=False)
+            if each is shared:
+                between.append(sample(each.tiny))
+            each.update(taken)
+            if each is shared:
+                between.append(sample(each.tiny))
+    return {
+        "back": all(torch.equal(latents, untouched) for latents in between),
+        "same": all(map(torch.equal, alone.parameters(), shared.parameters())),
+    }
+
+
+def kept_graph(family: str, checkpointing: str = "off") -> dict:
+    """An update from the graphs that the rollout kept, against one that computes them again; a KSampler runs in between."""
+    from comfyui_otca.tests.comfyui.tiny.check import sample
+
+    found = []
+    for keep in (False, True):
+        made = make(family, checkpointing=checkpointing)
+        taken = made.sample(seed=0, keep_graph=keep)
+        sample(made.tiny)
+        made.update(taken, learning_rate=0.0)
+        found.append(
+            {name: p.grad.clone() for name, p in made.model.policy.trainable_named().items() if p.grad is not None}
+        )
+    return {"apart": furthest(*found)}

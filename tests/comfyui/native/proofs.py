@@ -1,0 +1,277 @@
+"""What has to hold for every family: each function is a question, and returns figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from comfyui_otca.tests.comfyui import tiny
+from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, entries, make, trainable
+from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
+from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.flow.native.tuned import tuned
+from comfyui_otca.trainer.run import checkpoint
+
+NEGATIVE = "blurry"
+STEPS = 4
+
+
+def families(_: str = "") -> dict:
+    import comfy.supported_models
+
+    return {
+        "families": {name: tiny.FAMILIES[name].of or name for name in tiny.families()},
+        "not": {name: reason for name, reason in tiny.NOT.items() if hasattr(comfy.supported_models, name)},
+        "classes": [cls.__name__ for cls in comfy.supported_models.models],
+    }
+
+
+def ratio(family: str, iterations: int, **options) -> dict:
+    """Log-probs of the rollout against those of the same transitions taken again with a gradient, of an adapter that matters."""
+    made = make(family, **options)
+    made.move()
+    differences, drift = [], []
+    for iteration in range(iterations):
+        taken = made.sample(seed=iteration)
+        rows = torch.arange(len(taken.groups))
+        size = taken.settings.batch_size or len(rows)
+        for position, step in enumerate(taken.trained):
+            for part in rows.split(size):
+                with torch.enable_grad():
+                    velocity = rollout.velocity_at(made.model, taken, step, part)
+                assert velocity.requires_grad, "it is the forward pass that is trained"
+                point = taken.latents[part, step + 1]
+                log_prob = rollout.trained_transition(taken, step, velocity.detach(), part).log_prob(point)
+                differences.append((log_prob - taken.log_probs[part, position]).abs().max().item())
+        drift.append(made.update(taken)["ratio/drift"])
+    shape = list(taken.images.shape[1:-1])
+    return {"difference": max(differences), "drift": max(drift), "trained": len(taken.trained), "shape": shape}
+
+
+def gradients(family: str, forms: list[str], **changes) -> dict:
+    """Numbers of the adapter against central differences: of B at the start, of A and B after the adapter has moved.
+
+    Forms: "plain", "checkpointing", "low" (shared cast buffers), "low checkpointing"; and each with " fp8" behind it, of weights
+    that are stored in float8. The differences are those of the plain forward pass, which the others have to equal.
+    """
+    found = {}
+    for dtype in ("float32", "float8_e4m3fn"):
+        of_dtype = [form for form in forms if form.endswith(" fp8") == (dtype == "float8_e4m3fn")]
+        if of_dtype:
+            made = make(family, {"dtype": getattr(torch, dtype)})
+            stages = [_slopes(made, move, **changes) for move in (False, True)]
+            found |= {form: _worst(family, dtype, form, stages, **changes) for form in of_dtype}
+    return found
+
+
+def _slopes(made: Made, move: bool, **changes) -> tuple[Tensor, dict]:
+    if move:
+        made.move()
+    loss = Loss(made, **changes)
+    slopes = {place: loss.slope(*place) for place in entries(loss.gradients())}
+    with torch.no_grad():
+        return loss.velocity(), slopes
+
+
+def _worst(family: str, dtype: str, form: str, stages: list, **changes) -> float:
+    checkpointing = "on" if "checkpointing" in form else "off"
+    made = make(family, {"dtype": getattr(torch, dtype)}, checkpointing=checkpointing)
+    errors = []
+    for number, (velocity, slopes) in enumerate(stages):
+        if number:
+            made.move()
+        with shared_buffer(made) if "low" in form else nullcontext():
+            loss = Loss(made, **changes)
+            value = loss.recorded()
+            assert apart(value.detach(), velocity) <= 1e-6, "it is the same function"
+            found = loss.gradients(value)
+        for (name, entry), slope in slopes.items():
+            derivative = found[name].view(-1)[entry].item()
+            errors.append(abs(derivative - slope) / max(abs(derivative), abs(slope)))
+    return max(errors)
+
+
+def sampler(family: str, forms: list[str]) -> dict:
+    """Our deterministic sampler against ComfyUI's KSampler (euler, simple), by the latents.
+
+    Forms: "plain", "guidance" (embedded, or classifier-free with a negative prompt), "patched" (behind a ModelSampling node).
+    """
+    made = make(family)
+    embedded = made.model.guidance_is_embedded
+    found = {}
+    for form in forms:
+        patched = dataclasses.replace(made.tiny, model=shifted(made.tiny.model)) if form == "patched" else None
+        guidance = (2.5 if embedded else 3.5) if form == "guidance" else 1.0
+        found[form] = _against_ksampler(trainable(patched) if patched else made, guidance)
+    return found
+
+
+def shifted(model):
+    """The MODEL after ComfyUI's own ModelSampling node for its kind of schedule."""
+    import comfy.model_sampling
+    import comfy_extras.nodes_model_advanced as nodes
+
+    sampling = model.get_model_object("model_sampling")
+    if isinstance(sampling, comfy.model_sampling.ModelSamplingFlux):
+        return nodes.ModelSamplingFlux().patch(model, 2.0, 0.8, 512, 512)[0]
+    multiplier = getattr(sampling, "multiplier", 1000)
+    node = nodes.ModelSamplingSD3() if multiplier == 1000 else nodes.ModelSamplingAuraFlow()
+    return node.patch(model, 4.5, multiplier)[0]
+
+
+def _against_ksampler(made: Made, guidance: float) -> float:
+    import comfy.sample
+
+    model, texts = made.model, [TEXTS[0]]
+    decoded: list[Tensor] = []
+
+    def decode(latents: Tensor, batch_size: int = 0) -> Tensor:
+        decoded.append(latents)
+        return torch.zeros(1)
+
+    settings = made.settings(steps=STEPS, guidance=guidance, negative_prompt=NEGATIVE)
+    with attribute(model, "decode", decode):
+        rollout.generate(model, texts, settings, seeds=[3])
+    ours = model._with_frames(torch.cat(decoded))
+    shape = model.latent_shape(made.tiny.height, made.tiny.width, made.tiny.frames)
+    noise = model._with_frames(torch.randn((1, *shape), generator=rollout.stream(3, 0, 0)))
+    embedded = model.guidance_is_embedded
+    positive = made.tiny.conditioning(texts[0])
+    if embedded:
+        positive = [[embeddings, {**entries, "guidance": guidance}] for embeddings, entries in positive]
+    theirs = comfy.sample.sample(
+        *(made.tiny.model, noise, STEPS, 1.0 if embedded else guidance, "euler", "simple"),
+        *(positive, made.tiny.conditioning(NEGATIVE), torch.zeros_like(noise)),
+        disable_pbar=True,
+        seed=0,
+    )
+    with torch.no_grad():
+        return apart(made.tiny.model.model.process_latent_out(ours), theirs)
+
+
+def tuned_model(family: str) -> dict:
+    """Tuned Model and the LoRA file, each in ComfyUI's own path, against the trained model's own velocity."""
+    import comfy.sd
+    import comfy.utils
+
+    made = make(family)
+    made.move(Loss(made).gradients())
+    model, text = made.model, TEXTS[1]
+    settings = made.settings(guidance=1.0)
+    x = made.noise(1)
+    with torch.no_grad():
+        own = model._with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
+        with model.policy.reference():
+            untrained = model._with_frames(model.velocity(x, 0.6, model.condition([text], settings), 1.0))
+    noise = model._with_frames(x)
+    found = {"moved": apart(own, untrained)}
+    [patched] = tuned(model).values()
+    found["tuned"] = apart(stock_velocity(made, patched, noise, 0.6, text), own)
+    with tempfile.TemporaryDirectory() as folder, logged() as lines:
+        [file] = lora.save(model, Path(folder) / "a.safetensors", {})
+        state = comfy.utils.load_torch_file(str(file), safe_load=True)
+        loaded, _ = comfy.sd.load_lora_for_models(made.tiny.model, None, state, 1.0, 0.0)
+        found["file"] = apart(stock_velocity(made, loaded, noise, 0.6, text), own)
+        found["left"] = [line for line in lines if "lora" in line.lower()]
+        found["keys"], found["patches"] = len(state), sum(map(len, loaded.patches.values()))
+    found["base"] = apart(stock_velocity(made, made.tiny.model, noise, 0.6, text), untrained)
+    return found
+
+
+@torch.no_grad()
+def stock_velocity(made: Made, patcher, noise: Tensor, sigma: float, text: str) -> Tensor:
+    """By the functions that ComfyUI's samplers call, with a MODEL of its own."""
+    import inspect
+
+    import comfy.model_management
+    import comfy.sampler_helpers
+    import comfy.samplers
+
+    comfy.model_management.load_models_gpu([patcher])
+    patcher.pre_run()
+    core, options = patcher.model, patcher.model_options
+    conditioning = made.tiny.conditioning(text)
+    if made.model.guidance_is_embedded:
+        conditioning = [[embeddings, entries | {"guidance": 1.0}] for embeddings, entries in conditioning]
+    conds = {"positive": comfy.sampler_helpers.convert_cond(conditioning)}
+    has_shapes = "latent_shapes" in inspect.signature(comfy.samplers.process_conds).parameters
+    shapes = {"latent_shapes": [tuple(noise.shape)]} if has_shapes else {}
+    conds = comfy.samplers.process_conds(core, noise, conds, noise.device, noise * 0, None, None, **shapes)
+    # Some networks look their noise level up in the schedule, which ComfyUI's samplers put here.
+    schedule = torch.tensor(made.model.sigmas(made.settings()))
+    options = {**options, "transformer_options": options["transformer_options"] | {"sample_sigmas": schedule}}
+    level = torch.full((len(noise),), sigma)
+    clean = comfy.samplers.sampling_function(core, noise, level, None, conds["positive"], 1.0, options)
+    return (noise - clean) / sigma
+
+
+class logged(logging.Handler):
+    """Within it: what anybody warns of."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger().addHandler(self)
+        return self.lines
+
+    def __exit__(self, *error):
+        logging.getLogger().removeHandler(self)
+
+
+def resume(family: str, **options) -> dict:
+    """Four updates in a row, against two, a checkpoint, a new model and two more."""
+
+    def train(made: Made, seeds) -> None:
+        for seed in seeds:
+            made.update(made.sample(seed=seed))
+
+    straight = make(family, **options)
+    train(straight, range(4))
+    first, second = make(family, **options), make(family, **options)
+    train(first, range(2))
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(first.model, Path(folder), 2)
+        iteration = checkpoint.restore(second.model, Path(folder))
+    train(second, range(2, 4))
+    optimizers = [made.model.policy.optimizer_state() for made in (straight, second)]
+    same = all(map(torch.equal, straight.parameters(), second.parameters()))
+    same_moments = all(torch.equal(value, optimizers[1][key]) for key, value in optimizers[0].items())
+    moved = apart(
+        torch.cat([p.flatten() for p in second.parameters()]),
+        torch.cat([p.flatten() for p in make(family, **options).parameters()]),
+    )
+    return {"same": same, "same_moments": same_moments, "moved": moved, "iteration": iteration}
+
+
+def quantized(family: str, form: str, checkpointing: str = "off") -> dict:
+    """A model with quantized layers against the same weights in bfloat16: velocity and gradient."""
+    found = []
+    for build in ({"quantized": form}, {"dtype": torch.bfloat16}):
+        made = make(family, build, checkpointing=checkpointing)
+        loss = Loss(made)
+        gradient = loss.gradients()
+        with torch.no_grad():
+            velocity = loss.velocity()
+        names = sorted(gradient)
+        found.append((velocity, torch.cat([gradient[name].flatten().double() for name in names]), names, made))
+    (velocity, gradient, names, made), (twin, twins_gradient, twins_names, _) = found
+    assert names == twins_names
+    cosine = torch.nn.functional.cosine_similarity(gradient, twins_gradient, dim=0)
+    return {
+        "velocity": apart(velocity, twin),
+        "cosine": cosine.item(),
+        "norm": (gradient.norm() / twins_gradient.norm()).item(),
+        "is_quantized": made.model.is_quantized,
+    }

@@ -1,0 +1,325 @@
+"""Training what ComfyUI has loaded: tiny random models of its families, in its own interpreter, asked by `native/`."""
+
+from __future__ import annotations
+
+import pytest
+
+from comfyui_otca.tests.comfyui.native.asking import Inside
+from comfyui_otca.tests.comfyui.native.gaps import GAPS
+from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, PAGE
+from comfyui_otca.tests.comfyui.server import installations
+
+FOUND = installations()
+NEWEST = max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")], default=None)
+# Some of each kind of network in the newest ComfyUI, and two in others. `--everything` asks for all that each has: 62 in 0.33.
+FAMILIES = ("Flux", "Chroma", "SD3", "ZImage", "QwenImage", "Krea2", "WAN21_I2V", "LTXV")
+OLD_FAMILIES = ("Flux", "QwenImage")
+# Gradients with shared cast buffers ("low") and blocks computed again; of weights in float32 and in float8.
+FORMS = ("plain", "checkpointing", "low", "low checkpointing", "plain fp8", "low checkpointing fp8")
+SHORT_FORMS = ("plain", "low checkpointing")
+SAMPLERS = ("plain", "guidance", "patched")
+
+
+@pytest.fixture(
+    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.version}" if found else "no-comfyui"
+)
+def inside(request, tmp_path_factory):
+    if request.param is None:
+        pytest.skip("no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)")
+    asked = Inside(request.param, tmp_path_factory.mktemp("native") / "log")
+    yield asked
+    asked.close()
+
+
+@pytest.fixture
+def new(inside):
+    """For what 0.3.64 has not."""
+    if inside.installation.version.startswith("0.3."):
+        pytest.skip("this ComfyUI has no quantized compute")
+    return inside
+
+
+@pytest.fixture
+def once(inside, everything):
+    """For what is not different in each ComfyUI."""
+    if inside.installation != NEWEST and not everything:
+        pytest.skip("once, in the newest ComfyUI, is enough")
+    return inside
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, inside):
+    if inside.installation != NEWEST and request.param not in OLD_FAMILIES:
+        pytest.skip("tried by --everything")
+    if request.param not in inside.ask("families")["families"]:
+        pytest.skip(f"this ComfyUI has no {request.param}")
+    return request.param
+
+
+# -- every family -----------------------------------------------------------------------------------------------------------
+
+
+def check_ratio(inside, family, iterations=2):
+    found = inside.ask("ratio", family, iterations=iterations)
+    assert found["trained"] == 3
+    assert found["difference"] == found["drift"] == 0, "on-policy the ratio is 1, to the bit"
+
+
+def check_gradients(inside, family, forms=FORMS):
+    if (family, "fp8") in GAPS:
+        forms = [form for form in forms if not form.endswith(" fp8")]
+    found = inside.ask("gradients", family, forms=forms)
+    assert {form: error for form, error in found.items() if form != "seconds" and error > 5e-3} == {}
+
+
+def check_sampler(inside, family, forms=SAMPLERS):
+    found = inside.ask("sampler", family, forms=forms)
+    assert max(found[form] for form in forms) <= 1e-5, found
+
+
+def check_tuned(inside, family):
+    found = inside.ask("tuned_model", family)
+    assert found["moved"] > 1e-3, "the adapter matters"
+    assert max(found["tuned"], found["file"], found["base"]) <= 1e-5, found
+    assert found["left"] == [] and found["keys"] == 2 * found["patches"] > 0, "every key of the file is taken"
+
+
+CHECKS = {"ratio": check_ratio, "gradients": check_gradients, "sampler": check_sampler, "tuned": check_tuned}
+
+
+def test_ratio_is_one_to_the_bit(inside, family):
+    check_ratio(inside, family, iterations=1)
+
+
+def test_one_weight_equals_central_differences(inside, family):
+    check_gradients(inside, family, SHORT_FORMS)
+
+
+def test_one_weight_of_a_model_stored_in_float8(inside):
+    check_gradients(inside, "SD3", ("plain fp8", "low checkpointing fp8"))
+
+
+def test_our_sampler_is_ksampler(inside, family):
+    check_sampler(inside, family, ("guidance", "patched"))
+
+
+def test_the_tuned_model_is_the_trained_one(inside, family):
+    check_tuned(inside, family)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_family(inside, everything, check):
+    if not everything:
+        pytest.skip("the long form: --everything")
+    wrong = {}
+    for family in inside.ask("families")["families"]:
+        if (family, check) in GAPS or family in GAPS:
+            continue
+        try:
+            CHECKS[check](inside, family)
+        except AssertionError as error:
+            wrong[family] = str(error)[:500]
+    assert wrong == {}
+
+
+def test_resumed_to_the_bit(once):
+    found = once.ask("resume", "Flux", checkpointing="on")
+    assert found["same"] and found["same_moments"]
+    assert found["iteration"] == 2 and found["moved"] > 0.01
+
+
+@pytest.mark.parametrize("form", ["float8_e4m3fn", "int8_tensorwise", "nvfp4", "mxfp8"])
+def test_quantized_compute_is_near_its_bfloat16_twin(new, everything, form):
+    for family in ("Flux", "QwenImage") if everything else ("QwenImage",):
+        found = new.ask("quantized", family, form=form)
+        assert found["is_quantized"]
+        velocity, cosine, norm = LIMITS[form]
+        assert 0 < found["velocity"] <= velocity, (family, found)
+        assert found["cosine"] >= cosine and abs(found["norm"] - 1) <= norm, (family, found)
+
+
+# Velocity at most, cosine of the gradients at least, and how far their norms may be apart: rounding to four bits is coarse.
+LIMITS = {
+    "float8_e4m3fn": (0.1, 0.95, 0.1),
+    "int8_tensorwise": (0.1, 0.95, 0.1),
+    "nvfp4": (0.35, 0.8, 0.25),
+    "mxfp8": (0.1, 0.95, 0.1),
+}
+
+
+# -- the three silent faults ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["Flux", "Chroma"])
+def test_torchs_checkpointing_would_be_silently_wrong(once, family):
+    found = once.ask("checkpointing", family)
+    assert found["with"] <= 1e-6 and found["without"] > 0.05, found
+
+
+@pytest.mark.parametrize("family", ["Flux"])
+def test_shared_cast_buffers_would_be_silently_wrong(inside, family):
+    found = inside.ask("cast_buffers", family)
+    assert found["with"] <= 1e-6 and found["without"] > 0.2, found
+
+
+def test_scales_from_shared_cast_buffers_would_be_silently_wrong(new):
+    found = new.ask("kernel_scales", "Anima")
+    assert found["with"] <= 1e-6 and found["without"] > 0.1, found
+
+
+def test_unloaded_models_would_silently_lose_the_adapter(inside):
+    found = inside.ask("unloaded", "Flux")
+    assert found["with"] == 0 and found["same update"]
+    assert found["without"] > 1e-3 and found["without is bare"]
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_the_guard_passes_what_is_right(once, everything, dtype):
+    for family in ("Flux", "SD3", "WAN21_T2V", "HunyuanVideo") if everything else ("Flux",):
+        found = once.ask("guard", family, dtype=dtype)
+        assert found["refused"] == "" and found["log"] == [] and found["moved"] and found["checked"] == 1, (
+            family,
+            found,
+        )
+
+
+def test_the_guard_passes_quantized_compute(new, everything):
+    for form in ("float8_e4m3fn", "int8_tensorwise", "nvfp4", "mxfp8") if everything else ("nvfp4",):
+        found = new.ask("guard", "Flux", quantized=form)
+        assert found["refused"] == "" and found["moved"], (form, found)
+
+
+@pytest.mark.parametrize(
+    ("fault", "options"),
+    [
+        ("checkpointing", {"checkpointing": "on"}),
+        ("checkpointing", {"checkpointing": "on", "dtype": "bfloat16"}),
+        ("cast buffers", {}),
+        ("cast buffers", {"dtype": "bfloat16"}),
+        ("scaled", {}),
+    ],
+)
+def test_the_guard_refuses_what_is_wrong(once, fault, options):
+    found = once.ask("guard", "Flux", fault=fault, **options)
+    assert "the gradient of Flux is wrong by" in found["refused"] and "Nothing was trained. Fix:" in found["refused"]
+    other = "off" if options.get("checkpointing") == "on" else "on"
+    assert f"set checkpointing to {other}" in found["refused"]
+    assert not found["moved"] and found["checked"] == 0
+
+
+def test_the_guard_says_when_it_cannot_decide(once):
+    found = once.ask("guard", "Flux", fault="noise")
+    assert found["refused"] == "" and found["moved"]
+    assert len(found["log"]) == 1 and "cannot decide whether its gradient is right" in found["log"][0]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------------
+
+REASONS = {
+    "no flow matching": "does no flow matching",
+    "flow matching in another parametrisation": "is a flow in another parametrisation",
+    "a flow from a picture to a picture": "does no flow matching: it predicts noise or turns pictures into pictures",
+    "makes sound": "",  # Stable Audio 1 is no flow, the others make no pictures
+    "makes 3D shapes": "makes no pictures and no videos",
+    "its noise is scaled by 8": "starts from noise 8 times as strong",
+    "looks at pictures": "makes no pictures and no videos",
+}
+
+
+def test_what_is_no_flow_of_pictures_is_refused_by_name_and_reason(inside):
+    wrong = {}
+    for name, told in inside.ask("families")["not"].items():
+        reason = next(ours for start, ours in REASONS.items() if told.startswith(start))
+        message = inside.ask("refused", name)["message"]
+        if not (
+            message.startswith("model: ") and reason in message and "Fix: connect a flow-matching model" in message
+        ):
+            wrong[name] = message
+    assert wrong == {}
+
+
+def test_parts_of_other_models_are_refused(once):
+    found = once.ask("wrong_parts", "Flux", vae="LTXV")
+    assert (
+        found["clip"].startswith("clip: Flux cannot take what this CLIP makes of a prompt") and "Fix:" in found["clip"]
+    )
+    assert found["vae"].startswith("vae: its latents have 128 channels, and those of Flux have 16. Fix:")
+
+
+def test_a_lora_that_is_patched_in_already_is_said_and_trained_upon(once):
+    found = once.ask("patched", "Flux")
+    assert found["log"] == [
+        "model: its weights carry 1 patches already, as of a LoRA. They are part of what is trained upon"
+    ]
+    assert found["apart"] <= 1e-6
+
+
+def test_weights_that_nobody_can_read_are_refused(once):
+    found = once.ask("strange_weights", "Flux")
+    assert f"stored as _Strange ({found['layer']}.weight)" in found["message"] and "Fix:" in found["message"]
+
+
+# -- what else can go wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_two_experts_share_the_noise_levels(once):
+    found = once.ask("experts", "WAN21_T2V")
+    assert found["high"] == found["low"] == 0 and found["differ"] > 0.1
+    assert found["drift"] == 0 and found["moved"]["high"] > 0 and found["moved"]["low"] > 0
+    assert found["tuned"] <= 1e-5
+
+
+def test_guidance_without_the_gradient_of_its_negative_half(once):
+    found = once.ask("one_sided", "SD3")
+    assert found["same velocity"]
+    assert found["off"] <= 1e-5 and found["on"] > 0.1
+
+
+def test_the_gradient_through_both_halves_of_guidance(once):
+    found = once.ask("gradients", "SD3", forms=["plain", "low checkpointing"], guidance=3.5)
+    assert max(found["plain"], found["low checkpointing"]) <= 5e-3
+
+
+def test_prompts_of_different_length_in_one_call(once):
+    found = once.ask("lengths", "QwenImage")
+    assert len(set(found["tokens"])) == 2 and found["apart"] <= 1e-6
+
+
+def test_weights_of_inference_mode_train(inside):
+    found = inside.ask("inference_mode", "Flux")
+    assert found["inference"] and found["same"] and found["with a gradient"] == 0
+
+
+def test_other_nodes_have_the_model_back_to_the_bit(once):
+    found = once.ask("in_use", "Flux")
+    assert found["back"] and found["same"]
+
+
+@pytest.mark.parametrize("checkpointing", ["off", "on"])
+def test_a_kept_graph_gives_the_same_update(once, checkpointing):
+    assert once.ask("kept_graph", "Flux", checkpointing=checkpointing)["apart"] <= 1e-6
+
+
+def test_every_class_of_comfyui_is_known(inside):
+    known = inside.ask("families")
+    named = {*known["families"].values(), *known["not"]}
+    assert set(known["classes"]) - named == set(), "build it tiny, or say in tiny/others.py why not"
+    assert {*known["families"].values()} & {*known["not"]} == set()
+
+
+def test_the_table_in_the_documents_is_whole(inside):
+    page = PAGE.read_text(encoding="utf-8")
+    table = page[page.index(BEGIN) : page.index(END)]
+    known = inside.ask("families")
+    rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    assert set(known["families"]) - set(rows) == set(), "python -m comfyui_otca.tests.comfyui.native.table"
+    for family in known["families"]:
+        assert inside.installation.version in rows[family]
+        for column, cell in zip(COLUMNS, rows[family].split("|")[3:], strict=False):
+            assert cell.strip() not in ("", "–") or column == "video" or f"- {family}, " in table, (
+                f"{family}: no reason"
+            )
+    assert [name for name, reason in known["not"].items() if name not in table or reason not in table] == []

@@ -1,0 +1,82 @@
+"""Tiny random models of the flow families that ComfyUI has, as the real objects that its loader nodes return.
+
+It runs inside ComfyUI's interpreter, after comfy.cli_args.args.cpu was set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import comfy.supported_models
+import torch
+
+from . import others, pictures, videos
+from .pixels import TinyVAE
+from .shapes import Family
+from .text import tiny_clip
+from .weights import NEW, seeded, tiny_model
+
+FAMILIES: dict[str, Family] = pictures.FAMILIES | videos.FAMILIES
+NOT: dict[str, str] = others.NOT
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A MODEL, a CLIP and a VAE of one family, and a size that it takes."""
+
+    name: str
+    model: object
+    clip: object
+    vae: object
+    is_video: bool
+    height: int
+    width: int
+    frames: int
+    extra: dict = field(default_factory=dict)  # further keys that every cond needs
+    shapes: tuple = ()  # of the latent of one sample, one for every stream
+    batch: int = 2  # samples that the network takes in one call: 1 or any number
+
+    def conditioning(self, text: str) -> list:
+        """A CONDITIONING, as a text node and the family's own nodes would make it."""
+        tokens = self.clip.tokenize(text)
+        return [[cond, keys | self.extra] for cond, keys in self.clip.encode_from_tokens_scheduled(tokens)]
+
+    def noise(self, batch: int = 1, seed: int = 0):
+        """Seeded noise of the latent's form; nested where the family makes sound too."""
+        streams = [seeded((batch, *shape), seed + index) for index, shape in enumerate(self.shapes)]
+        if len(streams) == 1:
+            return streams[0]
+        from comfy.nested_tensor import NestedTensor
+
+        return NestedTensor(streams)
+
+
+def families() -> list[str]:
+    """The families that this ComfyUI has."""
+    classes = {cls.__name__ for cls in comfy.supported_models.models}
+    return [name for name, family in FAMILIES.items() if (family.of or name) in classes and (NEW or not family.new)]
+
+
+def build(name: str, seed: int = 0, dtype: torch.dtype = torch.float32, quantized: str | None = None) -> Tiny:
+    """`dtype` float8_e4m3fn is what the loader's weight_dtype does; `quantized` is a format of comfy.quant_ops."""
+    family = FAMILIES[name]
+    model = tiny_model(family, name, seed, dtype, quantized)
+    latents = model.model.latent_format
+    frames = (family.frames - 1) // family.down_time + 1
+    time = (frames,) if latents.latent_dimensions == 3 else ()
+    channels = family.channels or latents.latent_channels
+    shape = (channels, *time, family.height // family.down, family.width // family.down)
+    decoded = latents.process_out(torch.zeros(1, *shape)).shape[1]  # some formats fold frames into channels
+    return Tiny(
+        name=name,
+        model=model,
+        clip=tiny_clip(family.text, seed + 1),
+        vae=TinyVAE(decoded, latents.latent_dimensions, family.down, family.down_time, seed + 2),
+        is_video=family.frames > 1,
+        height=family.height,
+        width=family.width,
+        frames=family.frames,
+        extra=family.conditions(shape, lambda *size: seeded(size, seed + 3)) if family.conditions else {},
+        batch=family.batch,
+        shapes=(shape, *(family.streams(shape) if family.streams else ())),
+    )
