@@ -67,7 +67,11 @@ def _text(content: bytes) -> Callable[[Path], None]:
 
 def _cut(path: Path) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
+    kept = content[: len(content) // 2]
+    # Not where a line ends: a log without its last line is a whole one.
+    while kept and content[len(kept) - 1 : len(kept) + 1].count(b"\n"):
+        kept = kept[:-1]
+    path.write_bytes(kept)
 
 
 def _flip(path: Path) -> None:
