@@ -41,7 +41,9 @@ def owlv2(folder: Path, width: int = 32, layers: int = 2, patch: int = 8, image:
     return folder
 
 
-def grounding_dino(folder: Path, width: int = 32, layers: int = 2, image: int = 64) -> Path:
+def grounding_dino(
+    folder: Path, width: int = 32, layers: int = 2, image: int = 64, backbone: int = 8, queries: int = 12
+) -> Path:
     """A transformers Grounding DINO folder: Swin and BERT beneath it, as in the published ones."""
     from transformers import (
         BertConfig,
@@ -57,13 +59,13 @@ def grounding_dino(folder: Path, width: int = 32, layers: int = 2, image: int = 
         vocab_size=words, hidden_size=width, num_hidden_layers=1, num_attention_heads=2, intermediate_size=2 * width
     )
     swin: dict[str, Any] = dict(
-        embed_dim=8, depths=[1] * 4, num_heads=[1] * 4, window_size=4, image_size=image, out_indices=[2, 3, 4]
+        embed_dim=backbone, depths=[1] * 4, num_heads=[1] * 4, window_size=4, image_size=image, out_indices=[2, 3, 4]
     )
     config = GroundingDinoConfig(
         backbone_config=SwinConfig(**swin),
         text_config=text,
         d_model=width,
-        num_queries=12,
+        num_queries=queries,
         max_text_len=32,
         encoder_layers=layers,
         decoder_layers=layers,
