@@ -2,7 +2,7 @@
 
     python bench/words_and_objects.py [--pictures 4] [--rounds 3] [--skip-words] [--device auto]
 
-Words: 50 of them, written by Pillow in five fonts on plain, shaded and noisy ground, each at three sizes, and read back by the
+Words: 50 of them, written by Pillow in five fonts on plain, shaded and noisy ground, each at four sizes, and read back by the
 real OCR models. Each picture is read once and scored twice: by its own word, and by the same word with one letter changed, where
 1 - 1 / length is right.
 
@@ -25,6 +25,7 @@ from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
 from comfyui_otca.assets.make import tiny_detectors, tiny_rewards
+from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.networks.preprocess import pil
@@ -40,7 +41,7 @@ WORDS = (
     "rock&roll don't mother-in-law e-mail A+ imagination refrigerator xylophone quartz zigzag"
 ).split()
 FONTS = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "DejaVu Sans:bold", "DejaVu Sans:italic")
-SIZES = (16, 32, 56)  # pixels from line to line, in a picture of SIDE
+SIZES = (8, 12, 24, 48)  # pixels from line to line, in a picture of SIDE
 SIDE = 512
 
 
@@ -109,6 +110,7 @@ def throughput(count: int, rounds: int, device: str) -> None:
     ]
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
+        user_named(folder)
         tiny_rewards.clip(folder / "clip", text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
         tiny_detectors.owlv2(folder / "owlv2", width=384, layers=6, patch=16, image=960)
         tiny_detectors.grounding_dino(folder / "dino", width=256, layers=6, image=800, backbone=48, queries=900)

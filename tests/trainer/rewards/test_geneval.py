@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from comfyui_otca.trainer.networks.detector import Found, apart, shared_area
+from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.geneval import Clause, met, relations, wish
 from comfyui_otca.trainer.types import Prompt
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets"
 
 
 def boxes(*corners):
@@ -161,3 +166,10 @@ def test_of_boxes_on_one_object_the_surest_is_kept():
     sure, near, other = boxes((0, 0, 10, 10), (1, 0, 11, 10), MIDDLE)  # the first two share 90 of 110
     assert apart([sure, near, other], 0.5) == [sure, other]
     assert apart([sure, near, other], 0.9) == [sure, near, other]
+
+
+def test_every_prompt_of_the_pack_can_be_read():
+    prompts = read_prompts("", str(ASSETS / "prompts" / "objects.jsonl"))
+    wishes = [wish(prompt) for prompt in prompts]
+    assert len(wishes) == 48 and all(wishes)
+    assert sum(bool(own.exclude) for own in wishes) == sum(own.include[-1].position is not None for own in wishes) == 12

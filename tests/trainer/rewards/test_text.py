@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.rewards.text import Text, edit_distance, likeness, quoted, wanted
 from comfyui_otca.trainer.types import Prompt
 
+ASSETS = Path(__file__).resolve().parents[3] / "assets"
 needs_ocr = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ocr.PACKAGES),
     reason='the OCR package is not installed: pip install -e ".[ocr]"',
@@ -167,3 +169,8 @@ def test_it_is_a_reward_of_a_stack():
     images = torch.cat([written("YES"), written("NO")])
     scores = score_stack([Text()], images, ['"yes"', '"yes"'], torch.tensor([0, 0]))
     assert scores.names == ("text",) and scores.values[:, 0].tolist() == [1, 0]
+
+
+def test_every_prompt_of_the_signs_asks_for_text():
+    prompts = (ASSETS / "prompts" / "signs.txt").read_text(encoding="utf-8").splitlines()
+    assert len(prompts) == 32 and all(len(quoted(prompt)) == 1 for prompt in prompts)
