@@ -16,6 +16,10 @@ class _AsksRewards:
     FUNCTION = "score"
     OUTPUT_NODE = True  # its table is worth a run of its own, with nothing connected below
 
+    @classmethod
+    def INPUT_TYPES(cls) -> dict:
+        raise NotImplementedError
+
     @staticmethod
     def reward_sockets():
         reward = socket("OTCA_REWARD", tip="A reward; its coefficient and held_out are set on its node.")
@@ -112,7 +116,9 @@ class ScoreImages(_AsksRewards):
         return {
             "required": {
                 "images": socket("IMAGE", tip="A batch of pictures, or frames of videos."),
-                "prompt": lines(tip="What the pictures should show. Rewards that only look at a picture do not need it."),
+                "prompt": lines(
+                    tip="What the pictures should show. Rewards that only look at a picture do not need it."
+                ),
                 "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best."),
             },
             "optional": {
@@ -122,15 +128,17 @@ class ScoreImages(_AsksRewards):
                     "prompt of all pictures."
                 ),
                 "video": switch(tip="On: the images are frames, and videos are scored."),
-                "frames": integer(0, 0, 4096, tip="Frames of each video, where video is on. 0: all images are one video."),
+                "frames": integer(
+                    0, 0, 4096, tip="Frames of each video, where video is on. 0: all images are one video."
+                ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
     @devices.outside_inference
     def score(self, images, prompt, keep, node_id="", prompt_per_image=False, video=False, frames=0, **sockets):
-        from ...trainer.rewards import ranking
         from ...trainer.pictures import grids
+        from ...trainer.rewards import ranking
 
         samples = ranking.samples_of(images, frames if video else None)
         prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.assets.make.draw import draw
-from comfyui_otca.trainer.rewards.shapes import Scene
 from comfyui_otca.tests.comfyui.server import PACK
+from comfyui_otca.trainer.rewards.shapes import Scene
 
 SCENES = [
     Scene("green", "triangle", "white"),

@@ -14,7 +14,9 @@ from comfyui_otca.trainer.networks import RewardError
 
 GREY, PALE, RED = (128, 128, 128), (190, 150, 150), (250, 20, 20)
 # Hasler and Süsstrunk's measure, of one colour without spread: 0.3 · √((r − g)² + ((r + g)/2 − b)²)
-COLORFUL = {color: 0.3 * math.hypot(color[0] - color[1], (color[0] + color[1]) / 2 - color[2]) for color in (GREY, PALE, RED)}
+COLORFUL = {
+    color: 0.3 * math.hypot(color[0] - color[1], (color[0] + color[1]) / 2 - color[2]) for color in (GREY, PALE, RED)
+}
 
 
 def batch(*colors):

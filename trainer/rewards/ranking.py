@@ -126,6 +126,8 @@ def _say_unscored(scores: Scores, totals: Tensor) -> None:
     missing = ~scores.values[unscored].isfinite()
     names = [name for name, of_it in zip(scores.names, missing.any(0).tolist(), strict=True) if of_it]
     if unscored.all():
-        raise RewardError(f"none of the pictures has its scores: {', '.join(names)} gave none. Fix: look at its help page")
+        raise RewardError(
+            f"none of the pictures has its scores: {', '.join(names)} gave none. Fix: look at its help page"
+        )
     numbers = ", ".join(str(number + 1) for number in unscored.nonzero()[:, 0].tolist())
     logger.warning("Score Images: the pictures %s rank last, since they have no score by %s", numbers, ", ".join(names))

@@ -104,7 +104,9 @@ def test_groups_are_prompts_and_all_pictures_are_compared():
 def test_prompts():
     assert ranking.prompts_of(" a fox\nin snow \n", 2, False) == ["a fox\nin snow"] * 2
     assert ranking.prompts_of("a fox\n\n a cat\n", 2, True) == ["a fox", "a cat"]
-    with pytest.raises(ValueError, match="prompt has 2 lines for 3 pictures.*Fix: a line for each, or .*prompt_per_image"):
+    with pytest.raises(
+        ValueError, match="prompt has 2 lines for 3 pictures.*Fix: a line for each, or .*prompt_per_image"
+    ):
         ranking.prompts_of("a\nb", 3, True)
 
 
