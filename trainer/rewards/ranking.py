@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 
 from ..advantages import standing
 from ..networks import RewardError
-from ..types import LEFT_OUT, Scores
+from ..types import LEFT_OUT, Prompt, Scores
 from .base import Reward, score_stack
 
 if TYPE_CHECKING:
@@ -74,20 +75,32 @@ def as_pictures(samples: Tensor) -> Tensor:
 
 
 def prompts_of(text: str, count: int, one_a_line: bool) -> list[str]:
-    """The prompt of each of `count` samples.
+    """The prompt of each of `count` samples; {"prompt": …} is one with metadata, as a line of a .jsonl file.
 
     Raises:
-        ValueError: another number of lines.
+        ValueError: another number of lines, or such an object without a prompt.
     """
     if not one_a_line:
-        return [text.strip()] * count
-    prompts = [line.strip() for line in text.splitlines() if line.strip()]
+        return [_prompt(text.strip())] * count
+    prompts = [_prompt(line.strip()) for line in text.splitlines() if line.strip()]
     if len(prompts) != count:
         raise ValueError(
             f"prompt has {len(prompts)} lines for {count} pictures or videos. Fix: a line for each, or switch "
             "prompt_per_image off, and all of the text is the prompt of all"
         )
     return prompts
+
+
+def _prompt(text: str) -> str:
+    if not text.startswith("{"):
+        return text
+    try:
+        metadata = {**json.loads(text)}
+        return Prompt(str(metadata.pop("prompt")).strip(), metadata)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f'prompt {text[:60]!r} is no object like {{"prompt": "…"}} ({error!r}). Fix: such an object, or plain text'
+        ) from error
 
 
 def rank(
@@ -107,7 +120,7 @@ def rank(
         )
     texts = list(dict.fromkeys(prompts))
     groups = torch.tensor([texts.index(prompt) for prompt in prompts])
-    scores = score_stack(rewards, samples, prompts, groups, on_step)
+    scores = score_stack(rewards, samples, texts, groups, on_step)
     standings = standing(replace(scores, groups=torch.zeros_like(groups)))
     ours = standings[:, : len(scores.names)]
     left_out = scores.values == LEFT_OUT

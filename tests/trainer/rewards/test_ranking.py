@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comfyui_otca.trainer.rewards import ranking
-from comfyui_otca.trainer.rewards.base import Reward, RewardError
+from comfyui_otca.trainer.rewards.base import GroupReward, Reward, RewardError
+from comfyui_otca.trainer.types import metadata_of
 
 NAN = math.nan
 
@@ -101,6 +102,17 @@ def test_groups_are_prompts_and_all_pictures_are_compared():
     assert ranked.as_one_group().groups.tolist() == [0, 0, 0]
 
 
+def test_a_reward_that_compares_sees_the_pictures_of_a_prompt_together():
+    class Compares(GroupReward):
+        def score_groups(self, samples, prompts, groups):
+            self.asked = (len(samples), list(prompts), list(groups))
+            return [3.0, 1.0, 2.0]
+
+    judge = Compares("judge")
+    ranked = ranking.rank([judge], pictures(3), ["one", "two", "one"])
+    assert judge.asked == (3, ["one", "two", "one"], [0, 1, 0]) and ranked.places == [1, 3, 2]
+
+
 def test_prompts():
     assert ranking.prompts_of(" a fox\nin snow \n", 2, False) == ["a fox\nin snow"] * 2
     assert ranking.prompts_of("a fox\n\n a cat\n", 2, True) == ["a fox", "a cat"]
@@ -108,6 +120,28 @@ def test_prompts():
         ValueError, match="prompt has 2 lines for 3 pictures.*Fix: a line for each, or .*prompt_per_image"
     ):
         ranking.prompts_of("a\nb", 3, True)
+
+
+def test_a_prompt_with_metadata():
+    line = '{"prompt": "two cats", "include": [{"class": "cat", "count": 2}]}'
+    one, other = ranking.prompts_of(f"{line}\na fox", 2, True)
+    assert (one, other) == ("two cats", "a fox")
+    assert metadata_of(one) == {"include": [{"class": "cat", "count": 2}]} and metadata_of(other) == {}
+    for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox"):
+        with pytest.raises(ValueError, match='is no object like {"prompt": "…"}.*Fix: '):
+            ranking.prompts_of(wrong, 1, False)
+
+
+def test_metadata_reaches_the_rewards():
+    asked = []
+
+    class Asks(Says):
+        def score(self, images, prompts):
+            asked.extend(metadata_of(prompt).get("words") for prompt in prompts)
+            return super().score(images, prompts)
+
+    rank(Asks("a", [1.0, 2.0]), prompts=ranking.prompts_of('{"prompt": "x", "words": 3}', 2, False))
+    assert asked == [3, 3]
 
 
 def test_frames():
