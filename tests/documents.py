@@ -185,7 +185,9 @@ def known_options() -> set[str]:
 
 def _options_of(command: argparse.ArgumentParser) -> set[str]:
     """Its own, and those of the commands below it."""
-    below = [each for action in command._actions if isinstance(action.choices, dict) for each in action.choices.values()]
+    below = [
+        each for action in command._actions if isinstance(action.choices, dict) for each in action.choices.values()
+    ]
     return set(command._option_string_actions).union(*map(_options_of, below))
 
 

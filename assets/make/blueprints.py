@@ -82,7 +82,7 @@ PICK_BEST = Blueprint(
     },
 )
 
-PUBLISHED = """({ title, category, description, nodes, links, inputs, outputs }) => {
+PUBLISHED = """({ title, nodes, links, inputs, outputs }) => {
     app.graph.clear();
     const made = {};
     for (const [name, [type, place, values]] of Object.entries(nodes)) {
@@ -111,8 +111,7 @@ PUBLISHED = """({ title, category, description, nodes, links, inputs, outputs })
     const { nodes: [outer], subgraphs } = app.canvas._serializeItems([node]);
     return JSON.stringify({
         revision: 0, last_node_id: outer.id, last_link_id: 0, nodes: [outer], links: [], version: 0.4,
-        definitions: { subgraphs: subgraphs.map(each => ({ ...each, category, description })) },
-        extra: {},
+        definitions: { subgraphs }, extra: {},
     });
 }"""
 
@@ -133,8 +132,10 @@ def main() -> None:
 def save(canvas: Canvas, blueprint: Blueprint) -> None:
     target = SUBGRAPHS / f"{blueprint.title}.json"
     SUBGRAPHS.mkdir(exist_ok=True)
-    text = canvas.page.evaluate(PUBLISHED, vars(blueprint))
-    target.write_text(json.dumps(with_lasting_ids(json.loads(text)), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    content = with_lasting_ids(json.loads(canvas.page.evaluate(PUBLISHED, vars(blueprint))))
+    (graph,) = content["definitions"]["subgraphs"]
+    graph |= {"category": blueprint.category, "description": blueprint.description}
+    target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(target)
 
 

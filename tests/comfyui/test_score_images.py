@@ -170,6 +170,8 @@ def test_pick_best_generates_eight_and_keeps_two(canvas, blueprints):
     canvas.page.get_by_text("Pick Best", exact=True).first.wait_for()
     search.press("Enter")
     canvas.wait("() => app.graph.nodes.some(node => node.isSubgraphNode?.())")
+    canvas.page.mouse.click(700, 450)  # it hangs at the pointer until it is put down
+    canvas.wait("() => !app.canvas.state.ghostNodeId")
     pick, best, ranked = canvas.page.evaluate(
         """() => {
             const pick = app.graph.nodes.find(node => node.isSubgraphNode?.());

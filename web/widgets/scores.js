@@ -29,6 +29,7 @@ const TEXT = {
   cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => `${name} ${value}, normalised advantage ${advantage}`,
   masked: "not scored",
   correlation: "Correlation within the prompts",
+  rankedCorrelation: "Correlation among the images",
   noConflict: "No two rewards pull against each other.",
 };
 
@@ -121,7 +122,7 @@ class ScoreTable {
     const scrolled = this.table.scrollTop;
     this.table.replaceChildren(this.scoreTable(this.scores, columns));
     this.table.scrollTop = scrolled;
-    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores.correlation, columns) : []));
+    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores, columns) : []));
   }
 
   /**
@@ -233,14 +234,14 @@ class ScoreTable {
   }
 
   /**
-   * @param {Value[][]} matrix
+   * @param {Scores} scores
    * @param {import("../lib/scores.js").Column[]} columns
    */
-  correlationTable(matrix, columns) {
+  correlationTable({ correlation: matrix, places }, columns) {
     const sentences = correlationSentences(columns, matrix);
     const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
     return [
-      h("h4", {}, TEXT.correlation),
+      h("h4", {}, places ? TEXT.rankedCorrelation : TEXT.correlation),
       h(
         "table",
         {},
