@@ -41,7 +41,7 @@ class RewardHTTP(RewardNode):
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
         from ...host.access.permissions import check_token
-        from ...trainer.rewards.http import check_host, check_token_variable
+        from ...trainer.rewards.server import check_host, check_token_variable
 
         sent = token_variable or None if url else None  # which is known here only with the address
         return (

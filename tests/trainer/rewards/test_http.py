@@ -19,7 +19,7 @@ from PIL import Image
 from comfyui_otca.assets.examples import reward_server
 from comfyui_otca.host import stopping
 from comfyui_otca.nodes.rewards.external import RewardHTTP
-from comfyui_otca.trainer.rewards import http
+from comfyui_otca.trainer.rewards import http, server
 from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
 
 PROMPTS = ["one", "two", "three"]
@@ -29,8 +29,8 @@ IMAGES = SHADES[:, None, None, None].expand(3, 4, 6, 3).clone()
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(http, "STOP_INTERVAL", 0.01)
+    monkeypatch.setattr(server, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(server, "STOP_INTERVAL", 0.01)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def answering(serve):
     An answer is a JSON value, text, a response, or a function of the request that gives one.
     """
 
-    http._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
+    server._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
 
     def start(*answers):
         requests = []
@@ -378,7 +378,7 @@ def test_stop_ends_a_request(answering):
 
 
 def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 600.0)
+    monkeypatch.setattr(server, "FIRST_WAIT", 600.0)
     started = threading.Event()
 
     def busy(asked):
