@@ -1,4 +1,4 @@
-"""A vision-language model so small that it is trained in seconds, and answers as large ones do: for the judge's tests and benchmark.
+"""A vision-language model so small that it is trained in seconds, and answers as large ones do: for tests and the benchmark.
 
 It looks at pictures of one shade. Asked how bright one is, it answers with a number from 0 to 10; asked anything else it
 answers in prose.
