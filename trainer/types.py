@@ -91,25 +91,6 @@ def metadata_of(prompt: str) -> Mapping[str, Any]:
     return prompt.metadata if isinstance(prompt, Prompt) else {}
 
 
-class Prompt(str):
-    """A prompt that may say more than its text: `metadata`, all that its line of a .jsonl file has beside `prompt`.
-
-    It is its text everywhere else: equal to it, and as a key the same. Rewards read the rest by `metadata_of`.
-    """
-
-    metadata: Mapping[str, Any]
-
-    def __new__(cls, text: str, metadata: Mapping[str, Any] | None = None) -> Prompt:
-        prompt = super().__new__(cls, text)
-        prompt.metadata = dict(metadata or {})
-        return prompt
-
-
-def metadata_of(prompt: str) -> Mapping[str, Any]:
-    """What a prompt says beside its text; nothing for plain text."""
-    return prompt.metadata if isinstance(prompt, Prompt) else {}
-
-
 @dataclass(frozen=True)
 class Prompts:
     """The prompts of one iteration: `texts` [P] and each one's position in the endless, shuffled dataset."""

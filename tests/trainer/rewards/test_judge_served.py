@@ -30,6 +30,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _long(everything):
+    if not everything:
+        pytest.skip("it trains a model and starts a server: make test-all")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return tiny_judge.vlm(tmp_path_factory.mktemp("judge"), judge.number_instruction(0, 10))
