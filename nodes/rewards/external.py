@@ -116,8 +116,8 @@ class RewardVLMJudge(_ServerReward):
             "model": text("Qwen/Qwen3-VL-8B-Instruct", tip="Name of the model on that server."),
             "questions": lines(
                 "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
-                tip="A question a line, one to four: each is a reward. {prompt} stands for the prompt, {metadata.KEY} for what a "
-                ".jsonl file of prompts has beside it. A line may begin with its name.",
+                tip="A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
+                "with its name and a colon.",
             ),
         }
 
@@ -137,8 +137,7 @@ class RewardVLMJudge(_ServerReward):
             "retries": RETRIES,
             "token_variable": TOKEN_VARIABLE,
             "extra": text(
-                tip='More fields of the request, as JSON: {"chat_template_kwargs": {"enable_thinking": false}} stops Qwen3 '
-                "from thinking."
+                tip="More fields of the request, as a JSON object: for example those that stop a model from thinking first."
             ),
         }
 
