@@ -16,7 +16,7 @@ _NODES = [
     *(pixels.RewardColorfulness, pixels.RewardSharpness),
     *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility, pixels.RewardShapesAccuracy),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
-    *(external.RewardHTTP, external.RewardPython),
+    *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
     *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),

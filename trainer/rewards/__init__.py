@@ -24,6 +24,7 @@ REWARDS = {
     "video_align": "video_align.VideoAlign",
     "video_score": "video_score.VideoScore",
     "http": "http.HTTPReward",
+    "vlm_judge": "judge.VLMJudge",
     "python": "python.PythonReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
