@@ -44,8 +44,10 @@ from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
 from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
-from ...trainer.rewards import geneval, reward_class
+from ...trainer.rewards import geneval, ranking, reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
+from ...trainer.rewards.chat import Reply
+from ...trainer.rewards.judge import probability_of_yes
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
 from ...trainer.run.layout import read_lines
@@ -333,7 +335,25 @@ def reward_views():
 def reward_http():
     """By the example server's own function."""
     pictures = (trajectories().images * 255).round().byte().numpy()
-    return score_strip(torch.tensor(example_server.score(list(pictures), trajectories().texts)))
+    texts = trajectories().texts
+    return score_strip(torch.tensor(example_server.score(list(pictures), texts, [{}] * len(texts))))
+
+
+def reward_judge():
+    """One token of an answer as a server lists it: what counts as yes, as no, and as neither."""
+    listed = {"Yes": 0.6, "No": 0.2, " yes": 0.1, "yes": 0.05, "The": 0.03}
+    reply = Reply("Yes", False, [[(token, float(np.log(p))) for token, p in listed.items()]])
+    figure = _figure(5.4, 2.2)
+    axes = figure.subplots()
+    meant = [COLORS[0] if "yes" in token.lower() else COLORS[1] if token == "No" else "#BBBBBB" for token in listed]
+    axes.barh([repr(token) for token in listed], [*listed.values()], color=meant)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("probability of the answer's first token")
+    legend = {"yes": COLORS[0], "no": COLORS[1], "neither": "#BBBBBB"}
+    axes.legend(handles=[Patch(color=color, label=name) for name, color in legend.items()], loc="lower right")
+    axes.set_title(f"score 0.75 / 0.95 = {probability_of_yes(reply):.3f}", fontsize=10)
+    return _drawn(figure)
 
 
 def reward_python():
@@ -384,6 +404,14 @@ def object_places():
 
 def reward_table():
     return heatmaps.reward_table(scores(2), trajectories(2).images)
+
+
+def score_images():
+    """Eight samples of one prompt, ranked by two rewards."""
+    images = trajectories(1).images[:8]
+    ranked = ranking.rank([reward("clip_t"), reward("colorfulness")], images, [CAPTIONS[0]] * len(images))
+    captions = [f"{place}.  {ranked.totals[sample]:+.2f}" for place, sample in enumerate(ranked.order.tolist(), 1)]
+    return grids.sample_grid(images[ranked.order], captions, columns=4)
 
 
 def frames_seen(choose: Callable[[int, int], list[int]]):
@@ -704,8 +732,10 @@ DRAWINGS = {
     "reward_text": reward_text,
     "object_places": object_places,
     "reward_http": reward_http,
+    "reward_judge": reward_judge,
     "reward_python": reward_python,
     "reward_table": reward_table,
+    "score_images": score_images,
     "video_align_frames": video_align_frames,
     "video_score_frames": video_score_frames,
     "tcd_floors": tcd_floors,

@@ -26,6 +26,7 @@ REWARDS = {
     "text": "text.Text",
     "objects": "objects.Objects",
     "http": "http.HTTPReward",
+    "vlm_judge": "judge.VLMJudge",
     "python": "python.PythonReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
