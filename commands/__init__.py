@@ -13,6 +13,7 @@ COMMANDS = (
     "export",
     "report",
     "score",
+    "rewards",
     "evaluate",
     "analyze",
     "compare",

@@ -17,7 +17,7 @@ _NODES = [
     *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility, pixels.RewardShapesAccuracy),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
     *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
-    stack.RewardStack,
+    *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),

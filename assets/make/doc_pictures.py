@@ -42,7 +42,7 @@ from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
 from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
-from ...trainer.rewards import reward_class
+from ...trainer.rewards import ranking, reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
 from ...trainer.rewards.chat import Reply
 from ...trainer.rewards.judge import probability_of_yes
@@ -367,6 +367,14 @@ def reward_table():
     return heatmaps.reward_table(scores(2), trajectories(2).images)
 
 
+def score_images():
+    """Eight samples of one prompt, ranked by two rewards."""
+    images = trajectories(1).images[:8]
+    ranked = ranking.rank([reward("clip_t"), reward("colorfulness")], images, [CAPTIONS[0]] * len(images))
+    captions = [f"{place}.  {ranked.totals[sample]:+.2f}" for place, sample in enumerate(ranked.order.tolist(), 1)]
+    return grids.sample_grid(images[ranked.order], captions, columns=4)
+
+
 def frames_seen(choose: Callable[[int, int], list[int]]):
     """Which frames of some videos a video reward looks at: a row a video, a dot a frame, filled where it is seen."""
     videos = ((33, 16), (49, 16), (81, 16), (121, 24))
@@ -686,6 +694,7 @@ DRAWINGS = {
     "reward_judge": reward_judge,
     "reward_python": reward_python,
     "reward_table": reward_table,
+    "score_images": score_images,
     "video_align_frames": video_align_frames,
     "video_score_frames": video_score_frames,
     "tcd_floors": tcd_floors,
