@@ -12,7 +12,7 @@ def add(commands) -> None:
     parser = commands.add_parser("rewards", help="check published weights of rewards")
     check = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
         "check",
-        help="are these the published weights, and are they scored by as they should?",
+        help="are these the published weights, and does this version score by them as it should?",
         description=_run.__doc__,
     )
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file or folder with published weights")
