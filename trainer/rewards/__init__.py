@@ -23,6 +23,8 @@ REWARDS = {
     "sharpness": "pixels.Sharpness",
     "video_align": "video_align.VideoAlign",
     "video_score": "video_score.VideoScore",
+    "text": "text.Text",
+    "objects": "objects.Objects",
     "http": "http.HTTPReward",
     "vlm_judge": "judge.VLMJudge",
     "python": "python.PythonReward",
