@@ -6,7 +6,8 @@ A picture is a row x of features, and its utility is w·x. One act of a person p
 
 which of two pictures is Bradley and Terry's σ(w·(x_a - x_b)), and of more is Luce's and Plackett's. The worst of several is
 picked by -w. The log-posterior is concave and has a finite maximum for all votes, also for separable ones. s² is the one of
-STRENGTHS with the greatest marginal likelihood by Laplace's approximation (MacKay, 1992). Imports no torch.
+STRENGTHS with the greatest marginal likelihood by Laplace's approximation (MacKay, 1992), times a broad prior of its own, which
+decides while there are few votes. Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.floating]
 
 STRENGTHS = tuple(10.0 ** (exponent / 2) for exponent in range(-2, 7))  # prior variances s² that are compared
-BEFORE = 1.0  # s² before the first vote
+USUAL, DECADES = 10**0.5, 0.5  # s² is log-normal around USUAL, with this standard deviation in powers of ten
 _SMALL_STEP = 1e-9
 
 Choice = list["Pair"]  # (better, worse) of one act: all share the picture that was picked as the best, or as the worst
@@ -58,7 +59,7 @@ class Posterior:
         basis: [D, R], orthonormal columns.
         covariance: [R, R], within the basis.
         strength: s², the prior's variance.
-        evidence: log marginal likelihood of the choices.
+        evidence: log marginal likelihood of the choices, and of that strength.
     """
 
     mean: Array
@@ -68,7 +69,7 @@ class Posterior:
     evidence: float = 0.0
 
     @classmethod
-    def before(cls, width: int, strength: float = BEFORE) -> Posterior:
+    def before(cls, width: int, strength: float = USUAL) -> Posterior:
         return cls(np.zeros(width), np.zeros((width, 0)), np.zeros((0, 0)), strength)
 
     def covariance_of(self, rows: Array) -> Array:
@@ -138,8 +139,8 @@ def fit(features: Array, choices: Sequence[Choice], strengths: Sequence[float] =
     data, start, best = _Choices(differences @ basis, starts), np.zeros(basis.shape[1]), None
     for strength in strengths:
         start, covariance, evidence = _fit(data, strength, start)
-        # Where several explain as much, as after the first vote, the most cautious one stands.
-        if best is None or evidence > best.evidence + 1e-6:
+        evidence -= (math.log10(strength / USUAL) / DECADES) ** 2 / 2
+        if best is None or evidence > best.evidence:
             best = Posterior(basis @ start, basis, covariance, strength, evidence)
     assert best is not None
     return best
@@ -193,16 +194,13 @@ def _entropy(picks: Array) -> Array:
 
 
 def most_informative(utilities: Array, size: int) -> tuple[tuple[int, ...], float]:
-    """The pictures to show, two to `size` of them, and their `information`: the best pair, then greedily more."""
-    shown, best = _best_pair(utilities)
+    """The pictures to show, at most `size`, and their `information`: the best pair, then greedily more."""
+    shown, told = _best_pair(utilities)
     while len(shown) < min(size, utilities.shape[1]):
         others = [number for number in range(utilities.shape[1]) if number not in shown]
-        told = [information(utilities, (*shown, number)) for number in others]
-        if max(told) <= best:
-            break
-        best = max(told)
-        shown = (*shown, others[told.index(best)])
-    return shown, best
+        told, number = max((information(utilities, (*shown, number)), number) for number in others)
+        shown = (*shown, number)
+    return shown, told
 
 
 def _best_pair(utilities: Array) -> tuple[tuple[int, int], float]:
