@@ -123,7 +123,7 @@ def guarded(model, settings: SamplerSettings) -> float:
 def advantages(trajectories):
     """By colourfulness alone, every trained step alike: all samples pull."""
     rewards = [reward_class("colorfulness")()]
-    scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
+    scores = score_stack(rewards, trajectories.images, trajectories.prompts, trajectories.groups)
     credit = tcd(trajectories.latents, trajectories.final, trajectories.trained, w_min=0.5)
     return fuse(scores, credit, "weighted_advantages")
 

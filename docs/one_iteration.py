@@ -29,7 +29,7 @@ def one_iteration() -> tuple[Trajectories, Advantages, Metrics]:
     trajectories = rollout.sample(model, prompts, settings, group_size=3, seed=7)
 
     # Score the pictures [B, H, W, 3]: one column of scores [B, K] for each reward.
-    scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
+    scores = score_stack(rewards, trajectories.images, trajectories.prompts, trajectories.groups)
 
     # When? Weights w [B, T'] of mean 1: a step gets more, the more it moved the latent towards the final one (TCD).
     credit = tcd(trajectories.latents, trajectories.final, trajectories.trained, w_min=0.5)

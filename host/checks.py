@@ -44,6 +44,10 @@ SPREAD: Check = ("a number from 0", _between(0, 1e300))
 MOMENT: Check = ("a time in seconds since 1970", _between(0, 1e11))
 FLAG: Check = ("true or false", lambda value: isinstance(value, bool))
 TEXTS: Check = ("a list of texts", lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value))
+OBJECTS: Check = (
+    "an object of objects",
+    lambda value: isinstance(value, dict) and all(isinstance(one, dict) for one in value.values()),
+)
 NUMBERS: Check = (
     "a list of numbers and null",
     lambda value: isinstance(value, list) and all(one is None or is_number(one) for one in value),

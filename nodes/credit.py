@@ -49,6 +49,10 @@ class TCDWeights(_Credit):
     )
 
     @classmethod
+    def asks_rewards_again(cls, proxy="latents", **_):
+        return proxy == "measured_gain"
+
+    @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {

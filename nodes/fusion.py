@@ -134,6 +134,10 @@ class StepwiseGain(_Advantages):
     FUNCTION = "fuse"
 
     @classmethod
+    def asks_rewards_again(cls, **_):
+        return True
+
+    @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {

@@ -15,12 +15,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..host import stopping
-from ..host.checks import TEXT, TEXTS, WHOLE, check
+from ..host.checks import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe
 from ..host.files import write_text
 from ..host.json_files import read_json
 from ..host.names import named_path, plain_name
@@ -35,6 +35,7 @@ from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.folder import RunError
 from ..trainer.run.layout import json_line, read_lines
+from ..trainer.types import metadata_of
 from . import evaluation_plot
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups
@@ -336,7 +337,8 @@ class _Record:
     def __init__(self, folder: Path, identity: dict, prompts: Sequence[str]):
         self.folder = folder
         fix = "put the file back, or choose another --output"
-        before = read_json(folder / SETTINGS, fields={"prompts": TEXTS}, fix=fix) or {"prompts": []}
+        fields = {"prompts": TEXTS, "metadata": maybe(OBJECTS)}
+        before: dict[str, Any] = read_json(folder / SETTINGS, fields=fields, fix=fix) or {"prompts": []}
         for name, value in identity.items():
             if before.get(name, value) != value:
                 raise RunError(
@@ -344,8 +346,11 @@ class _Record:
                     "--output, or another name where a method or reward has changed"
                 )
         self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
+        now = {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
+        self.metadata = {**(before.get("metadata") or {}), **now}
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, json.dumps({**before, **identity, "prompts": self.prompts}, indent=1))
+        settings = {**before, **identity, "prompts": self.prompts, "metadata": self.metadata}
+        write_text(folder / SETTINGS, json.dumps(settings, indent=1))
         rows = read_lines(folder / SCORES, _check_scores)
         write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
         self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
@@ -376,7 +381,10 @@ class _Record:
         """Says beside the pictures whose prompt is whose, for `otca score` and others."""
         rows = sorted((row["file"], row["prompt"]) for row in self.rows.values() if row["method"] == method)
         if rows:
-            lines = [json_line({"file_name": file, "prompt": prompt}) for file, prompt in rows]
+            lines = [
+                json_line({**self.metadata.get(prompt, {}), "file_name": file, "prompt": prompt})
+                for file, prompt in rows
+            ]
             write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
 
     def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:

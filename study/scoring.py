@@ -17,6 +17,7 @@ from ..trainer.pictures.media import PICTURES, VIDEOS, read
 from ..trainer.prompts import read_prompts
 from ..trainer.rewards import REWARDS, parse_bounds, reward_class
 from ..trainer.rewards.base import score
+from ..trainer.types import Prompt
 from .statistics import bootstrap
 
 if TYPE_CHECKING:
@@ -109,8 +110,8 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
     """The prompt of every file: from `source`, else from <name>.txt beside it, else from a METADATA file beside it.
 
     Args:
-        source: one prompt a line, or a .jsonl file of objects with `prompt`; in the order of the files, unless every object says
-            by `file_name` whose it is.
+        source: one prompt a line, or a .jsonl file of objects with `prompt`, and what rewards read beside it; in the order of
+            the files, unless every object says by `file_name` whose it is.
 
     Raises:
         ValueError: too few or too many prompts, or a file without one.
@@ -145,13 +146,18 @@ def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
 
 
 def _by_name(path: Path) -> dict[str, str]:
-    """{file_name: prompt} of a .jsonl file; empty where it is not there, or has lines without a `file_name`."""
+    """{file_name: prompt, with the rest of its line} of a .jsonl file; empty where that is not there, or a line names no file."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     rows = [json.loads(line) for line in lines if line.strip()]
     if not all("file_name" in row for row in rows):
         return {}
-    texts = {Path(row["file_name"]).name: row.get("prompt", row.get("text")) for row in rows}
-    return {name: text for name, text in texts.items() if text is not None}
+    named = {}
+    for row in rows:
+        name = Path(row.pop("file_name")).name
+        text = row.pop("prompt") if "prompt" in row else row.pop("text", None)
+        if text is not None:
+            named[name] = Prompt(text, row)
+    return named
 
 
 def check_names(names: Sequence[str]) -> None:

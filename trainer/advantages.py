@@ -21,7 +21,7 @@ from .fusion import (
     weighted_advantages,
     weighted_sum,
 )
-from .groups import gain_advantages, group_advantages, per_group
+from .groups import gain_advantages, group_advantages, neutral, per_group
 from .types import RECENTERINGS, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
@@ -34,19 +34,20 @@ logger = logging.getLogger(__name__)
 class Objectives:
     """What a fusion method may look at: B samples, K objectives."""
 
-    rewards: Tensor  # [B, K] raw; samples that are not valid hold 0
-    advantages: Tensor  # [B, K] normalised, clipped, scaled; samples that are not valid hold 0
+    rewards: Tensor  # [B, K] raw; 0 where `applies` is not
+    advantages: Tensor  # [B, K] normalised, clipped, scaled; 0 where `applies` is not
     coefficients: Tensor  # [K]
     groups: Tensor  # [B]
     valid: Tensor  # [B] bool
+    applies: Tensor  # [B, K] bool, of valid samples only
     exploration: Tensor  # λ [B]
     std_scope: str
 
 
 METHODS: dict[str, Callable[[Objectives], Fused]] = {
-    "moca": lambda o: moca(o.advantages, o.exploration),
-    "min_norm": lambda o: min_norm(o.advantages),
-    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid, o.std_scope),
+    "moca": lambda o: moca(o.advantages, o.exploration, o.applies),
+    "min_norm": lambda o: min_norm(o.advantages, o.applies),
+    "weighted_sum": lambda o: weighted_sum(o.rewards, o.coefficients, o.groups, o.valid, o.std_scope, o.applies),
     "weighted_advantages": lambda o: weighted_advantages(o.advantages, o.groups, o.valid, o.std_scope),
 }
 
@@ -61,6 +62,9 @@ def fuse(
     recentering: str = "none",
 ) -> Advantages:
     """The effective advantage Ã_j = w_j·z (OTCA Eq. 15).
+
+    A reward that does not apply to a sample has A_k = 0 and c_k = 0 there, and counts in no statistic; one that failed, or a
+    sample to which none applies, takes the sample out.
 
     Args:
         method: one of METHODS, which makes z.
@@ -79,22 +83,24 @@ def fuse(
             "same SDE Sampler"
         )
     started, groups = time.perf_counter(), scores.groups
-    valid = _valid(scores.values.isfinite().all(1), credit.similarity)
-    rewards = torch.where(valid[:, None], scores.values, 0.0)
+    valid = _valid(scores.usable, credit.similarity)
+    applies = valid[:, None] & scores.values.isfinite()
+    rewards = torch.where(applies, scores.values, 0.0)
     coefficients = torch.tensor(scores.coefficients)
-    normalised = group_advantages(rewards, groups, valid, std_scope)
+    normalised = group_advantages(rewards, groups, applies, std_scope)
     per_objective = normalised.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT) * coefficients
     contribution = (credit.raw * credit.delta[:, list(credit.trained)]).sum(1)
     strength = exploration_strength(contribution, per_objective, groups, exploration, valid)
-    fused = METHODS[method](Objectives(rewards, per_objective, coefficients, groups, valid, strength, std_scope))
-    fused = Fused(torch.where(valid, fused.advantage, 0.0), fused.coefficients.nan_to_num())
+    objectives = Objectives(rewards, per_objective, coefficients, groups, valid, applies, strength, std_scope)
+    fused = METHODS[method](objectives)
+    fused = Fused(torch.where(valid, fused.advantage, 0.0), torch.where(applies, fused.coefficients, 0.0))
     if recentering == "group":
         fused = recenter(fused, groups, valid)
     z, tanh_e = fused.advantage, contribution_tanh(contribution, groups, exploration, valid)
     moca_metrics = {"moca/tanh_e": _mean(tanh_e[valid]), "moca/lambda": _mean(strength[valid])}
-    metrics = _metrics(z, credit, normalised, groups, valid, moca_metrics)
+    metrics = _metrics(z, credit, normalised, groups, applies, moca_metrics)
     for k, name in enumerate(scores.names):
-        metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[valid, k])
+        metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[applies[:, k], k])
     metrics |= _step_weights(credit, valid)
     step_advantage = torch.where(valid[:, None], credit.weights * z[:, None], 0.0)
     seconds = time.perf_counter() - started
@@ -112,7 +118,8 @@ def fuse_gains(
     """The effective advantage of stepwise gains (Stepwise-Flow-GRPO, 2603.28718): here the credit is the advantage itself.
 
     Args:
-        gains: [B, T', K], see `gains.stepwise_gains`; a sample with a gain that is not finite is not valid.
+        gains: [B, T', K], see `gains.stepwise_gains`; a sample with a gain that is not finite is not valid, unless it is of a
+            reward that does not apply to the final picture.
         similarity: [B, T+1], S_j = cos(x_j, x̂0): reported, not used.
         scores: of the final pictures.
         trained: the T' transition numbers.
@@ -130,23 +137,26 @@ def fuse_gains(
     if fusion not in WEIGHTED_FUSIONS:
         raise ValueError(f"fusion must be one of {WEIGHTED_FUSIONS}, not {fusion!r}")
     started, groups = time.perf_counter(), scores.groups
-    valid = _valid(gains.isfinite().flatten(1).all(1) & scores.values.isfinite().all(1), similarity)
-    gains = torch.where(valid[:, None, None], gains, 0.0)
+    complete = (gains.isfinite().all(1) | ~scores.values.isfinite()).all(1)
+    valid = _valid(scores.usable & complete, similarity)
+    applies = valid[:, None] & scores.values.isfinite()
+    gains = torch.where(applies[:, None], gains, 0.0)
     coefficients = torch.tensor(scores.coefficients)
 
-    def normalised(values: Tensor) -> Tensor:
-        return gain_advantages(values, groups, valid, per_step).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+    def normalised(values: Tensor, counts: Tensor) -> Tensor:
+        return gain_advantages(values, groups, counts, per_step).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
-    per_objective = normalised(gains) * coefficients
-    summed = per_objective if fusion == "weighted_advantages" else gains * coefficients
-    step_advantage = normalised(summed.sum(2, keepdim=True))[:, :, 0]
+    per_objective = normalised(gains, applies) * coefficients
+    raw = neutral(gains, groups, applies)
+    summed = per_objective if fusion == "weighted_advantages" else raw * coefficients
+    step_advantage = normalised(summed.sum(2, keepdim=True), valid)[:, :, 0]
     z, credit = step_advantage.mean(1), _share_of_advantage(step_advantage, similarity, tuple(trained))
-    metrics = _metrics(z, credit, per_objective.abs().amax(1), groups, valid) | _step_weights(credit, valid)
+    metrics = _metrics(z, credit, per_objective.abs().amax(1), groups, applies) | _step_weights(credit, valid)
     for position, step in enumerate(trained):
         for k, name in enumerate(scores.names):
-            metrics[f"gain/{name}/{step}"] = _mean(gains[valid, position, k])
-    shown = torch.ones_like(per_objective) if fusion == "weighted_advantages" else coefficients.expand_as(per_objective)
-    fused, mean = Fused(z, shown[:, 0].clone()), per_objective.mean(1)
+            metrics[f"gain/{name}/{step}"] = _mean(gains[applies[:, k], position, k])
+    shown = torch.ones_like(coefficients) if fusion == "weighted_advantages" else coefficients
+    fused, mean = Fused(z, torch.where(applies, shown, 0.0)), per_objective.mean(1)
     seconds = time.perf_counter() - started
     return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, "stepwise_gain", seconds)
 
@@ -227,10 +237,11 @@ def _metrics(
     credit: StepCredit,
     normalised: Tensor,
     groups: Tensor,
-    valid: Tensor,
+    applies: Tensor,
     of_method: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample."""
+    """What every fusion reports; `normalised` [B, K] is zero where an objective prefers no sample or does not apply."""
+    valid = applies.any(1)
     members = list(per_group(groups, valid))
     means = [z[member].mean() for member in members if member.any()]
     weights = credit.weights[valid]
@@ -239,10 +250,19 @@ def _metrics(
         "z/group_mean": _mean(torch.stack(means)) if means else 0.0,
         **(of_method or {}),
         "credit/weight_variation": weights.std(0).mean().item() if len(weights) > 1 else 0.0,
-        # Groups in which some objective prefers no sample: all scores are equal, or there are fewer than two.
-        "groups/zero_std": float(sum(bool((normalised[member] == 0).all(0).any()) for member in members)),
+        # Groups in which some objective that applies prefers no sample: all scores are equal, or there are fewer than two.
+        "groups/zero_std": float(
+            sum(
+                bool(((normalised[member] == 0).all(0) & _applies_or_none(applies[member])).any()) for member in members
+            )
+        ),
         "groups/masked_samples": float((~valid).sum()),
     }
+
+
+def _applies_or_none(applies: Tensor) -> Tensor:
+    """Which objectives apply to some sample of a group [b, K], [K] bool; all where no sample of it is valid."""
+    return applies.any(0) | ~applies.any()
 
 
 def _step_weights(credit: StepCredit, valid: Tensor) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .groups import group_advantages, per_group
+from .groups import group_advantages, neutral, per_group
 from .types import EXPLORATIONS, Fused
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def contribution_tanh(
     return torch.tanh(distance.abs() / (std + EPSILON))
 
 
-def moca(advantages: Tensor, exploration: Tensor) -> Fused:
+def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None) -> Fused:
     """Multi-objective credit allocation (OTCA Eq. 14, Algorithm 1): the closed-form min-norm problem with exploration.
 
     min over c in the simplex of ½·z² - (λ/2)·z with z = Σ_k c_k·A_k: z = clip(λ/2, min_k A_k, max_k A_k).
@@ -65,17 +65,22 @@ def moca(advantages: Tensor, exploration: Tensor) -> Fused:
     Args:
         advantages: [B, K].
         exploration: λ [B].
+        applies: [B, K] bool; the others have no place in the simplex, c_k = 0. Were they an A_k of 0, no sample could move that
+            all rewards but one leave out. Default: all, as in a row where none applies.
 
     Returns:
         The fused advantage [B] and coefficients [B, K]: one-hot where some A_k = z (the first such k), else the two
         neighbours of z in sorted order, linearly interpolated.
     """
-    low, high = advantages.min(1), advantages.max(1)
-    z = torch.minimum(torch.maximum(exploration / 2, low.values), high.values)
-    exact = advantages == z[:, None]
+    applies = (
+        torch.ones_like(advantages, dtype=torch.bool) if applies is None else applies | ~applies.any(1, keepdim=True)
+    )
+    low, high = (advantages.masked_fill(~applies, end) for end in (torch.inf, -torch.inf))
+    z = torch.minimum(torch.maximum(exploration / 2, low.min(1).values), high.max(1).values)
+    exact = applies & (advantages == z[:, None])
     # The nearest objective on either side of z; where one equals z both sides are it.
-    below = advantages.masked_fill(advantages > z[:, None], -torch.inf)
-    above = advantages.masked_fill(advantages < z[:, None], torch.inf)
+    below = high.masked_fill(advantages > z[:, None], -torch.inf)
+    above = low.masked_fill(advantages < z[:, None], torch.inf)
     left, right = below.argmax(1), above.argmin(1)
     left = torch.where(exact.any(1), exact.int().argmax(1), left)
     right = torch.where(exact.any(1), left, right)
@@ -90,13 +95,18 @@ def moca(advantages: Tensor, exploration: Tensor) -> Fused:
     return Fused(z, coefficients)
 
 
-def min_norm(advantages: Tensor) -> Fused:
+def min_norm(advantages: Tensor, applies: Tensor | None = None) -> Fused:
     """MOCA without exploration, λ = 0: the multiple-gradient descent algorithm in advantage space. [B, K] -> Fused."""
-    return moca(advantages, torch.zeros_like(advantages[:, 0]))
+    return moca(advantages, torch.zeros_like(advantages[:, 0]), applies)
 
 
 def weighted_sum(
-    rewards: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None = None, std_scope: str = "group"
+    rewards: Tensor,
+    coefficients: Tensor,
+    groups: Tensor,
+    valid: Tensor | None = None,
+    std_scope: str = "group",
+    applies: Tensor | None = None,
 ) -> Fused:
     """z of the summed rewards: first summed, then normalised (Flow-GRPO).
 
@@ -104,9 +114,11 @@ def weighted_sum(
         rewards: [B, K] raw.
         coefficients: [K].
         groups: [B].
-        valid: [B] bool, the samples that have all their rewards.
+        valid: [B] bool, the samples where no reward failed.
         std_scope: see `groups.group_advantages`.
+        applies: [B, K] bool; in place of a reward that does not apply, the sum has the mean of the group. Default: all.
     """
+    rewards = rewards if applies is None else neutral(rewards, groups, applies)
     total = (rewards * coefficients).sum(1, keepdim=True)
     return Fused(_normalised(total, groups, valid, std_scope), coefficients.expand_as(rewards).clone())
 

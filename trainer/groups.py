@@ -25,7 +25,8 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     Args:
         rewards: [B, K].
         groups: [B] group numbers.
-        valid: [B] bool; the others count in no statistic and get 0. Default: the samples whose rewards are finite.
+        valid: [B] bool, or [B, K]: which samples count for each objective. The others count in no statistic and get 0.
+            Default: the samples whose rewards are finite.
         std_scope: "group", or "batch" for the std over all valid samples (Flow-GRPO).
 
     Returns:
@@ -36,14 +37,37 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     valid = rewards.isfinite().all(1) if valid is None else valid
     # In float64, so that equal rewards have a spread of zero and not of a rounding error.
     values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
-    for member in per_group(groups, valid):
-        if member.sum() < 2:
-            continue
-        group = values[member]
-        spread = group.max(0).values > group.min(0).values
-        std = (group if std_scope == "group" else values[valid]).std(0)
-        advantages[member] = torch.where(spread, (group - group.mean(0)) / (std + 1e-8), 0.0)
+    for column, result, counts in zip(values.T, advantages.T, of_each(valid, rewards.shape[1]), strict=True):
+        for member in per_group(groups, counts):
+            group = column[member]
+            if len(group) > 1 and group.max() > group.min():
+                std = (group if std_scope == "group" else column[counts]).std()
+                result[member] = (group - group.mean()) / (std + 1e-8)
     return advantages.to(rewards.dtype)
+
+
+def of_each(valid: Tensor, objectives: int) -> Tensor:
+    """Which samples count for each objective, [K, B], of `valid` [B] or [B, K]."""
+    return valid.T if valid.ndim == 2 else valid.expand(objectives, -1)
+
+
+def neutral(values: Tensor, groups: Tensor, counts: Tensor) -> Tensor:
+    """`values` [B, …, K] with a group's mean where an objective does not count for a sample: it says nothing for or against it.
+
+    Args:
+        counts: [B, K] bool. Where an objective counts for no sample of a group, all of them hold 0.
+    """
+    filled = torch.where(_beside(counts, values), values, 0.0)
+    for member in per_group(groups):
+        share = counts[member].sum(0).clamp(min=1)
+        missing = ~_beside(counts[member], filled[member])
+        filled[member] += missing * (filled[member].sum(0) / share)
+    return filled
+
+
+def _beside(counts: Tensor, values: Tensor) -> Tensor:
+    """[B, K] as [B, 1, …, K]."""
+    return counts.reshape(len(counts), *[1] * (values.ndim - 2), -1)
 
 
 def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool = False) -> Tensor:
@@ -55,7 +79,7 @@ def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool
     Args:
         gains: [B, T', K].
         groups: [B] group numbers.
-        valid: [B] bool; the others count in no statistic and get 0.
+        valid: [B] bool, or [B, K]: which samples count for each objective. The others count in no statistic and get 0.
         per_step: take mean and std over the G gains of each step instead.
 
     Returns:
@@ -64,23 +88,26 @@ def gain_advantages(gains: Tensor, groups: Tensor, valid: Tensor, per_step: bool
     # In float64, so that equal gains have a spread of zero and not of a rounding error.
     values, advantages = gains.double(), torch.zeros(gains.shape, dtype=torch.float64)
     over = (0,) if per_step else (0, 1)
-    for member in per_group(groups, valid):
-        if member.sum() < 2:
-            continue
-        group = values[member]
-        spread = group.amax(over, keepdim=True) > group.amin(over, keepdim=True)
-        std, mean = torch.std_mean(group, over, correction=0, keepdim=True)
-        advantages[member] = torch.where(spread, (group - mean) / (std + 1e-8), 0.0)
+    for k, counts in enumerate(of_each(valid, gains.shape[2])):
+        for member in per_group(groups, counts):
+            if member.sum() < 2:
+                continue
+            group = values[member, :, k]
+            spread = group.amax(over, keepdim=True) > group.amin(over, keepdim=True)
+            std, mean = torch.std_mean(group, over, correction=0, keepdim=True)
+            advantages[member, :, k] = torch.where(spread, (group - mean) / (std + 1e-8), 0.0)
     return advantages.to(gains.dtype)
 
 
 def total_reward(rewards: Tensor, coefficients: Sequence[float], finals: Tensor) -> Tensor:
     """Several objectives as one number: Σ_k coefficient_k · r_k / std_k, [..., K] to [...].
 
-    std_k is that of the final scores `finals` [N, K], so that no objective dominates by its unit. An objective in which the
-    final scores do not differ does not count. Where there is no score the sum is NaN.
+    std_k is that of the final scores `finals` [N, K], so that no objective dominates by its unit: of those samples where no
+    reward failed, and to which this one applies. An objective in which the final scores do not differ does not count. Where
+    there is no score the sum is NaN.
     """
-    finals = finals[finals.isfinite().all(1)].double()
-    std = finals.std(0) if len(finals) > 1 else torch.zeros(finals.shape[1], dtype=torch.float64)
+    finals = finals[~finals.isnan().any(1)].double()
+    columns = [column[column.isfinite()] for column in finals.T]
+    std = torch.stack([column.std() if len(column) > 1 else column.new_zeros(()) for column in columns])
     scale = torch.where(std > 0, torch.tensor(coefficients, dtype=torch.float64) / std, 0.0)
     return (rewards.double() * scale).sum(-1).to(rewards.dtype)

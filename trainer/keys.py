@@ -3,6 +3,7 @@
     reward/<name>/mean, reward/<name>/std       scores of a reward that is trained on, over one iteration's samples
     held_out/<name>/mean, held_out/<name>/std   the same of a reward that is only watched
     evaluation/<name>, evaluation/sum           a reward's mean on the fixed prompts and seeds, and the sum of all rises
+    does_not_apply/<name>                       to how many samples a reward does not apply, where there are any
     credit/step/<number>                        mean weight of a denoising step
     seconds/reward/<name>                       how long one reward took to score
 
@@ -26,6 +27,10 @@ def mean(kind: str, reward: str) -> str:
 
 def std(kind: str, reward: str) -> str:
     return f"{kind}/{reward}/std"
+
+
+def does_not_apply(reward: str) -> str:
+    return f"does_not_apply/{reward}"
 
 
 def rewards(names: Iterable[str], kind: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..host.access import opening, permissions
-from .types import Prompts
+from .types import Prompt, Prompts
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,8 @@ class PromptError(ValueError):
 
 def read_prompts(text: str, file: str = "") -> list[str]:
     """The prompts of a text box (one a line), or of a .txt or .jsonl file when one is named.
+
+    Those of a .jsonl file are `Prompt`s, whose metadata is all that their line says beside `prompt`.
 
     Raises:
         NotAllowed: a file that workflows may not read.
@@ -110,10 +112,11 @@ def _json_lines(content: str, path: Path) -> list[str]:
         if not line.strip():
             continue
         try:
-            prompt = json.loads(line)["prompt"]
+            metadata = {**json.loads(line)}
+            prompt = metadata.pop("prompt")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PromptError(
                 f'{path}, line {number} is no object like {{"prompt": "…"}} ({error!r}). Fix: one such object a line'
             ) from error
-        prompts.append(str(prompt).strip())
+        prompts.append(Prompt(str(prompt).strip(), metadata))
     return prompts

@@ -65,10 +65,29 @@ SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
 
 # --- The values ---
 
-# In place of a score. Both take the sample out of the update. A reward returns NaN, or None; every other value that is not
-# finite is a failure too, since nobody divides by zero on purpose.
-FAILED = math.nan  # the sample should have been scored
-LEFT_OUT = math.inf  # the reward does not apply to the sample
+# In place of a score. A reward returns NaN, or None; every other value that is not finite is a failure too, since nobody
+# divides by zero on purpose.
+FAILED = math.nan  # the sample should have been scored: it is taken out of the update
+LEFT_OUT = math.inf  # the reward does not apply to the sample, which the other rewards train on
+
+
+class Prompt(str):
+    """A prompt that may say more than its text: `metadata`, all that its line of a .jsonl file has beside `prompt`.
+
+    It is its text everywhere else: equal to it, and as a key the same. Rewards read the rest by `metadata_of`.
+    """
+
+    metadata: Mapping[str, Any]
+
+    def __new__(cls, text: str, metadata: Mapping[str, Any] | None = None) -> Prompt:
+        prompt = super().__new__(cls, text)
+        prompt.metadata = dict(metadata or {})
+        return prompt
+
+
+def metadata_of(prompt: str) -> Mapping[str, Any]:
+    """What a prompt says beside its text; nothing for plain text."""
+    return prompt.metadata if isinstance(prompt, Prompt) else {}
 
 
 @dataclass(frozen=True)
@@ -256,6 +275,11 @@ class Scores:
     prompts: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     waited: float | None = None
+
+    @property
+    def usable(self) -> Tensor:
+        """[B] bool: the samples that some trained reward has scored, and at which none failed."""
+        return self.values.isfinite().any(1) & ~self.values.isnan().any(1)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def trajectories(count: int = 4):
 def scores(count: int = 4):
     rewards = [reward(kind) for kind in ("clip_t", "colorfulness", "sharpness", "accuracy")]
     own = trajectories(count)
-    return score_stack(rewards, own.images, own.texts, own.groups)
+    return score_stack(rewards, own.images, own.prompts, own.groups)
 
 
 def reward(kind: str, **options) -> Reward:

@@ -81,6 +81,11 @@ class RewardNode:
 
         return ((name or reward_class(cls.KIND).own_name(inputs), cls.HELD_OUT if held_out is None else held_out),)
 
+    @classmethod
+    def only_of_groups(cls, groups_only=False, **_):
+        """Whether, with these inputs, it may be asked about no other pictures than those that are trained on."""
+        return groups_only
+
     @devices.outside_inference
     def build(self, coefficient, held_out=None, name="", rescale=1.0, clip="", **inputs):
         from ...trainer.rewards import parse_bounds, reward_class

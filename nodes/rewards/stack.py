@@ -45,7 +45,6 @@ class RewardStack:
         from ...trainer.pictures import grids, heatmaps
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
-        scores = replace(scores, prompts=trajectories.prompts)  # also those whose samples another process holds
         stills = grids.stills(trajectories.images)
         table = results.picture(lambda: heatmaps.reward_table(scores, stills))
 
@@ -58,14 +57,18 @@ class RewardStack:
 
     @staticmethod
     def _scores(trajectories, rewards, overlap):
-        from ...trainer.rewards.base import score_stack, trained_first
+        from ...trainer.rewards.base import one_by_one, score_stack, trained_first
 
         rewards, handle = trained_first(rewards), trajectories.overlap
-        scored = handle.take(trajectories.images, rewards) if overlap else None
+        early = one_by_one(rewards)
+        scored = handle.take(trajectories.images, early) if overlap else None
         # In the same parts with overlap and without: a network's rounding may depend on how many pictures it sees.
         size = trajectories.settings.batch_size if overlap else 0
         parts = scored.parts() if scored else ()
-        steps = stopping.progress(len(rewards) * -(-len(trajectories.images) // (size or len(trajectories.images))))
-        scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups, steps, size, parts)
-        (handle.expect if overlap else handle.release)(rewards)
+        turns = -(-len(trajectories.images) // (size or len(trajectories.images)))
+        steps = stopping.progress(len(early) * turns + len(rewards) - len(early))
+        scores = score_stack(
+            rewards, trajectories.images, trajectories.prompts, trajectories.groups, steps, size, parts
+        )
+        (handle.expect if overlap else handle.release)(early)
         return replace(scores, waited=scored.waited) if scored else scores

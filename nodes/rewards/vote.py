@@ -51,6 +51,10 @@ class RewardVote(RewardNode):
         )
 
     @classmethod
+    def only_of_groups(cls, **_):
+        return True
+
+    @classmethod
     def WANTS(cls, url="", **_):
         from ...host.access.wants import posts
 

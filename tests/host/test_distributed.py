@@ -188,7 +188,7 @@ def _update(model, settings, changes):
     """One iteration on two groups of four; the gradients, the adapter after it, and the figures."""
     trajectories = rollout.sample(model, Prompts(TEXTS, (0, 1)), settings, group_size=4, seed=3, **changes["sample"])
     rewards = [Brightness("brightness"), Redness("redness")]
-    scores = score_stack(rewards, trajectories.images, trajectories.texts, trajectories.groups)
+    scores = score_stack(rewards, trajectories.images, trajectories.prompts, trajectories.groups)
     credit = tcd(trajectories.latents, trajectories.final, trajectories.trained)
     if changes.get("guarded"):
         of_latents = trajectories.latents, trajectories.final, trajectories.trained

@@ -104,9 +104,8 @@ class Fixed(Reward):
 
 def scores(*columns):
     rewards = [Fixed(column, f"r{number}") for number, column in enumerate(columns)]
-    return score_stack(
-        rewards, torch.zeros(len(columns[0]), 2, 2, 3), ["a"] * len(columns[0]), torch.zeros(len(columns[0]))
-    )
+    samples = len(columns[0])
+    return score_stack(rewards, torch.zeros(samples, 2, 2, 3), ["a"], torch.zeros(samples, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +118,9 @@ def scores(*columns):
         ([[1.0, math.nan], [math.nan, 1.0]], ("r0", "r1")),  # each works, and no sample has both
         ([[None, None]], None),
         ([[None, math.nan]], ("r0",)),  # of what it applies to, nothing was scored
-        ([[None, 1.0], [1.0, None]], None),
+        ([[None, 1.0], [1.0, None]], ()),  # each sample has what applies to it
+        ([[None, math.nan], [1.0, 1.0]], ()),
+        ([[None, None], [math.nan, math.nan]], ("r1",)),
         ([[math.inf, -math.inf]], ("r0",)),  # a division by zero is no purpose
     ],
 )
@@ -130,7 +131,7 @@ def test_which_reward_keeps_a_batch_from_being_learned(columns, expected):
 def test_marks_survive_scale_and_bounds_and_no_score_becomes_one():
     reward = Fixed([None, math.nan, 2.0, 3e38], "r")
     reward.rescale, reward.bounds = 10.0, (0.0, 5.0)
-    values = score_stack([reward], torch.zeros(4, 2, 2, 3), ["a"] * 4, torch.zeros(4)).values[:, 0]
+    values = score_stack([reward], torch.zeros(4, 2, 2, 3), ["a"], torch.zeros(4, dtype=torch.long)).values[:, 0]
     assert values[0] == LEFT_OUT and values[1].isnan() and values[2] == 5.0 and values[3].isnan()
     assert score([reward], torch.zeros(4, 2, 2, 3), ["a"] * 4)[:, 0].isnan().tolist() == [True, True, False, True]
     assert math.isnan(FAILED) and as_column([None])[0] == LEFT_OUT
@@ -139,5 +140,5 @@ def test_marks_survive_scale_and_bounds_and_no_score_becomes_one():
 def test_a_video_is_left_out_where_its_frames_are():
     videos = torch.zeros(2, 3, 2, 2, 3)
     reward = Fixed([None, None, None, 1.0, 2.0, 3.0], "r")
-    values = score_stack([reward], videos, ["a", "b"], torch.zeros(2)).values[:, 0]
+    values = score_stack([reward], videos, ["a", "b"], torch.arange(2)).values[:, 0]
     assert values.tolist() == [LEFT_OUT, 2.0]

@@ -261,6 +261,19 @@ def test_another_evaluation_is_left_alone(asked, tmp_path, capsys, change, told)
     assert (tmp_path / "out" / "scores.jsonl").read_bytes() == before
 
 
+def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside_the_pictures(tmp_path, red):
+    red.write_text("def score(images, prompts):\n    return [prompt.metadata['worth'] for prompt in prompts]\n")
+    prompts = tmp_path / "prompts.jsonl"
+    common = ["eval", "shapes-flux", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")]
+    common += ["--prompts", str(prompts), "--reward", "python:file=red.py"]
+    for text, worth in (("a red circle", 3.0), ("a blue square", 4.0)):  # the second call continues the first
+        prompts.write_text(json.dumps({"prompt": text, "worth": worth}))
+        assert main(common) == 0
+    assert [row["scores"]["red"] for row in lines(tmp_path / "out")] == [3.0, 4.0]
+    beside = (tmp_path / "out" / "pictures" / "base" / "metadata.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["worth"] for line in beside) == [3.0, 4.0]
+
+
 def test_a_reward_of_ones_own_that_has_changed(asked, red, capsys):
     assert asked("shapes-flux", "--reward", "python:file=red.py") == 0
     red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")

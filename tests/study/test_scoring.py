@@ -12,6 +12,7 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
+from comfyui_otca.trainer.types import metadata_of
 
 BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"
 LENGTH = "def score(images, prompts):\n    return [len(prompt) for prompt in prompts]\n"
@@ -65,10 +66,11 @@ def test_prompts_in_the_order_of_the_files(folder):
 
 def test_prompts_by_the_files_names(folder):
     files = find_files([str(folder)])
-    rows = [{"file_name": f"{n}.png", "prompt": text} for n, text in ((2, "c"), (0, "a"))]
+    rows = [{"file_name": f"{n}.png", "prompt": text, "count": n} for n, text in ((2, "c"), (0, "a"))]
     other = folder / "other.jsonl"
     other.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert prompts_of([files[2], files[0]], other) == ["c", "a"]
+    read = prompts_of([files[2], files[0]], other)
+    assert read == ["c", "a"] and [*map(metadata_of, read)] == [{"count": 2}, {"count": 0}]
     with pytest.raises(ValueError, match="1.png has no prompt.*other.jsonl. Fix: "):
         prompts_of(files, other)
     other.rename(folder / "metadata.jsonl")

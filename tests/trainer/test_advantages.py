@@ -17,7 +17,7 @@ from comfyui_otca.tests.trainer.test_fusion import algorithm_1
 from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
-from comfyui_otca.trainer.types import Scores, StepCredit
+from comfyui_otca.trainer.types import LEFT_OUT, Scores, StepCredit
 
 NAN = float("nan")
 cases = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -200,16 +200,66 @@ def test_a_sample_whose_latents_overflowed_is_masked(method, caplog):
     assert masked.metrics == pytest.approx(without.metrics | {"groups/masked_samples": 1.0}, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
-def test_an_infinite_reward_masks_like_a_missing_one(bad):
+# -- what a reward does not apply to
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_reward_that_applies_to_no_sample_changes_nothing(method):
     scores, credit = example(7)
-    missing, infinite = scores.values.clone(), scores.values.clone()
-    missing[2, 1], infinite[2, 1] = NAN, bad
-    for method in METHODS:
-        expected = fuse(make_scores(missing, GROUPS, scores.coefficients), credit, method)
-        result = fuse(make_scores(infinite, GROUPS, scores.coefficients), credit, method)
-        assert torch.equal(result.step_advantage, expected.step_advantage)
-        assert not result.valid[2] and (result.step_advantage[2] == 0).all()
+    values = torch.cat([scores.values, torch.full((len(scores.values), 1), LEFT_OUT)], 1)
+    result = fuse(make_scores(values, GROUPS, [*scores.coefficients, 1.0]), credit, method)
+    expected = fuse(scores, credit, method)
+    torch.testing.assert_close(result.step_advantage, expected.step_advantage, rtol=0, atol=0)
+    torch.testing.assert_close(result.fused.coefficients[:, :-1], expected.fused.coefficients, rtol=0, atol=0)
+    assert (result.fused.coefficients[:, -1] == 0).all() and (result.per_objective[:, -1] == 0).all()
+    assert result.metrics.items() >= expected.metrics.items()
+
+
+def test_by_hand_where_one_of_two_rewards_does_not_apply_to_a_sample():
+    """Sample 2 has only the first reward, whose advantages are -1, 0, 1; the second's are ∓1/√2 of the two others."""
+    credit = make_credit(3, 0)
+    scores = make_scores([[0.0, 5.0], [1.0, 3.0], [2.0, LEFT_OUT]], [0, 0, 0])
+    half = 0.5**0.5
+    for method, z in {
+        "min_norm": [0.0, 0.0, 1.0],  # of -1 and 1/√2; of 0 and -1/√2; of 1 alone
+        # Sums 5, 4 and 2 + 4, where 4 is the mean of the two that the second reward has scored.
+        "weighted_sum": [0.0, -1.0, 1.0],
+        "weighted_advantages": normalise(np.array([[half - 1], [-half], [1.0]]), np.zeros(3))[:, 0].tolist(),
+    }.items():
+        result = fuse(scores, credit, method)
+        assert result.fused.advantage.tolist() == pytest.approx(z, abs=1e-6), method
+        assert result.per_objective[2].tolist() == [pytest.approx(1.0), 0.0]
+        assert result.fused.coefficients[2, 1] == 0 and result.valid.all()
+        assert result.metrics["groups/masked_samples"] == 0 and result.metrics["groups/zero_std"] == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_failure_beside_what_does_not_apply_takes_the_sample_out_and_so_do_no_scores(method):
+    scores, credit = example(7)
+    values = scores.values.clone()
+    values[0] = torch.tensor([1.0, LEFT_OUT, NAN])
+    values[1] = LEFT_OUT
+    result = fuse(make_scores(values, GROUPS, scores.coefficients), credit, method)
+    assert result.valid.tolist() == [False, False, *[True] * (len(GROUPS) - 2)]
+    assert (result.step_advantage[:2] == 0).all() and result.step_advantage.isfinite().all()
+
+
+@pytest.mark.parametrize("fusion", ["weighted_advantages", "weighted_sum"])
+def test_gains_of_a_reward_that_does_not_apply_to_a_sample(fusion):
+    """Ignored there, whatever they are; where it applies they count as if that sample were not in the group."""
+    generator = torch.Generator().manual_seed(5)
+    gains, similarity = torch.randn(4, 3, 2, generator=generator), torch.zeros(4, 6)
+    values = torch.randn(4, 2, generator=generator)
+    values[3, 1], gains[3, :, 1] = LEFT_OUT, NAN
+    result = fuse_gains(gains, similarity, make_scores(values, [0] * 4), TRAINED, fusion)
+    assert result.valid.all() and result.step_advantage.isfinite().all() and result.per_objective[3, 1] == 0
+    others = gains[:3, :, 1].double()
+    expected = (others - others.mean()) / (others.std(correction=0) + 1e-8)
+    torch.testing.assert_close(result.per_objective[:3, 1], expected.mean(1).float())
+    gains[3, 1, 0] = NAN
+    assert fuse_gains(gains, similarity, make_scores(values, [0] * 4), TRAINED, fusion).valid.tolist() == [True] * 3 + [
+        False
+    ]
 
 
 @pytest.mark.parametrize("method", ["moca", "min_norm", "weighted_sum", "weighted_advantages"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from comfyui_otca.host import paths
 from comfyui_otca.trainer.prompts import PromptError, choose, file_state, read_prompts
+from comfyui_otca.trainer.types import metadata_of
 
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -32,7 +33,9 @@ def test_text_file_wins_over_the_text_box(tmp_path):
 def test_json_lines(tmp_path):
     rows = [{"prompt": " one "}, {"prompt": "#two", "other": 1}]
     file = written(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows)) + "\n\n")
-    assert read_prompts("", file) == ["one", "#two"]
+    read = read_prompts("", file)
+    assert read == ["one", "#two"] and [*map(metadata_of, read)] == [{}, {"other": 1}]
+    assert metadata_of(choose(read, 1, 1, None).texts[0]) == {"other": 1} and metadata_of("plain") == {}
 
 
 def test_a_name_finds_the_embedded_prompts():

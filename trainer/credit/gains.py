@@ -16,7 +16,7 @@ import torch
 
 from ...host import distributed, stopping
 from ..advantages import fuse_gains
-from ..rewards.base import score
+from ..rewards.base import refuse_groups_only, score
 from ..rollout import at_one_point, first_of_each
 from .steps import similarity_gain
 
@@ -76,11 +76,12 @@ def rewards_along(
         held_out: also score by the rewards that are held out, after the trained ones: [B, len(points), K + H].
 
     Raises:
-        RewardError: a reward failed.
+        RewardError: a reward failed, or may not be asked about other pictures.
     """
     final = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
     final = torch.where(final.isfinite(), final, torch.nan)  # whether a reward failed or did not apply
     rewards, texts = scores.rewards[: final.shape[1]], trajectories.texts
+    refuse_groups_only(rewards, "a measure of every step's gain")
     along = dict.fromkeys(points, final)
     asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
     looks = predictions(model, trajectories, asked, tweedie_steps)

@@ -15,7 +15,7 @@ import torch
 from ...host import distributed
 from ..groups import total_reward
 from ..rewards.base import stills
-from ..types import PROXIES
+from ..types import LEFT_OUT, PROXIES
 from .gains import is_final, predictions, rewards_along
 from .steps import similarity_gain
 
@@ -52,8 +52,8 @@ def similarity(
 
     "latents": cos(x_j, x̂0) (OTCA Eq. 6). "prediction": the same of x̂0 as predicted at x_j. "image_features": the same of the
     encoder's features of the pictures decoded from both. "measured_gain": the rewards of the predicted picture, added up by
-    `groups.total_reward`, so that ΔS is what the step gained; if some reward could not score a sample at some point, it is 0
-    at all points of that sample, whose steps then all weigh the same.
+    `groups.total_reward`, so that ΔS is what the step gained; a reward that does not apply to a sample gains nothing. If some
+    reward could not score a sample at some point, it is 0 at all points of that sample, whose steps then all weigh the same.
 
     Args:
         model, scores, encoder: for the proxies that need them. Of several processes all have to ask for the same proxy.
@@ -71,6 +71,7 @@ def similarity(
     if proxy == "measured_gain":
         assert scores is not None
         rewards = rewards_along(model, trajectories, scores, points)
+        rewards = torch.where((scores.values == LEFT_OUT)[:, None], 0.0, rewards)
         complete = rewards.isfinite().flatten(1).all(1)[:, None]
         return torch.where(complete, total_reward(rewards, scores.coefficients, distributed.whole(scores.values)), 0.0)
     similar = torch.ones(len(trajectories.groups), len(points))  # where x̂0 is the final picture, it is like itself

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ...host import stopping
+from ...host import distributed, stopping
 from ...host.resident import Resident
-from ..groups import per_group
 from ..networks import RewardError
 from ..networks.network import Network, shared
 from ..types import FAILED, LEFT_OUT, Scores
@@ -39,10 +38,12 @@ class Reward(Resident, ABC):
         held_out: scored and logged, never trained on.
         rescale: multiplies the score.
         bounds: (lowest, highest) of the rescaled score, or None.
+        groups_only: it may be asked about the pictures that are trained on, and about no others: an answer is dear.
     """
 
     rescale: float = 1.0
     bounds: tuple[float, float] | None = None
+    groups_only: bool = False
 
     def __init__(self, name: str, coefficient: float = 1.0, held_out: bool = False):
         self.name = name
@@ -66,8 +67,33 @@ class Reward(Resident, ABC):
         means = as_column(self.score(seen, texts)).reshape(len(videos), -1).mean(1)
         return [None if mean == LEFT_OUT else mean for mean in means.tolist()]
 
+    def for_other_pictures(self) -> Reward | None:
+        """Who scores an evaluation's pictures in its place; None where nobody does, as of one that is `groups_only`."""
+        return None if self.groups_only else self
+
     def rest(self) -> None:
         """Called when all rewards have scored a batch: one with `offload` leaves the device until the next."""
+
+
+class GroupReward(Reward):
+    """A reward that compares the pictures of a prompt with each other, as a human does.
+
+    It sees a rollout's pictures all at once, in the first of several processes; the others get its scores.
+    """
+
+    groups_only = True
+
+    @abstractmethod
+    def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> Sequence[float | None]:
+        """B scores of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `score` gives them.
+
+        Args:
+            prompts: of each of the B samples.
+            groups: the number of each sample's group.
+        """
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor | Sequence[float | None]:
+        raise RewardError("it compares the pictures of a training's groups, and cannot judge others by themselves")
 
 
 class NetworkReward(Reward):
@@ -156,13 +182,23 @@ def score(rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str]) -> 
     return torch.where(values.isfinite(), values, torch.nan)
 
 
-def _column(reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0) -> Tensor:
-    """[B] float32 on the CPU, by one reward. `first`: the number of the first sample, for the log."""
+def _column(
+    reward: Reward, images: Tensor, prompts: Sequence[str], first: int = 0, groups: Sequence[int] | None = None
+) -> Tensor:
+    """[B] float32 on the CPU, by one reward.
+
+    Args:
+        first: the number of the first sample, for the log.
+        groups: the number of each sample's group, for a GroupReward.
+    """
     try:
         reward.come_back()
         with torch.no_grad():
-            scored = reward.score_videos if images.ndim == 5 else reward.score
-            column = as_column(scored(images, prompts))
+            if isinstance(reward, GroupReward) and groups is not None:
+                column = as_column(reward.score_groups(images, prompts, groups))
+            else:
+                scored = reward.score_videos if images.ndim == 5 else reward.score
+                column = as_column(scored(images, prompts))
     except stopping.interrupts():
         raise
     except Exception as error:
@@ -196,16 +232,24 @@ def as_column(scores: Tensor | Sequence[float | None]) -> Tensor:
 
 
 def failing(scores: Scores) -> tuple[str, ...] | None:
-    """Names of the trained rewards that failed, if because of them no sample has all its scores; else none.
+    """Names of the trained rewards that failed, if because of them no sample can be trained on; else none.
 
-    None where all samples were left out on purpose, which says nothing of whether a reward works.
+    None where no reward applies to any sample, which says nothing of whether one works.
     """
-    asked = scores.values[~(scores.values == LEFT_OUT).any(1)]
-    if not len(asked):
+    if (scores.values == LEFT_OUT).all():
         return None
-    if asked.isfinite().all(1).any():
+    if scores.usable.any():
         return ()
-    return tuple(name for name, column in zip(scores.names, asked.T, strict=True) if column.isnan().any())
+    return tuple(name for name, column in zip(scores.names, scores.values.T, strict=True) if column.isnan().any())
+
+
+def refuse_groups_only(rewards: Sequence[Reward], what: str) -> None:
+    """Raises RewardError, which names them, where rewards may be asked about the trained pictures alone. `what` asks for more."""
+    if names := [repr(reward.name) for reward in rewards if reward.groups_only]:
+        raise RewardError(
+            f"{what} asks every reward about other pictures than those that are trained on, and {' and '.join(names)} may not be "
+            "asked about them. Fix: disconnect it, or choose a credit that asks no reward"
+        )
 
 
 @dataclass(frozen=True)
@@ -233,9 +277,38 @@ def score_part(
     return Columns(values, seconds)
 
 
+def _score_groups(
+    rewards: Sequence[Reward], images: Tensor, prompts: Sequence[str], groups: Tensor, on_step: Callable[[], None]
+) -> Columns:
+    """This process's share of what the rewards say of the whole batch, of which only the first process asks them.
+
+    Args:
+        prompts: the P groups' texts.
+    """
+    values, seconds = {}, {}
+    if rewards:
+        everything, numbers = distributed.whole(images), distributed.whole(groups)
+        mine = distributed.rows(len(everything))
+        texts = [prompts[int(number)] for number in numbers]
+    for reward in rewards:
+        on_step()
+        started = time.perf_counter()
+        column = torch.zeros(len(everything))
+        if distributed.is_main():
+            column = _column(reward, everything, texts, groups=numbers.tolist())
+        values[reward.name] = distributed.each(column)[0][mine.start : mine.stop]
+        seconds[reward.name] = time.perf_counter() - started
+    return Columns(values, seconds)
+
+
 def trained_first(rewards: Sequence[Reward]) -> list[Reward]:
     """The order in which a stack scores."""
     return sorted(rewards, key=lambda reward: reward.held_out)
+
+
+def one_by_one(rewards: Sequence[Reward]) -> list[Reward]:
+    """Those of them that judge each picture by itself, so that some can be scored before all are there."""
+    return [reward for reward in rewards if not isinstance(reward, GroupReward)]
 
 
 def score_stack(
@@ -247,12 +320,15 @@ def score_stack(
     batch_size: int = 0,
     scored: Sequence[Columns] = (),
 ) -> Scores:
-    """Scores one rollout. Trained rewards first, held-out ones apart; FAILED and LEFT_OUT mask their sample.
+    """Scores one rollout. Trained rewards first, held-out ones apart; those that compare groups come last.
 
     Args:
+        images: this process's share of the samples.
+        prompts: the P groups' texts.
+        groups: the group of each of these samples.
         on_step: called before each reward's turn; may raise to stop.
         batch_size: samples that all rewards score before the next ones have their turn; 0: all.
-        scored: scores of all those parts, where rewards gave them during sampling.
+        scored: scores of all those parts, where the rewards that score `one_by_one` gave them during sampling.
     """
     rewards = trained_first(rewards)
     trained = [reward for reward in rewards if not reward.held_out]
@@ -262,16 +338,20 @@ def score_stack(
     names = [reward.name for reward in rewards]
     if len(set(names)) < len(names):
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
-    size = batch_size or len(images)
+    size, single = batch_size or len(images), one_by_one(rewards)
+    texts = [prompts[int(group)] for group in groups]
     try:
         parts = scored or [
-            score_part(rewards, images[first : first + size], prompts[first : first + size], first, on_step)
+            score_part(single, images[first : first + size], texts[first : first + size], first, on_step)
             for first in range(0, len(images), size)
         ]
+        compared = _score_groups([r for r in rewards if r not in single], images, prompts, groups, on_step)
     finally:
         for reward in rewards:
             reward.rest()
-    columns = {name: torch.cat([part.values[name] for part in parts]) for name in names}
+    columns = {reward.name: torch.cat([part.values[reward.name] for part in parts]) for reward in single}
+    columns |= compared.values
+    seconds = {reward.name: sum(part.seconds[reward.name] for part in parts) for reward in single}
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -284,6 +364,6 @@ def score_stack(
         held_out=stack(held_out),
         held_out_names=tuple(reward.name for reward in held_out),
         rewards=tuple(rewards),
-        prompts=tuple(prompts[int(member.nonzero()[0, 0])] for member in per_group(groups)),
-        seconds={name: sum(part.seconds[name] for part in parts) for name in names},
+        prompts=tuple(prompts),
+        seconds={name: {**seconds, **compared.seconds}[name] for name in names},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,17 +14,29 @@ from .. import rollout
 from ..flow.files import read_tensors, write_tensors
 from ..pictures import grids
 from ..rewards.base import score
+from ..types import Prompt, metadata_of
 from .layout import SAMPLES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..flow.base import FlowModel
-    from ..types import Report
+    from ..types import Report, RunSettings
 
 logger = logging.getLogger(__name__)
 
 EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
+
+
+def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Report) -> list[str]:
+    """Those that the settings name; else those of the first evaluation, so that the points of one curve are comparable; at the
+    first one, those of the iteration."""
+    if chosen := [line.strip() for line in settings.evaluation_prompts.splitlines() if line.strip()]:
+        return chosen
+    if evaluations and (texts := evaluations[0].get("prompts")):
+        metadata = evaluations[0].get("metadata") or [{}] * len(texts)
+        return list(map(Prompt, texts, metadata))
+    return list(report.trajectories.prompts)
 
 
 def evaluate(
@@ -36,7 +48,8 @@ def evaluate(
     steps: int,
     on_step: Callable[[], None],
 ) -> tuple[dict, Tensor, list[str]]:
-    """Samples every prompt with every seed, by the deterministic sampler, and scores the pictures by every reward.
+    """Samples every prompt with every seed, by the deterministic sampler, and scores the pictures by every reward that may be
+    asked about them.
 
     Several processes share the work, and all of them get the whole result.
 
@@ -60,10 +73,12 @@ def evaluate(
     settings = replace(settings, steps=steps or settings.steps)
     with model.forwards.uncounted():
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
-    rewards = report.advantages.scores.rewards
+    rewards = [judge for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
     values = distributed.whole(score(rewards, images, texts)[: len(rows)])
     images = distributed.whole(images[: len(rows)])
-    row = {"iteration": iteration, "prompts": list(prompts), "rewards": {}}
+    row: dict = {"iteration": iteration, "prompts": list(prompts), "rewards": {}}
+    if any(map(metadata_of, prompts)):
+        row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
     for k, reward in enumerate(rewards):
         row["rewards"][reward.name] = {**_figures(values[:, k]), "held_out": reward.held_out}
         row["rewards"][reward.name]["values"] = values[:, k].tolist()

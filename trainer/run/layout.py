@@ -221,6 +221,10 @@ def check_evaluation(row: dict) -> None:
     """Of evaluation.jsonl. Raises ValueError where a row is no evaluation."""
     check(row, dict, {"iteration": WHOLE, "prompts": maybe(TEXTS)})
     check(row.get("rewards"), dict, {})
+    if (metadata := row.get("metadata")) is not None:
+        check(metadata, list, {})
+        if len(metadata) != len(row.get("prompts") or ()) or not all(isinstance(entry, dict) for entry in metadata):
+            raise ValueError("has a `metadata` that is no list of one object for each prompt")
     for name, figures in row["rewards"].items():
         try:
             check(figures, dict, _MEASURED)

@@ -217,6 +217,23 @@ def _people(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "url", message, fix)
 
 
+def _asked_again(graph: _Graph) -> Iterator[Problem]:
+    """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
+    for node_id, node in graph.nodes.items():
+        asks = getattr(node.cls, "asks_rewards_again", None)
+        stack = node.links.get("scores", ("", 0))[0]
+        if asks is None or stack not in graph.of(STACK_NODE) or not asks(**graph.values[node_id]):
+            continue
+        for name, (source, _) in graph.nodes[stack].links.items():
+            limited = getattr(graph.nodes[source].cls, "only_of_groups", None)
+            if limited is not None and limited(**graph.values[source]):
+                message = (
+                    f"asks the rewards at every step, and {graph.titles([source])} may not be asked but at the end"
+                )
+                fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
+                yield graph.problem(node_id, "scores", message, fix)
+
+
 def _best_metric(graph: _Graph) -> Iterator[Problem]:
     """It is one of the figures that the rewards of what is trained will have."""
     for run in graph.of(RUN_NODE):
@@ -370,6 +387,7 @@ CHECKS = (
     _advancing,
     _rewards,
     _people,
+    _asked_again,
     _best_metric,
     _videos,
     _devices,

@@ -309,10 +309,7 @@ class Run:
 
     def evaluate(self, model: FlowModel, report: Report, iteration: int, on_step: Callable[[], None]) -> None:
         """Evaluates the model as it stands, and writes down what that came to as an evaluation of that iteration."""
-        prompts = [line.strip() for line in self.settings.evaluation_prompts.splitlines() if line.strip()]
-        # Where the settings name none, those of the first evaluation stay, so that the points of one curve are comparable.
-        earlier = self.evaluations[0].get("prompts", []) if self.evaluations else []
-        prompts = prompts or earlier or list(report.trajectories.prompts)
+        prompts = evaluation.prompts(self.settings, self.evaluations, report)
         seeds, steps = self.settings.evaluation_seeds, self.settings.evaluation_steps
         row, images, captions = evaluation.evaluate(model, report, iteration, prompts, seeds, steps, on_step)
         self._append(EVALUATIONS, row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .. import keys
-from ..types import Advantages, Report, Trajectories
+from ..types import LEFT_OUT, Advantages, Report, Trajectories
 
 
 def report(update: Mapping[str, float], trajectories: Trajectories, advantages: Advantages) -> Report:
@@ -20,6 +20,8 @@ def report(update: Mapping[str, float], trajectories: Trajectories, advantages: 
             column = values[:, k][values[:, k].isfinite()]
             metrics[keys.mean(kind, name)] = column.mean().item()
             metrics[keys.std(kind, name)] = column.std().item() if len(column) > 1 else 0.0
+            if without := int((values[:, k] == LEFT_OUT).sum()):
+                metrics[keys.does_not_apply(name)] = float(without)
     metrics |= {**advantages.metrics, **update}
     metrics["seconds/rollout"] = trajectories.seconds
     metrics["seconds/reward"] = sum(scores.seconds.values()) if scores.waited is None else scores.waited

@@ -93,7 +93,7 @@ PATHS = [[2.0, 1.0, 3.0, 9.0], [2.0, 1.0, 5.0, 9.0], [4.0, 2.0, 1.0, 9.0], [4.0,
 
 
 def scored(trajectories, *rewards):
-    return score_stack(rewards or [Mean()], trajectories.images, trajectories.texts, trajectories.groups)
+    return score_stack(rewards or [Mean()], trajectories.images, trajectories.prompts, trajectories.groups)
 
 
 def test_a_last_step_of_second_order_leads_elsewhere():

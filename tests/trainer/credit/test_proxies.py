@@ -29,7 +29,7 @@ def rollout_of(still_model, sample):
 @pytest.fixture(scope="module")
 def judged(rollout_of):
     rewards = [reward_class("colorfulness")(), reward_class("sharpness")(coefficient=0.5)]
-    return score_stack(rewards, rollout_of.images, rollout_of.texts, rollout_of.groups)
+    return score_stack(rewards, rollout_of.images, rollout_of.prompts, rollout_of.groups)
 
 
 def cosine(a, b):

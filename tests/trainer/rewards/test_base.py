@@ -8,9 +8,19 @@ import math
 import pytest
 import torch
 
+from comfyui_otca.host import distributed
 from comfyui_otca.nodes.rewards.pixels import RewardSharpness
+from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.networks.network import OncePerBatch
-from comfyui_otca.trainer.rewards.base import Reward, RewardError, parse_bounds, score, score_stack
+from comfyui_otca.trainer.rewards.base import (
+    GroupReward,
+    Reward,
+    RewardError,
+    parse_bounds,
+    refuse_groups_only,
+    score,
+    score_stack,
+)
 
 IMAGES, PROMPTS = torch.zeros(3, 4, 4, 3), ["one", "two", "three"]
 GROUPS = torch.tensor([0, 0, 1])
@@ -53,7 +63,63 @@ def test_each_reward_sees_the_whole_batch_once():
     stack(reward)
     [(images, prompts)] = reward.asked
     assert images.shape == IMAGES.shape
-    assert prompts == PROMPTS
+    assert prompts == [PROMPTS[group] for group in GROUPS]
+
+
+class Ranks(GroupReward):
+    """The place of each picture in its group, by brightness; says nothing of a group of one."""
+
+    def __init__(self, name="ranks", **use):
+        super().__init__(name, **use)
+        self.asked = []
+
+    def score_groups(self, samples, prompts, groups):
+        self.asked.append((len(samples), list(prompts), list(groups)))
+        light = samples.flatten(1).mean(1).tolist()
+        alike = [[other for other, group in zip(light, groups, strict=True) if group == own] for own in groups]
+        return [
+            None if len(others) == 1 else float(sorted(others).index(own))
+            for own, others in zip(light, alike, strict=True)
+        ]
+
+
+def ramp(samples):
+    return torch.arange(samples).reshape(-1, 1, 1, 1).expand(-1, 4, 4, 3) / samples
+
+
+def test_a_reward_that_compares_groups_is_asked_once_and_after_the_others():
+    ranks, order = Ranks(), []
+    other = Fixed(torch.tensor([7.0]), "other")
+    names = iter(("other", "other", "other", "ranks"))
+    scores = score_stack(
+        [ranks, other], ramp(3), PROMPTS, GROUPS, on_step=lambda: order.append(next(names)), batch_size=1
+    )
+    assert ranks.asked == [(3, ["one", "one", "two"], [0, 0, 1])]
+    assert order == ["other", "other", "other", "ranks"] and len(other.asked) == 3
+    assert scores.names == ("ranks", "other")
+    assert scores.values.tolist() == [[0.0, 7.0], [1.0, 7.0], [math.inf, 7.0]]
+
+
+def _ranks_of_a_share():
+    own, ranks = distributed.rows(5), Ranks()
+    scores = score_stack([ranks], ramp(5)[own.start : own.stop], ["a", "b"], torch.tensor([0, 0, 0, 1, 1])[own])
+    return scores.values[:, 0].tolist(), ranks.asked
+
+
+def test_of_several_processes_the_first_asks_for_the_whole_batch():
+    (first, asked), (second, others) = together(2, _ranks_of_a_share)
+    assert asked == [(5, ["a", "a", "a", "b", "b"], [0, 0, 0, 1, 1])] and others == []
+    assert first + second == [0.0, 1.0, 2.0, 0.0, 1.0]
+
+
+def test_what_compares_groups_judges_no_other_pictures():
+    ranks, plain = Ranks(), Fixed(torch.zeros(3), "plain")
+    assert ranks.for_other_pictures() is None and plain.for_other_pictures() is plain
+    with pytest.raises(RewardError, match="'ranks' failed: it compares the pictures"):
+        score([ranks], IMAGES, PROMPTS)
+    refuse_groups_only([plain], "Nothing")
+    with pytest.raises(RewardError, match="Stepwise Gain asks every reward.*'ranks' may not.*Fix: "):
+        refuse_groups_only([plain, ranks], "Stepwise Gain")
 
 
 def test_held_out_rewards_are_kept_apart():

@@ -79,7 +79,7 @@ def test_rewards_on_one_checkpoint_share_one_forward(tiny, images, prompts, monk
         ClipT(model=str(tiny / "clip")),
         Aesthetic(path=str(tiny / "aesthetic.pth"), model=str(tiny / "clip" / ".." / "clip")),
     ]
-    groups = torch.zeros(3, dtype=torch.long)
+    groups = torch.arange(3)
     scores = score_stack(stack, images.clone(), prompts, groups)
     assert forwards == [3]
     assert scores.values.isfinite().all()

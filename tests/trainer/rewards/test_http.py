@@ -208,7 +208,7 @@ def test_other_scores_for_another_batch(answering):
 @pytest.mark.parametrize("answer", ['{"scores": [1.5, null, 2]}', '{"scores": [1.5, NaN, 2]}'])
 def test_what_could_not_be_scored_masks_its_sample(answering, answer):
     url, _ = answering(answer)
-    scores = score_stack([http.HTTPReward(url=url)], IMAGES, PROMPTS, torch.tensor([0, 0, 1])).values[:, 0]
+    scores = score_stack([http.HTTPReward(url=url)], IMAGES, PROMPTS, torch.tensor([0, 1, 2])).values[:, 0]
     assert scores[[0, 2]].tolist() == [1.5, 2.0] and scores[1].isnan()
 
 

@@ -206,7 +206,7 @@ def test_one_forward_pass_for_three_objectives(made, videos):
     assert len(networks) == 1
     calls = []
     handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
-    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 0, 1]))
+    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 1, 2]))
     handle.remove()
     assert len(calls) == 1
     assert scores.names == ("video_align_vq", "video_align_mq") and scores.held_out_names == ("video_align_ta",)

@@ -92,7 +92,7 @@ def test_one_forward_pass_for_five_objectives(folder, videos):
     ours = rewards(folder, batch_size=0)
     calls = []
     handle = ours[0].network.model.register_forward_hook(lambda *_: calls.append(1))
-    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 0, 1]))
+    scores = score_stack(ours, videos.clone(), PROMPTS, torch.tensor([0, 1, 2]))
     handle.remove()
     assert len(calls) == 1
     assert scores.values.shape == (3, 5)

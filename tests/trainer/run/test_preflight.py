@@ -1,0 +1,55 @@
+"""What the shape of a graph alone refuses, with nodes of the test's own. The rest: tests/security/test_validate_is_train.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.nodes.rewards.pixels import RewardSharpness
+from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.workflow.running import Workflow
+
+
+class AskedOnce(RewardSharpness):
+    @classmethod
+    def only_of_groups(cls, **_):
+        return True
+
+
+@pytest.fixture
+def found(small_graph):
+    def problems(kind, inputs, reward=AskedOnce):
+        content = small_graph({})
+        first = {entry["class_type"]: node for node, entry in content.items()}
+        links = {
+            "model": [first["OTCA_LoadFlowModel"], 0],
+            "trajectories": [first["OTCA_SDESampler"], 0],
+            "scores": [first["OTCA_RewardStack"], 0],
+        }
+        content[first["OTCA_RewardStack"]]["inputs"]["reward_8"] = ["once", 0]
+        content["once"] = {"class_type": "OTCA_RewardOnce", "inputs": {"coefficient": 1.0, "name": "once"}}
+        [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
+        if kind == "OTCA_StepwiseGain":
+            content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
+            step["inputs"]["advantages"] = ["asks", 0]
+        else:
+            content[first[kind]]["inputs"].update({**links, **inputs})
+        workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"OTCA_RewardOnce": reward})
+        return [str(problem) for problem in preflight.problems(workflow)]
+
+    return problems
+
+
+GAIN = ("OTCA_StepwiseGain", {"tweedie_steps": 1, "per_step": False, "fusion": "weighted_sum"})
+MEASURED = ("OTCA_TCDWeights", {"proxy": "measured_gain"})
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [GAIN, MEASURED])
+def test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be(found, kind, inputs):
+    [problem] = found(kind, inputs)
+    assert "scores" in problem and "once" in problem and "Fix: disconnect reward_8" in problem
+    assert found(kind, inputs, RewardSharpness) == []
+
+
+def test_a_credit_that_asks_none_takes_it(found):
+    assert found("OTCA_TCDWeights", {"proxy": "prediction"}) == []
