@@ -22,13 +22,15 @@ def add(commands) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 to be reached from other machines, with a token")
     parser.add_argument("--port", type=options.positive, default=8190, metavar="N", help="default 8190")
-    parser.add_argument("--fps", type=float, default=16.0, help="frames per second of the videos that are kept (default 16)")
+    parser.add_argument(
+        "--fps", type=float, default=16.0, help="frames per second of the videos that are kept (default 16)"
+    )
     parser.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where it is reached from
-    other machines it wants a token: that of the environment variable OTCA_REWARD_TOKEN, or one that it makes and prints."""
+    """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where other machines
+    reach it, it wants a token: that of the environment variable OTCA_REWARD_TOKEN, or one that it makes and prints."""
     import secrets
 
     from aiohttp import web

@@ -72,7 +72,9 @@ def _guard(token: str) -> Callable:
             # Else a page of a stranger's could have its own name lead here.
             name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
             if not is_loopback(name or request.host):
-                raise web.HTTPForbidden(text=f"this server answers on this machine only, and not as {request.host[:200]}")
+                raise web.HTTPForbidden(
+                    text=f"this server answers on this machine only, and not as {request.host[:200]}"
+                )
             return await handler(request)
         if _same(request.query.get("token", ""), token) and request.method == "GET":
             response = web.HTTPFound(request.path)
@@ -80,7 +82,9 @@ def _guard(token: str) -> Callable:
             raise response
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not (_same(bearer, token) or _same(request.cookies.get(COOKIE, ""), token)):
-            raise web.HTTPUnauthorized(text="the token is missing or wrong. Fix: open the address that otca vote printed")
+            raise web.HTTPUnauthorized(
+                text="the token is missing or wrong. Fix: open the address that otca vote printed"
+            )
         return await handler(request)
 
     return guard
@@ -137,6 +141,7 @@ class Scorer:
     async def give_up(self, app: web.Application) -> None:
         for abandoned in self.open:
             abandoned.set()
+        await asyncio.to_thread(self.threads.shutdown)
 
 
 def _groups(prompts: list[str]) -> list[int]:
@@ -166,7 +171,9 @@ def _decoded(content: bytes) -> tuple[list[np.ndarray], list[str]]:
         try:
             pictures.append(_read(media, base64.b64decode(data, validate=True)))
         except (OSError, ValueError, SyntaxError, binascii.Error) as error:
-            raise Refused(400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it") from error
+            raise Refused(
+                400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it"
+            ) from error
     return pictures, [prompt for prompt, _ in encoded]
 
 

@@ -27,7 +27,9 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
         question = _question(desk, request)
         number = request.match_info["number"]
         if not (number.isascii() and number.isdecimal() and int(number) < len(question.pictures)):
-            raise Refused(404, f"question {question.id} has no picture {number!r}. Fix: 0 to {len(question.pictures) - 1}")
+            raise Refused(
+                404, f"question {question.id} has no picture {number!r}. Fix: 0 to {len(question.pictures) - 1}"
+            )
         return web.FileResponse(question.pictures[int(number)])
 
     async def answer(request: web.Request) -> dict[str, Any]:
@@ -40,7 +42,9 @@ def add_vote_routes(routes: web.RouteTableDef, desk: Desk) -> None:
         except ValueError as error:
             raise Refused(400, f"the answer {error}. Fix: vote again, or reload the page") from error
         except OSError as error:
-            raise Refused(500, f"the vote could not be saved ({error}). Fix: make room or the folder writable") from error
+            raise Refused(
+                500, f"the vote could not be saved ({error}). Fix: make room or the folder writable"
+            ) from error
         return _as_json(question)
 
     get: Mapping[str, Callable] = {"/otca/votes": asked, "/otca/votes/{id}/pictures/{number}": picture}

@@ -6,9 +6,7 @@ from .base import RewardNode
 
 class RewardVote(RewardNode):
     TITLE = "Reward: Vote"
-    DESCRIPTION = (
-        "Your own choice: the training stops at the Reward Stack and shows each prompt's pictures, and you say which are better."
-    )
+    DESCRIPTION = "Your own choice: the training stops and shows each prompt's pictures, and you say which are better."
     KIND = "vote"
 
     @classmethod
@@ -29,8 +27,8 @@ class RewardVote(RewardNode):
                 "votes there. Needed where the training does not run on the canvas. Empty: this page asks."
             ),
             "token_variable": text(
-                tip="Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
-                "only to the host that the variable of that name and _HOST names."
+                tip="Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
+                "goes only to the host that the variable of that name and _HOST names."
             ),
             "fps": number(16, 1, 240, step=1, tip="Frames per second of the videos that are shown."),
         }

@@ -57,7 +57,9 @@ class Server:
         data = None if content is None else json.dumps(content).encode()
         headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
         try:
-            with urllib.request.urlopen(urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE) as got:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE
+            ) as got:
                 status, kind, text = got.status, got.headers.get_content_type(), got.read()
         except urllib.error.HTTPError as error:
             status, kind, text = error.code, error.headers.get_content_type(), error.read()
@@ -94,7 +96,9 @@ def scoring(url, kind="vote", **options):
     def run():
         stopping.helper.abandoned = abandoned
         try:
-            scored = reward.score(images, PROMPTS) if kind == "http" else reward.score_groups(images, PROMPTS, [0, 0, 1, 1])
+            scored = (
+                reward.score(images, PROMPTS) if kind == "http" else reward.score_groups(images, PROMPTS, [0, 0, 1, 1])
+            )
             found.append(scored)
         except (stopping.Stopped, RewardError) as error:
             found.append(error)
@@ -166,7 +170,11 @@ def test_a_damaged_file_reaches_the_training_as_an_error(server):
 def test_questions_are_named_by_ids_alone(server):
     thread, _, stop = scoring(server.url)
     first, _ = server.questions(2)
-    for path in (f"/otca/votes/{first['id']}/pictures/2", f"/otca/votes/{first['id']}/pictures/..%2fvotes.jsonl", "/otca/votes/x/pictures/0"):
+    for path in (
+        f"/otca/votes/{first['id']}/pictures/2",
+        f"/otca/votes/{first['id']}/pictures/..%2fvotes.jsonl",
+        "/otca/votes/x/pictures/0",
+    ):
         assert server.ask(path)[0] == 404
     assert server.ask("/otca/votes/x", {"answer": None})[0] == 404
     assert server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[0]]}})[0] == 400
@@ -179,7 +187,15 @@ def test_questions_are_named_by_ids_alone(server):
 
 def test_the_page_and_what_it_loads_are_there(server):
     assert b"/web/vote/page.js" in server.ask("/")[1]
-    for path in ("vote/page.js", "vote/panel.js", "lib/ballot.js", "lib/format.js", "lib/poll.js", "sidebar/dom.js", "otca.css"):
+    for path in (
+        "vote/page.js",
+        "vote/panel.js",
+        "lib/ballot.js",
+        "lib/format.js",
+        "lib/poll.js",
+        "sidebar/dom.js",
+        "otca.css",
+    ):
         assert server.ask(f"/web/{path}")[0] == 200
     assert server.ask("/web/../pyproject.toml")[0] == 404
 
@@ -196,6 +212,8 @@ def test_beyond_this_machine_a_token_is_wanted(tmp_path, monkeypatch):
         assert server.ask("/otca/votes", Host="votes.example:80", Cookie="otca_vote=a-token")[0] == 200
         opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         with opener.open(f"{server.url}/?token=a-token", timeout=PATIENCE) as page:
-            assert page.url == f"{server.url}/" and b"otca vote" in page.read(), "the token does not stay in the address"
+            assert page.url == f"{server.url}/" and b"otca vote" in page.read(), (
+                "the token does not stay in the address"
+            )
     finally:
         server.close()

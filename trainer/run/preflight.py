@@ -212,7 +212,9 @@ def _people(graph: _Graph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
     for node_id in graph.of(VOTE_NODE):
         if graph.values[node_id].get("url") == "":
-            message = "only a training on the canvas can ask people on its own page, and here nobody would see the pictures"
+            message = (
+                "only a training on the canvas can ask people on its own page, and here nobody would see the pictures"
+            )
             fix = "start otca vote where somebody has a browser, and give its address, as http://127.0.0.1:8190/score"
             yield graph.problem(node_id, "url", message, fix)
 

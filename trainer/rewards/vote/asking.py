@@ -59,7 +59,9 @@ class VoteFolder:
     def file(self) -> Path:
         return self.folder / FILE
 
-    def scores(self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]) -> list[Score]:
+    def scores(
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+    ) -> list[Score]:
         """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
 
         Args:
@@ -81,7 +83,9 @@ class VoteFolder:
             said = votes.read(self.file)
         scores: list[Score] = [math.nan if sample is None else None for sample in samples]
         for group in sorted_groups:
-            for score, members in zip(votes.group_scores(said, group.prompt, group.pictures), group.members, strict=True):
+            for score, members in zip(
+                votes.group_scores(said, group.prompt, group.pictures), group.members, strict=True
+            ):
                 for member in members:
                     scores[member] = score
         return scores

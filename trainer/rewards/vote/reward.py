@@ -20,6 +20,7 @@ NOBODY = (
     "set url of Reward: Vote to its address, as in http://127.0.0.1:8190/score"
 )
 WEEK = 7 * 86400.0  # how long a vote server may take to answer
+RETRIES = 10  # where it is started again meanwhile: about eight minutes
 
 
 class VoteReward(GroupReward):
@@ -58,4 +59,4 @@ class VoteReward(GroupReward):
 def _server(url: str, token_variable: str, fps: float):
     from ..http import Server, check_token_variable, check_url
 
-    return Server(check_url(url), WEEK, 0, 0, check_token_variable(token_variable), fps)
+    return Server(check_url(url), WEEK, RETRIES, 0, check_token_variable(token_variable), fps)

@@ -166,7 +166,9 @@ def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask,
 def test_contradictory_votes_leave_a_group_without_a_preference(folder):
     names = [votes.picture_path(picture) for picture in pictures(2)]
     for order in ([[0], [1]], [[1], [0]]):
-        votes.append(folder.file, votes.Vote("p", tuple(names), votes.parse_answer({"kind": "order", "order": order}, 2)))
+        votes.append(
+            folder.file, votes.Vote("p", tuple(names), votes.parse_answer({"kind": "order", "order": order}, 2))
+        )
     assert folder.scores(pictures(2), ["p", "p"], [0, 0]) == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
