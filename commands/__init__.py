@@ -13,6 +13,7 @@ COMMANDS = (
     "export",
     "report",
     "score",
+    "vote",
     "evaluate",
     "analyze",
     "compare",

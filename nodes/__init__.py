@@ -4,7 +4,7 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 """
 
 from . import credit, data, embedded, fusion, guidance, model, native, sampling, training
-from .rewards import external, images, pixels, stack, videos
+from .rewards import external, images, pixels, stack, videos, vote
 
 _NODES = [
     *(model.LoadFlowModel, model.ModelMemory, model.ModelFiles),
@@ -17,6 +17,7 @@ _NODES = [
     *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility, pixels.RewardShapesAccuracy),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
     *(external.RewardHTTP, external.RewardPython),
+    vote.RewardVote,
     stack.RewardStack,
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -338,7 +338,7 @@ class _Record:
         self.folder = folder
         fix = "put the file back, or choose another --output"
         fields = {"prompts": TEXTS, "metadata": maybe(OBJECTS)}
-        before = read_json(folder / SETTINGS, fields=fields, fix=fix) or {"prompts": []}
+        before: dict[str, Any] = read_json(folder / SETTINGS, fields=fields, fix=fix) or {"prompts": []}
         for name, value in identity.items():
             if before.get(name, value) != value:
                 raise RunError(
@@ -347,7 +347,7 @@ class _Record:
                 )
         self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
         now = {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
-        self.metadata = (before.get("metadata") or {}) | now
+        self.metadata = {**(before.get("metadata") or {}), **now}
         folder.mkdir(parents=True, exist_ok=True)
         settings = {**before, **identity, "prompts": self.prompts, "metadata": self.metadata}
         write_text(folder / SETTINGS, json.dumps(settings, indent=1))

@@ -26,13 +26,14 @@ REWARDS = {
     "video_score": "video_score.VideoScore",
     "http": "http.HTTPReward",
     "python": "python.PythonReward",
+    "vote": "vote.reward.VoteReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
 
 
 def reward_class(kind: str) -> type[Any]:
     """The class of a row in REWARDS: a `Reward` with settings of its own. Its module, and what that needs, is imported now."""
-    module, name = REWARDS[kind].split(".")
+    module, _, name = REWARDS[kind].rpartition(".")
     return getattr(importlib.import_module(f".{module}", __name__), name)
 
 

@@ -289,7 +289,7 @@ def _score_groups(
     if rewards:
         everything, numbers = distributed.whole(images), distributed.whole(groups)
         mine = distributed.rows(len(everything))
-        texts = [prompts[number] for number in numbers.tolist()]
+        texts = [prompts[int(number)] for number in numbers]
     for reward in rewards:
         on_step()
         started = time.perf_counter()
@@ -339,7 +339,7 @@ def score_stack(
     if len(set(names)) < len(names):
         raise RewardError(f"two rewards of the stack share a name: {names}. Fix: set different names on their nodes")
     size, single = batch_size or len(images), one_by_one(rewards)
-    texts = [prompts[group] for group in groups.tolist()]
+    texts = [prompts[int(group)] for group in groups]
     try:
         parts = scored or [
             score_part(single, images[first : first + size], texts[first : first + size], first, on_step)
