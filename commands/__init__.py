@@ -18,4 +18,5 @@ COMMANDS = (
     "analyze",
     "compare",
     "vbench",
+    "taste",
 )

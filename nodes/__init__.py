@@ -13,6 +13,7 @@ _NODES = [
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
+    images.RewardMyTaste,
     *(pixels.RewardColorfulness, pixels.RewardSharpness),
     *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility, pixels.RewardShapesAccuracy),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
