@@ -14,6 +14,7 @@ COMMANDS = (
     "report",
     "score",
     "vote",
+    "rewards",
     "evaluate",
     "analyze",
     "compare",

@@ -19,7 +19,7 @@ _NODES = [
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
     *(external.RewardHTTP, external.RewardPython),
     vote.RewardVote,
-    stack.RewardStack,
+    *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),

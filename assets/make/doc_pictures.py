@@ -42,7 +42,7 @@ from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
 from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
-from ...trainer.rewards import reward_class
+from ...trainer.rewards import ranking, reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
@@ -345,6 +345,14 @@ def reward_python():
 
 def reward_table():
     return heatmaps.reward_table(scores(2), trajectories(2).images)
+
+
+def score_images():
+    """Eight samples of one prompt, ranked by two rewards."""
+    images = trajectories(1).images[:8]
+    ranked = ranking.rank([reward("clip_t"), reward("colorfulness")], images, [CAPTIONS[0]] * len(images))
+    captions = [f"{place}.  {ranked.totals[sample]:+.2f}" for place, sample in enumerate(ranked.order.tolist(), 1)]
+    return grids.sample_grid(images[ranked.order], captions, columns=4)
 
 
 def frames_seen(choose: Callable[[int, int], list[int]]):
@@ -665,6 +673,7 @@ DRAWINGS = {
     "reward_http": reward_http,
     "reward_python": reward_python,
     "reward_table": reward_table,
+    "score_images": score_images,
     "video_align_frames": video_align_frames,
     "video_score_frames": video_score_frames,
     "tcd_floors": tcd_floors,
