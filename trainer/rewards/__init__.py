@@ -17,6 +17,7 @@ REWARDS = {
     "pickscore": "pickscore.PickScore",
     "hpsv2": "hps.HPSv2",
     "image_reward": "image_reward.ImageReward",
+    "my_taste": "taste.MyTaste",
     "jpeg_compressibility": "pixels.JpegCompressibility",
     "jpeg_incompressibility": "pixels.JpegIncompressibility",
     "colorfulness": "pixels.Colorfulness",
