@@ -46,6 +46,7 @@ from ...trainer.rewards import reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
+from ...trainer.rewards.vote import votes
 from ...trainer.run.layout import read_lines
 from ...trainer.schedule import window_start
 from ...trainer.sde import sensitivities, transition
@@ -332,6 +333,21 @@ def reward_http():
     """By the example server's own function."""
     pictures = (trajectories().images * 255).round().byte().numpy()
     return score_strip(torch.tensor(example_server.score(list(pictures), trajectories().texts)))
+
+
+def reward_vote():
+    """Three groups of six: the reddest picture of each is the best, the least red one the worst."""
+    own, captions, shown = trajectories(), [], []
+    red = (own.images[..., 0] - own.images[..., 1:].amax(-1)).mean((1, 2))
+    for first in (0, 12, 24):
+        group = red[first : first + 6]
+        best, worst = int(group.argmax()), int(group.argmin())
+        others = tuple(number for number in range(6) if number not in (best, worst))
+        scores = votes.bradley_terry(votes.Answer("order", ((best,), others, (worst,))).pairs, 6)
+        said = {best: "best: ", worst: "worst: "}
+        captions += [f"{said.get(number, '')}{score:.2f}" for number, score in enumerate(scores)]
+        shown.append(own.images[first : first + 6])
+    return grids.sample_grid(torch.cat(shown), captions, columns=6)
 
 
 def reward_python():
@@ -663,6 +679,7 @@ DRAWINGS = {
     },
     "reward_views": reward_views,
     "reward_http": reward_http,
+    "reward_vote": reward_vote,
     "reward_python": reward_python,
     "reward_table": reward_table,
     "video_align_frames": video_align_frames,
