@@ -15,8 +15,8 @@ def add(commands) -> None:
     fit.add_argument(
         "votes", nargs="*", type=Path, metavar="VOTES", help="folders of votes, votes.jsonl, or pair files (.jsonl)"
     )
-    fit.add_argument("--liked", type=options.existing_folder, metavar="DIR", help="pictures, each better than …")
-    fit.add_argument("--disliked", type=options.existing_folder, metavar="DIR", help="… each of these")
+    fit.add_argument("--liked", type=Path, metavar="DIR", help="pictures, each better than …")
+    fit.add_argument("--disliked", type=Path, metavar="DIR", help="… each of these")
     fit.add_argument(
         "--encoder", default="shapes-clip", metavar="NAME", help="CLIP, SigLIP 2, DINOv2 … (default shapes-clip)"
     )

@@ -25,6 +25,12 @@ def add(commands) -> None:
     parser.add_argument(
         "--fps", type=float, default=16.0, help="frames per second of the videos that are kept (default 16)"
     )
+    parser.add_argument(
+        "--learn",
+        default="",
+        metavar="ENCODER",
+        help="learn from the votes by that image encoder (a folder, or the name of one), and ask only about the rest",
+    )
     parser.set_defaults(command=_run)
 
 
@@ -40,8 +46,10 @@ def _run(arguments: argparse.Namespace) -> int:
     from ..trainer.rewards.vote import votes
     from ..trainer.rewards.vote.asking import VoteFolder
 
-    folder = VoteFolder(arguments.folder, arguments.fps)
-    before = votes.standing(votes.read(folder.file))  # a damaged file is said now, and not when the first picture comes
+    options.user_names(arguments.learn or None)
+    folder = VoteFolder(arguments.folder, arguments.fps, arguments.learn)
+    # A damaged file, or an encoder that is not there, is said now, and not when the first picture comes.
+    before, _ = votes.standing(votes.read(folder.file)), folder.apprentice
     token = "" if is_loopback(arguments.host) else os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     shown = f"http://{arguments.host}:{arguments.port}"
     app = application(folder, token)

@@ -1,6 +1,6 @@
 """The reward that asks people."""
 
-from ..inputs import complaint, number, text
+from ..inputs import complaint, number, switch, text
 from .base import RewardNode
 
 
@@ -31,10 +31,20 @@ class RewardVote(RewardNode):
                 "goes only to the host that the variable of that name and _HOST names."
             ),
             "fps": number(16, 1, 240, step=1, tip="Frames per second of the videos that are shown."),
+            "learn": switch(
+                tip="A small head learns from your votes. After some of them it scores the groups that it is sure of, and you "
+                "are asked about a pair of each of the others."
+            ),
+            "encoder": text(
+                "shapes-clip",
+                tip="What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
+                "cache. shapes-clip knows small pictures of shapes only.",
+            ),
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, votes, url="", token_variable="", clip=""):
+    def VALIDATE_INPUTS(cls, votes, url="", token_variable="", learn=False, encoder="", clip=""):
+        from ...host import search
         from ...host.access.permissions import check_token
         from ...host.names import plain_name
         from ...trainer.rewards.http import check_host, check_token_variable
@@ -45,6 +55,12 @@ class RewardVote(RewardNode):
             or complaint("url", check_host, url or None)
             or complaint("token_variable", check_token_variable, token_variable)
             or complaint("token_variable", check_token, sent, url)
+            or (learn and complaint("encoder", search.model, encoder, "config.json"))
+            or (
+                url
+                and learn
+                and "learn: the votes are kept at url. Fix: switch it off, and start otca vote with --learn"
+            )
             or super().VALIDATE_INPUTS(clip)
         )
 
@@ -53,7 +69,8 @@ class RewardVote(RewardNode):
         return True
 
     @classmethod
-    def WANTS(cls, url="", **_):
-        from ...host.access.wants import posts
+    def WANTS(cls, url="", learn=False, encoder="", **_):
+        from ...host.access.wants import posts, reads
 
-        return posts(url, "pictures and prompts", "url") if url != "" else []
+        learned = reads(encoder, "a reward model", "encoder") if learn is None or learn else []
+        return [*(posts(url, "pictures and prompts", "url") if url != "" else []), *learned]

@@ -99,7 +99,7 @@ function levelsOf({ mode, best, worst, thumbs, order, placed }) {
 export function markOf({ mode, best, worst, thumbs, order, placed }, picture) {
   if (mode === "pick" && picture === best) return { tone: "good", text: "best" };
   if (mode === "pick" && picture === worst) return { tone: "bad", text: "worst" };
-  if (mode === "thumbs" && thumbs[picture]) return thumbs[picture] > 0 ? { tone: "good", text: "👍" } : { tone: "bad", text: "👎" };
+  if (mode === "thumbs" && thumbs[picture]) return thumbs[picture] > 0 ? { tone: "good", text: "up" } : { tone: "bad", text: "down" };
   const place = order.indexOf(picture);
   return mode === "order" && place < placed ? { tone: "good", text: `${place + 1}.` } : null;
 }

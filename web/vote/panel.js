@@ -123,6 +123,8 @@ export function votePanel(server, { stop, always = false } = {}) {
     const known = new Set(questions.map(({ id }) => id));
     if (state.questions.some(({ id, answered }) => !answered && !known.has(id))) closed = false;
     questions = state.questions;
+    // What is asked again later, with the same pictures, is asked anew.
+    for (const id of ballots.keys()) if (!questions.some((question) => question.id === id)) ballots.delete(id);
     secondsEach = state.seconds_each;
     setText(error, "");
     choose();

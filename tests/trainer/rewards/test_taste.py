@@ -9,6 +9,7 @@ import torch
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.rewards.taste import MyTaste
+from comfyui_otca.trainer.rewards.vote.head import read
 from comfyui_otca.trainer.rewards.vote.learning import Learner
 
 
@@ -20,7 +21,8 @@ def taste(tmp_path_factory):
     learner = Learner("shapes-clip", "cpu")
     for first in range(0, 30, 3):
         order = red[first : first + 3].argsort(descending=True).tolist()
-        learner.add(colours[first : first + 3], [[number] for number in order])
+        rows = read(learner.network, colours[first : first + 3])
+        learner.add_features(rows, [[number] for number in order])
     path = tmp_path_factory.mktemp("taste") / "red.safetensors"
     learner.head().save(path)
     return path

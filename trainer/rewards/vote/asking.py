@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
-import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from .votes import FILE, FOLDER, Answer, Vote
 if TYPE_CHECKING:
     import numpy as np
 
-logger = logging.getLogger(__name__)
+    from .apprentice import Apprentice
 
 Score = float | None
 
@@ -34,13 +34,10 @@ class Group:
     pictures: tuple[str, ...]
     members: tuple[tuple[int, ...], ...]
 
-    @property
-    def id(self) -> str:
-        text = "\n".join([self.prompt, *sorted(self.pictures)])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def is_of(self, vote: Vote) -> bool:
-        return vote.prompt == self.prompt and set(vote.pictures) == set(self.pictures)
+    def about(self, said: Sequence[Vote]) -> list[Vote]:
+        """Those of the votes that stand and are about these pictures, or some of them."""
+        of_prompt = [vote for vote in votes.standing(said) if vote.prompt == self.prompt]
+        return [vote for vote in of_prompt if set(vote.pictures) <= set(self.pictures)]
 
 
 class VoteFolder:
@@ -49,15 +46,24 @@ class VoteFolder:
     Args:
         folder: made at the first vote.
         fps: of the mp4 files that videos are kept as.
+        encoder: of a head that learns from the votes, so that it scores what it is sure of; empty: everything is asked.
     """
 
-    def __init__(self, folder: Path, fps: float = 16.0):
-        self.folder, self.fps = folder, fps
+    def __init__(self, folder: Path, fps: float = 16.0, encoder: str = ""):
+        self.folder, self.fps, self.encoder = folder, fps, encoder
         self._writing = threading.Lock()
 
     @property
     def file(self) -> Path:
         return self.folder / FILE
+
+    @functools.cached_property
+    def apprentice(self) -> Apprentice | None:
+        if not self.encoder:
+            return None
+        from .apprentice import Apprentice
+
+        return Apprentice(self.folder, self.encoder)
 
     def scores(
         self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
@@ -74,33 +80,31 @@ class VoteFolder:
         Raises:
             Damaged: votes.jsonl, with the line.
         """
-        sorted_groups = self._groups(samples, prompts, groups)
+        found = self._groups(samples, prompts, groups)
         said = votes.read(self.file)
-        questions = [self._question(group) for group in sorted_groups if self._to_ask(group, said)]
+        questions = self._questions(
+            [group for group in found if len(group.pictures) > 1 and not group.about(said)], said
+        )
         if questions:
-            logger.info("%d groups are to be voted on", len(questions))
             desk.ask(questions)
             said = votes.read(self.file)
         scores: list[Score] = [math.nan if sample is None else None for sample in samples]
-        for group in sorted_groups:
-            for score, members in zip(
-                votes.group_scores(said, group.prompt, group.pictures), group.members, strict=True
-            ):
+        for group in found:
+            for score, members in zip(self._scores(group, said), group.members, strict=True):
                 for member in members:
                     scores[member] = score
         return scores
 
-    def _groups(self, samples, prompts, groups) -> list[Group]:
+    def _groups(
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+    ) -> list[Group]:
         """The groups in their order, with their pictures on disk."""
-        found: list[Group] = []
-        for number in dict.fromkeys(groups):
-            members: dict[str, list[int]] = {}
-            for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
-                if group == number and pixels is not None:
-                    members.setdefault(self._kept(pixels), []).append(sample)
-            prompt = str(prompts[list(groups).index(number)])
-            found.append(Group(prompt, tuple(members), tuple(map(tuple, members.values()))))
-        return found
+        members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
+        prompt_of = dict(zip(groups, map(str, prompts), strict=True))
+        for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
+            if pixels is not None:
+                members[group].setdefault(self._kept(pixels), []).append(sample)
+        return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
 
     def _kept(self, pixels: np.ndarray) -> str:
         """The path of a picture, which is written where it is not there."""
@@ -111,31 +115,51 @@ class VoteFolder:
             files.write_bytes(path, media.mp4(pixels, self.fps) if pixels.ndim == 4 else png(pixels))
         return name
 
-    def _to_ask(self, group: Group, said: Sequence[Vote]) -> bool:
-        if len(group.pictures) < 2:
-            return False
-        return not any(group.is_of(vote) for vote in votes.standing(said))
+    def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
+        """About groups of which nothing was said. Once enough is learned: about the pair that tells most of each group that the
+        learner is not sure of."""
+        apprentice = self.apprentice
+        if apprentice is None:
+            return [self._question(group.prompt, group.pictures) for group in groups]
+        with apprentice.busy:
+            apprentice.learn(said)
+            unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
+            shown = [apprentice.pair(group.pictures) if apprentice.ready else group.pictures for group in unsure]
+            learned = apprentice.report(len(groups) - len(unsure), len(groups))
+        return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
-    def _question(self, group: Group) -> Question:
+    def _question(self, prompt: str, pictures: tuple[str, ...], learned: str = "") -> Question:
         return Question(
-            id=group.id,
-            text=group.prompt,
-            pictures=[self.folder / picture for picture in group.pictures],
-            keep=self._keeper(group),
+            id=hashlib.sha256("\n".join([prompt, *sorted(pictures)]).encode()).hexdigest()[:16],
+            text=prompt,
+            pictures=[self.folder / picture for picture in pictures],
+            keep=self._keeper(prompt, pictures),
+            about={"learned": learned},
         )
 
-    def _keeper(self, group: Group) -> Callable[[Any], None]:
-        """What keeps the answers about a group: each but the first one replaces the one before."""
+    def _keeper(self, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
+        """What keeps the answers to a question: each but the first one replaces the one before."""
         last: list[str] = []
 
         def keep(answer: Any) -> None:
-            parsed = Answer("withdrawn") if answer is None else votes.parse_answer(answer, len(group.pictures))
-            vote = Vote(group.prompt, group.pictures, parsed, last[0] if last else None)
+            parsed = Answer("withdrawn") if answer is None else votes.parse_answer(answer, len(pictures))
+            vote = Vote(prompt, pictures, parsed, last[0] if last else None)
             with self._writing:
                 votes.append(self.file, vote)
             last[:] = [vote.id]
 
         return keep
+
+    def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
+        """By what was said of the whole group; else by what was learned, unless the pair that was shown was not judged."""
+        about, apprentice = group.about(said), self.apprentice
+        whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
+        masked = about and not any(vote.pairs for vote in about)
+        if apprentice is None or whole or masked or len(group.pictures) < 2:
+            return votes.group_scores(about, group.prompt, group.pictures)
+        with apprentice.busy:
+            apprentice.learn(said)
+            return apprentice.scores(group.pictures)
 
 
 def png(pixels: np.ndarray) -> bytes:

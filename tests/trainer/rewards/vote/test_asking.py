@@ -14,7 +14,7 @@ from comfyui_otca.host.files import Damaged
 from comfyui_otca.host.questions import NotOpen, desk
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, as_pictures
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, as_pictures, png
 
 BEST_IS_2 = {"kind": "order", "order": [[2], [0, 1]]}
 PROMPTS = ["a red circle"] * 3 + ["a blue square"] * 3
@@ -199,6 +199,60 @@ def test_what_cannot_be_shown_has_failed_and_is_not_asked_about(folder, ask):
     desk.answer(question.id, {"kind": "pair", "winner": 0, "loser": 1})
     first, none, last = waiting.end()
     assert first == -last > 0 and math.isnan(none)
+
+
+def shapes(count, seed):
+    """Pictures for an encoder of shapes, of which later ones are redder."""
+    noise = np.random.default_rng(seed).integers(0, 60, (count, 40, 40, 3))
+    for number, pixels in enumerate(noise):
+        pixels[8:32, 8:32] = (40 + 200 * number // (count - 1), 40, 40)
+    return list(noise.astype(np.uint8))
+
+
+def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_a_pair(tmp_path, ask):
+    folder, redder = (
+        VoteFolder(tmp_path / "votes", encoder="shapes-clip"),
+        {"kind": "order", "order": [[3], [1, 2], [0]]},
+    )
+    for round_ in range(5):
+        waiting = ask(folder, shapes(4, round_), [f"prompt {round_}"] * 4, [0] * 4)
+        (question,) = waiting.questions(1)
+        assert len(question.pictures) == 4, "nothing is sure yet"
+        desk.answer(question.id, redder)
+        scores = waiting.end()
+        assert scores[3] > scores[1] > scores[0] and scores[1] == pytest.approx(scores[2]), "by the vote itself"
+    assert folder.apprentice.ready and folder.apprentice.learner.votes == 5
+    clear, alike = shapes(4, 9), [shapes(2, 7)[0], shapes(2, 8)[0], shapes(2, 9)[0]]
+    waiting = ask(folder, [*clear, *alike], ["clear"] * 4 + ["alike"] * 3, [0] * 4 + [1] * 3)
+    (question,) = waiting.questions(1)
+    assert question.text == "alike" and len(question.pictures) == 2
+    assert "Learned from 5 votes" in question.about["learned"] and "sure of 1 of 2 groups" in question.about["learned"]
+    desk.answer(question.id, {"kind": "order", "order": [[0], [1]]})
+    scores = waiting.end()
+    assert sorted(scores[:4]) == scores[:4] and all(map(math.isfinite, scores))
+    assert len(votes.read(folder.file)) == 6
+
+
+def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(tmp_path, caplog):
+    folder, names = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), []
+    for number, pixels in enumerate(shapes(3, 0)):
+        names.append(votes.picture_path(pixels))
+        path = folder.folder / names[-1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no picture" if number == 2 else png(pixels))
+    first = votes.Vote("p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
+    wrong = votes.Vote("p", tuple(names[1:]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
+    folder.apprentice.learn([first, wrong])
+    low, high = folder.apprentice.scores(names[:2])
+    assert low > high and folder.apprentice.learner.votes == 1
+    assert names[2] in caplog.text and "cannot be read" in caplog.text
+    assert folder.apprentice.scores(names) == [None] * 3
+    second = votes.Vote(
+        "p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 1, "loser": 0}, 2), first.id
+    )
+    folder.apprentice.learn([first, wrong, second])
+    low, high = folder.apprentice.scores(names[:2])
+    assert low < high and folder.apprentice.learner.votes == 1
 
 
 def test_videos_are_kept_as_mp4(folder, ask):
