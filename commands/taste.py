@@ -20,7 +20,9 @@ def add(commands) -> None:
     fit.add_argument(
         "--encoder", default="shapes-clip", metavar="NAME", help="CLIP, SigLIP 2, DINOv2 … (default shapes-clip)"
     )
-    fit.add_argument("--output", type=Path, required=True, metavar="FILE", help="such as taste.safetensors")
+    fit.add_argument(
+        "--output", type=Path, default=Path("taste.safetensors"), metavar="FILE", help="(default taste.safetensors)"
+    )
     fit.add_argument("--batch-size", type=options.positive, default=8, metavar="N", help="pictures at once (default 8)")
     fit.add_argument("--device", help="cpu, cuda, cuda:1 …")
     options.permission_arguments(fit)
