@@ -313,7 +313,7 @@ def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
 
 
 def reward_my_taste():
-    """Pictures by a taste that was learned from picks of the reddest picture of each prompt."""
+    """Pictures by a taste for warm colours, learned from one pick for each of four prompts."""
     own, learner = trajectories(), Learner("shapes-clip")
     red = (own.images[..., 0] - own.images[..., 1:].mean(-1)).mean((1, 2))
     rows = vote_head.read(learner.network, own.images)
