@@ -27,6 +27,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from aiohttp import web
@@ -90,7 +91,8 @@ def _directly(folder: Path, pictures: torch.Tensor):
     """What the model says of each picture, by transformers alone."""
     from transformers import AutoProcessor, LlavaForConditionalGeneration
 
-    processor, network = AutoProcessor.from_pretrained(folder), LlavaForConditionalGeneration.from_pretrained(folder)
+    processor = AutoProcessor.from_pretrained(folder)
+    network: Any = LlavaForConditionalGeneration.from_pretrained(folder)
 
     def run() -> torch.Tensor:
         said = []

@@ -62,7 +62,7 @@ def words() -> None:
     reader = ocr.reader()
     print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
     print(
-        "| size of the font | read to the letter | mean score | the same, asked with one letter changed | where all is read, that is |"
+        "| size of the font | read to the letter | mean score | the same, asked with one letter changed | all read: |"
     )
     print("|---|---|---|---|---|")
     for size in SIZES:

@@ -13,9 +13,11 @@ COMMANDS = (
     "export",
     "report",
     "score",
+    "vote",
     "rewards",
     "evaluate",
     "analyze",
     "compare",
     "vbench",
+    "taste",
 )

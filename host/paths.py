@@ -44,6 +44,15 @@ def runs_folder() -> Path:
     return Path(os.environ.get(RUNS) or "runs")
 
 
+def votes_folder() -> Path:
+    """Where folders of votes are: in ComfyUI's output folder, else in $OTCA_VOTES or here."""
+    if comfyui.in_comfyui():
+        import folder_paths
+
+        return Path(folder_paths.get_output_directory()) / "otca_votes"
+    return Path(os.environ.get("OTCA_VOTES") or ".")
+
+
 def list_runs() -> list[str]:
     """Names of the runs with a checkpoint, the latest first; none outside ComfyUI, where no menu asks."""
     if not comfyui.in_comfyui():

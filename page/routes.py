@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ..host.names import plain_name
+from ..host.questions import desk
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
@@ -29,6 +30,7 @@ from .export import commands
 from .jobs import Gpus, Jobs, as_json
 from .permissions import add_permission_routes
 from .runs import Run, Runs
+from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
 
@@ -96,6 +98,7 @@ def add_routes(
     }.items():
         post(path)(handler)
     add_permission_routes(post, jobs.node_classes)
+    add_vote_routes(routes, desk)
 
 
 # Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.

@@ -57,7 +57,7 @@ HPS_PROVIDERS = ("transformers", "hpsv2")
 PREFIX = "OTCA_"
 RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
-MAKE_NODE = "OTCA_MakeTrainable"
+MAKE_NODE, VOTE_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote"
 MODEL_NODES = (
     LOAD_NODE,
     MAKE_NODE,

@@ -142,6 +142,15 @@ export function onNodeResult(callback) {
   api.addEventListener("otca.result", ({ detail: { kind, data, node } }) => callback(kind, data, node));
 }
 
+/**
+ * Calls back when a training asks people something, or stops asking.
+ *
+ * @param {() => void} callback
+ */
+export function onQuestions(callback) {
+  api.addEventListener("otca.questions", () => callback());
+}
+
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
   const { output } = await exportedGraph();

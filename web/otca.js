@@ -7,6 +7,7 @@ import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
 import { showNewWants } from "./sidebar/actions.js";
 import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
+import { votePanel } from "./vote/panel.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
@@ -110,6 +111,10 @@ comfy.app.registerExtension({
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
     comfy.onReconnected(replay);
+    const votes = votePanel(comfy, { stop: comfy.interrupt });
+    comfy.onQuestions(votes.refresh);
+    comfy.onReconnected(votes.refresh);
+    votes.refresh();
     setupSidebar(comfy);
   },
 

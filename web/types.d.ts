@@ -80,6 +80,7 @@ interface NodeInput {
 
 interface GraphNode {
   id: number | string;
+  type?: string;
   title: string;
   color?: string;
   size: [number, number];
@@ -236,6 +237,22 @@ interface Want {
   allowed: boolean | null; // null: known only when the graph runs
   remember: string | null; // what a click allows from then on
   fix: string;
+}
+
+/** Where the panel of votes asks, and how: a route to an answer, or to the address of a picture. */
+interface VoteServer {
+  getJson(route: string): Promise<any>;
+  postJson(route: string, body: object): Promise<any>;
+  routeUrl(route: string): string;
+}
+
+/** A group of pictures of one prompt that is to be voted on. */
+interface VoteQuestion {
+  id: string;
+  prompt: string;
+  pictures: { video: boolean }[];
+  answered: boolean;
+  learned?: string;
 }
 
 interface ExportAnswer {

@@ -38,6 +38,7 @@ from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
 from ...trainer.flow.files import read_tensors
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import moca
+from ...trainer.groups import per_group
 from ...trainer.grpo import clipped_objective
 from ...trainer.networks import preprocess
 from ...trainer.networks.features import PatchFeatures
@@ -50,6 +51,9 @@ from ...trainer.rewards.chat import Reply
 from ...trainer.rewards.judge import probability_of_yes
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
+from ...trainer.rewards.vote import head as vote_head
+from ...trainer.rewards.vote import votes
+from ...trainer.rewards.vote.learning import Learner
 from ...trainer.run.layout import read_lines
 from ...trainer.schedule import window_start
 from ...trainer.sde import sensitivities, transition
@@ -312,6 +316,18 @@ def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
     return grids.sample_grid(own.images[order], captions, columns=4)
 
 
+def reward_my_taste():
+    """Pictures by a taste for warm colours, learned from one pick for each of four prompts."""
+    own, learner = trajectories(), Learner("shapes-clip")
+    red = (own.images[..., 0] - own.images[..., 1:].mean(-1)).mean((1, 2))
+    rows = vote_head.read(learner.network, own.images)
+    for members in per_group(own.groups):
+        places = members.nonzero()[:, 0]
+        best = int(red[places].argmax())
+        learner.add_features(rows[places], ((best,), tuple(n for n in range(len(places)) if n != best)))
+    return score_strip(torch.from_numpy(learner.head().scores(rows)))
+
+
 def reward_views():
     """Three samples side by side are a wide picture: what each judge sees of it."""
     wide = torch.cat(list(trajectories().images[[0, 12, 24]]), 1)[None]
@@ -354,6 +370,21 @@ def reward_judge():
     axes.legend(handles=[Patch(color=color, label=name) for name, color in legend.items()], loc="lower right")
     axes.set_title(f"score 0.75 / 0.95 = {probability_of_yes(reply):.3f}", fontsize=10)
     return _drawn(figure)
+
+
+def reward_vote():
+    """Three groups of six: the reddest picture of each is the best, the least red one the worst."""
+    own, captions, shown = trajectories(), [], []
+    red = (own.images[..., 0] - own.images[..., 1:].amax(-1)).mean((1, 2))
+    for first in (0, 12, 24):
+        group = red[first : first + 6]
+        best, worst = int(group.argmax()), int(group.argmin())
+        others = tuple(number for number in range(6) if number not in (best, worst))
+        scores = votes.bradley_terry(votes.Answer("order", ((best,), others, (worst,))).pairs, 6)
+        said = {best: "best: ", worst: "worst: "}
+        captions += [f"{said.get(number, '')}{score:.2f}" for number, score in enumerate(scores)]
+        shown.append(own.images[first : first + 6])
+    return grids.sample_grid(torch.cat(shown), captions, columns=6)
 
 
 def reward_python():
@@ -712,6 +743,7 @@ def icon():
 DRAWINGS = {
     "embedded_model": embedded_model,
     "model_memory": model_memory,
+    "reward_my_taste": reward_my_taste,
     "model_files": model_files,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
@@ -733,6 +765,7 @@ DRAWINGS = {
     "object_places": object_places,
     "reward_http": reward_http,
     "reward_judge": reward_judge,
+    "reward_vote": reward_vote,
     "reward_python": reward_python,
     "reward_table": reward_table,
     "score_images": score_images,

@@ -7,6 +7,7 @@ answers in prose.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -64,7 +65,7 @@ def _processor():
 
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, "<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    names: dict[str, Any] = dict(pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
     size = {"height": IMAGE, "width": IMAGE}
     return LlavaProcessor(
         CLIPImageProcessorPil(size={"shortest_edge": IMAGE}, crop_size=size),
@@ -81,8 +82,8 @@ def _processor():
 def _model():
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
-    size = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
-    ends = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    size: dict[str, Any] = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    ends: dict[str, Any] = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
     model = LlavaForConditionalGeneration(
         LlavaConfig(
             vision_config=CLIPVisionConfig(**size, image_size=IMAGE, patch_size=PATCH),

@@ -164,3 +164,46 @@ class RewardImageReward(NetworkReward):
             or complaint("tokenizer", image_reward.TOKENIZER.find_folder, tokenizer, "tokenizer_config.json")
             or super().VALIDATE_INPUTS(clip)
         )
+
+
+class RewardMyTaste(NetworkReward):
+    TITLE = "Reward: My Taste"
+    DESCRIPTION = (
+        "What you would like, whatever the prompt: a small head that otca taste fit learned from your choices."
+    )
+    KIND = "my_taste"
+    MODEL_INPUTS = ("path", "encoder")
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "path": text(
+                "taste.safetensors",
+                tip="The file that otca taste fit wrote: a path, or its name in a model folder.",
+            ),
+        }
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "encoder": text(
+                tip="The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
+                "or a hub id in the local cache. Empty: by the name in the file."
+            )
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, path="", encoder="", clip=""):
+        from ...trainer.rewards import taste
+
+        return (
+            complaint("path", taste.find, path)
+            or (encoder and complaint("encoder", search.model, encoder, MARKER))
+            or super().VALIDATE_INPUTS(clip)
+        )
+
+    @classmethod
+    def IS_CHANGED(cls, path="", **_):
+        from ...trainer.rewards import taste
+
+        return float("nan") if path is None else taste.find(path).stat().st_mtime_ns

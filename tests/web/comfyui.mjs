@@ -13,7 +13,7 @@ export const app = {
 export const api = new EventTarget();
 
 /** route → what the server answers */
-api.answers = new Map();
+api.answers = new Map([["/otca/votes", { questions: [], seconds_each: null }]]);
 
 api.fetchApi = async (route) => {
   if (!api.answers.has(route)) throw new Error(`nothing answers ${route}`);

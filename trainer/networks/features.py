@@ -25,7 +25,7 @@ def find(name: str) -> Path:
     return search.model(name, MARKER)
 
 
-def load(name: str) -> Encoder | Clip:
+def load(name: str, device: str = "auto") -> Encoder | Clip:
     """The encoder in a folder, found by its path or name, on the accelerator if there is one; shared with rewards that use it.
 
     Raises:
@@ -33,8 +33,31 @@ def load(name: str) -> Encoder | Clip:
         RewardError: its weights cannot be read.
     """
     folder = find(name)
+    return shared(kind_of(folder), folder, device)
+
+
+def kind_of(folder: Path) -> type[Encoder | Clip]:
+    """The class that reads the encoder in a folder."""
     kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    return shared(Clip if kind == "clip" else Encoder, folder)
+    return Clip if kind == "clip" else Encoder
+
+
+def of_layers(network: Encoder | Clip, images: Tensor) -> Tensor:
+    """[B, D] float32 on the CPU: means over all tokens at a third, two thirds and the end of the layers, and the pooled output.
+
+    A network's last point is made for what a picture shows. How it shows that (colours, size, softness), which taste is also
+    about, is still to be read off its earlier layers.
+    """
+    tower = getattr(network.model, "vision_model", network.model)
+    pixels = network.processor(preprocess.pil(images), return_tensors="pt").pixel_values
+    output = tower(pixel_values=pixels.to(network.device, network.dtype), output_hidden_states=True)
+    layers = output.hidden_states
+    chosen = {round((len(layers) - 1) * part / 3) for part in (1, 2, 3)}
+    # Tokens [B, N, D] of a transformer, or maps [B, D, h, w] of a convolutional network.
+    means = [
+        layer.mean(1) if layer.ndim == 3 else layer.mean((2, 3)) for layer in map(layers.__getitem__, sorted(chosen))
+    ]
+    return torch.cat([*means, output.pooler_output.flatten(1)], 1).float().cpu()
 
 
 class _Vision(Network):

@@ -17,6 +17,7 @@ REWARDS = {
     "pickscore": "pickscore.PickScore",
     "hpsv2": "hps.HPSv2",
     "image_reward": "image_reward.ImageReward",
+    "my_taste": "taste.MyTaste",
     "jpeg_compressibility": "pixels.JpegCompressibility",
     "jpeg_incompressibility": "pixels.JpegIncompressibility",
     "colorfulness": "pixels.Colorfulness",
@@ -28,13 +29,14 @@ REWARDS = {
     "http": "http.HTTPReward",
     "vlm_judge": "judge.VLMJudge",
     "python": "python.PythonReward",
+    "vote": "vote.reward.VoteReward",
     "accuracy": "shapes.ShapesAccuracy",
 }
 
 
 def reward_class(kind: str) -> type[Any]:
     """The class of a row in REWARDS: a `Reward` with settings of its own. Its module, and what that needs, is imported now."""
-    module, name = REWARDS[kind].split(".")
+    module, _, name = REWARDS[kind].rpartition(".")
     return getattr(importlib.import_module(f".{module}", __name__), name)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...host import files, json_files
+from ...host import json_files, json_lines
 from ...host.checks import (
     FLAG,
     MOMENT,
@@ -64,9 +64,6 @@ WRITTEN = (
     *ADAPTERS,
     *FOLDERS,
 )
-
-
-MOST_BYTES_OF_LINES = 4 * 1024**3
 
 
 # --- each file of a run -----------------------------------------------------------------------------------------------
@@ -165,27 +162,21 @@ def read_lines(path: Path, row_check: Callable[[dict], None] | None = None, say:
     Raises:
         Damaged: names the line.
     """
-    ordered = row_check is None
-    row_check = row_check or LINES[path.name]
-    content = files.read_bytes(path, MOST_BYTES_OF_LINES)
-    lines = (content or b"").split(b"\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    rows: list[dict] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json_files.parse(line)
-            check(row, dict, {})
-            row_check(row)
-            if ordered and rows and row["iteration"] <= rows[-1]["iteration"]:
-                raise ValueError(f"is of iteration {row['iteration']}, and the one before of {rows[-1]['iteration']}")
-        except ValueError as error:
-            if number == len(lines) and str(error).startswith(("is no JSON", "is no text")):
-                say(f"{path}, line {number}: the last line was cut short, and is left out")
-                break
-            raise Damaged(path, f"is damaged: line {number} {error}", "remove that line, and resume") from error
-        rows.append(row)
-    return rows
+    row_check = row_check or _rising(LINES[path.name])
+    return json_lines.read_lines(path, row_check, say, "remove that line, and resume")
+
+
+def _rising(row_check: Callable[[dict], None]) -> Callable[[dict], None]:
+    """The same check, which also wants each row's iteration above that of the row before."""
+    last: list[int] = []
+
+    def checked(row: dict) -> None:
+        row_check(row)
+        if last and row["iteration"] <= last[-1]:
+            raise ValueError(f"is of iteration {row['iteration']}, and the one before of {last[-1]}")
+        last.append(row["iteration"])
+
+    return checked
 
 
 def json_line(row: Mapping) -> str:

@@ -20,7 +20,7 @@ from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
-from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, SamplerSettings
+from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, VOTE_NODE, SamplerSettings
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
@@ -213,6 +213,17 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
 
+def _people(graph: _Graph) -> Iterator[Problem]:
+    """What is trained apart from the canvas has no page that asks people."""
+    for node_id in graph.of(VOTE_NODE):
+        if graph.values[node_id].get("url") == "":
+            message = (
+                "only a training on the canvas can ask people on its own page, and here nobody would see the pictures"
+            )
+            fix = "start otca vote where somebody has a browser, and give its address, as http://127.0.0.1:8190/score"
+            yield graph.problem(node_id, "url", message, fix)
+
+
 def _asked_again(graph: _Graph) -> Iterator[Problem]:
     """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
     for node_id, node in graph.nodes.items():
@@ -382,6 +393,7 @@ CHECKS = (
     _one_sampling,
     _advancing,
     _rewards,
+    _people,
     _asked_again,
     _best_metric,
     _videos,

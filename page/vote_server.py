@@ -1,0 +1,188 @@
+"""`otca vote`: the panel as a small web server of its own, for trainings that run where nobody has a browser.
+
+It speaks the protocol of Reward: HTTP (trainer/rewards/http.py). Consecutive samples of one prompt are a group. A request waits
+until its groups are voted on. Where the training stops, its questions leave the page; the same pictures ask the same again, and
+what was answered before is read from the folder of votes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import io
+import itertools
+import json
+import math
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from ..host import stopping
+from ..host.access.addresses import is_loopback
+from ..host.files import Damaged
+from ..host.paths import ASSETS
+from ..host.questions import desk
+from ..host.text import quoted
+from ..trainer.rewards.http import LEFT_OUT, VERSION
+from ..trainer.rewards.vote.asking import VoteFolder
+from .checks import Refused, answered
+from .votes import add_vote_routes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_BYTES = 2**30  # of one request
+MOST_WAITING = 64  # requests at a time
+COOKIE = "otca_vote"
+WEB = ASSETS.parent / "web"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(folder: VoteFolder, token: str = "") -> web.Application:
+    """The server's routes. Without a token it answers only who reaches it by a name of this machine."""
+    desk.attended = True
+    app = web.Application(client_max_size=MOST_BYTES, middlewares=[_guard(token)])
+    routes = web.RouteTableDef()
+    add_vote_routes(routes, desk)
+    routes.static("/web", WEB)
+    scorer = Scorer(folder)
+    app.on_shutdown.append(scorer.give_up)
+
+    @routes.get("/")
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(ASSETS / "vote.html", headers={"Cache-Control": "no-cache"})
+
+    routes.post("/score")(answered(scorer.score))
+    app.add_routes(routes)
+    return app
+
+
+def _guard(token: str) -> Callable:
+    """Lets in who has the token, once by ?token=… and from then on by a cookie, or as a bearer token."""
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if not token:
+            # Else a page of a stranger's could have its own name lead here.
+            name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
+            if not is_loopback(name or request.host):
+                raise web.HTTPForbidden(
+                    text=f"this server answers on this machine only, and not as {request.host[:200]}"
+                )
+            return await handler(request)
+        if _same(request.query.get("token", ""), token) and request.method == "GET":
+            response = web.HTTPFound(request.path)
+            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+            raise response
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not (_same(bearer, token) or _same(request.cookies.get(COOKIE, ""), token)):
+            raise web.HTTPUnauthorized(
+                text="the token is missing or wrong. Fix: open the address that otca vote printed"
+            )
+        return await handler(request)
+
+    return guard
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
+class Scorer:
+    """Answers requests for scores by what people say of the pictures."""
+
+    def __init__(self, folder: VoteFolder):
+        self.folder = folder
+        self.threads = ThreadPoolExecutor(MOST_WAITING, "votes")  # its own, since each waits for a person
+        self.open: set[threading.Event] = set()
+
+    async def score(self, request: web.Request) -> dict[str, Any]:
+        samples, prompts = await asyncio.to_thread(_decoded, await request.read())
+        groups = _groups(prompts)
+        if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
+            prompt = prompts[groups.index(alone[0])]
+            raise Refused(
+                400,
+                f"only one picture of the prompt {quoted(prompt)} came, and a vote compares several. Fix: set batch_size of the "
+                "Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of the SDE Sampler above 1",
+            )
+        abandoned = threading.Event()
+        self.open.add(abandoned)
+        work = asyncio.get_running_loop().run_in_executor(
+            self.threads, self._scores, samples, prompts, groups, abandoned
+        )
+        try:
+            scores = await work
+        except Damaged as error:
+            raise Refused(409, str(error)) from error
+        finally:
+            abandoned.set()  # also where the training hangs up, which cancels this
+            self.open.discard(abandoned)
+        if scores is None:
+            raise Refused(503, "the server is being stopped. Fix: start it again; nothing that was voted is lost")
+        return {"scores": [_sent(score) for score in scores]}
+
+    def _scores(self, samples, prompts, groups, abandoned: threading.Event) -> list[float | None] | None:
+        """None where nobody waits for them any more."""
+        stopping.helper.abandoned = abandoned
+        try:
+            return self.folder.scores(samples, prompts, groups)
+        except stopping.Stopped:
+            return None
+        finally:
+            stopping.helper.abandoned = None
+
+    async def give_up(self, app: web.Application) -> None:
+        for abandoned in self.open:
+            abandoned.set()
+        await asyncio.to_thread(self.threads.shutdown)
+
+
+def _groups(prompts: list[str]) -> list[int]:
+    runs = (len(list(same)) for _, same in itertools.groupby(prompts))
+    return [number for number, count in enumerate(runs) for _ in range(count)]
+
+
+def _sent(score: float | None) -> float | str | None:
+    """As the protocol has it: null for what failed, and a word for what the vote says nothing of."""
+    if score is None:
+        return LEFT_OUT
+    return score if math.isfinite(score) else None
+
+
+def _decoded(content: bytes) -> tuple[list[np.ndarray], list[str]]:
+    """Pictures or videos of uint8, and their prompts. Raises Refused: names the sample that is none."""
+    try:
+        asked: Mapping[str, Any] = json.loads(content)
+        version, media, samples = asked["version"], asked["media"], asked["samples"]
+        encoded = [(str(sample["prompt"]), str(sample["data"])) for sample in samples]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Refused(400, f"that is no request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
+    if version != VERSION or media not in ("png", "mp4"):
+        raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
+    pictures = []
+    for number, (_, data) in enumerate(encoded):
+        try:
+            pictures.append(_read(media, base64.b64decode(data, validate=True)))
+        except (OSError, ValueError, SyntaxError, binascii.Error) as error:
+            raise Refused(
+                400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it"
+            ) from error
+    return pictures, [prompt for prompt, _ in encoded]
+
+
+def _read(media: str, content: bytes) -> np.ndarray:
+    if media == "mp4":
+        import imageio.v3 as iio
+
+        return iio.imread(content, extension=".mp4", plugin="FFMPEG")
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))

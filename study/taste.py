@@ -1,0 +1,315 @@
+"""`otca taste fit`: from choices in files to the head of a taste, and how well it predicts choices that it has not seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..host import json_lines
+from ..host.text import quoted
+from ..trainer.networks import features
+from ..trainer.pictures.media import PICTURES, VIDEOS, read
+from ..trainer.rewards.vote import head, votes
+from ..trainer.rewards.vote.head import Head, Scaling
+from ..trainer.rewards.vote.posterior import Choice, Posterior, choices_of, fit, preferred
+from .statistics import Interval, bootstrap
+
+FOLDS = 5
+OTHERS = 16  # of the other side, that each liked or disliked picture is compared with
+BINS = 5  # of the calibration, from 0.5 to 1
+NAMES = (("image_0", "image_1"), ("jpg_0", "jpg_1"))  # of pair files with label_0
+_FIX = "correct or remove that line"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One vote: pictures, and levels of their numbers, best first."""
+
+    files: tuple[Path, ...]
+    order: tuple[tuple[int, ...], ...]
+
+    def choices(self) -> list[list[tuple[Path, Path]]]:
+        return [[(self.files[better], self.files[worse]) for better, worse in act] for act in choices_of(self.order)]
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+
+def read_source(source: Path) -> list[Comparison]:
+    """The comparisons of a folder of votes, of its votes.jsonl, or of another tool's pair file.
+
+    A pair file is .jsonl: {"chosen": …, "rejected": …}, or {"image_0": …, "image_1": …, "label_0": 1, 0 or 0.5} (also jpg_0 and
+    jpg_1), as in the files of Pick-a-Pic and of DPO trainings; pictures are paths from the file's folder.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        Damaged: names the file, the line, and what is wrong with it.
+    """
+    path = source / votes.FILE if source.is_dir() else source
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there. Fix: name a folder of votes, its {votes.FILE}, or a pair file")
+    found: list[Comparison | None] = []
+
+    def row_check(row: dict) -> None:
+        if "pictures" not in row:
+            found.append(_pair(path, row))
+
+    json_lines.read_lines(path, row_check, fix=_FIX)
+    if found:
+        return [comparison for comparison in found if comparison]
+    standing = [vote for vote in votes.standing(votes.read(path)) if vote.answer.order]
+    return [Comparison(_pictures(path, vote.pictures), vote.answer.order) for vote in standing]
+
+
+def _pair(path: Path, row: Mapping) -> Comparison | None:
+    """None where both pictures are alike. Raises ValueError where the row is no pair."""
+    if "chosen" in row and "rejected" in row:
+        return Comparison(_pictures(path, (row["chosen"], row["rejected"])), ((0,), (1,)))
+    for names in NAMES:
+        if all(name in row for name in names) and "label_0" in row:
+            label = row["label_0"]
+            if isinstance(label, bool) or label not in (0, 0.5, 1):
+                raise ValueError(f"has label_0 = {quoted(label)}, and not 1, 0 or 0.5")
+            first, second = (row[name] for name in names)
+            pair = (first, second) if label == 1 else (second, first)
+            files = _pictures(path, pair)
+            return None if label == 0.5 else Comparison(files, ((0,), (1,)))
+    raise ValueError("has neither chosen and rejected, nor image_0, image_1 and label_0")
+
+
+def _pictures(path: Path, names: Sequence[object]) -> tuple[Path, ...]:
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"has {quoted(name)} where the path of a picture is needed")
+        if Path(name).suffix.lower() in VIDEOS:
+            raise ValueError(f"is about the video {name}. A taste is learned from pictures alone")
+        if not (path.parent / name).is_file():
+            raise ValueError(f"names the picture {quoted(name)}, which is not in {path.parent}")
+    return tuple(path.parent / str(name) for name in names)
+
+
+def of_folders(liked: Path, disliked: Path) -> Comparison:
+    """Every picture of one folder above every one of the other.
+
+    Raises:
+        ValueError: a folder without pictures.
+    """
+    levels = []
+    for name, folder in (("liked", liked), ("disliked", disliked)):
+        files = sorted(path for path in folder.iterdir() if path.suffix.lower() in PICTURES) if folder.is_dir() else []
+        if not files:
+            raise ValueError(f"--{name} {folder} has no pictures. Fix: a folder with {', '.join(PICTURES)} files")
+        levels.append(files)
+    first, second = map(len, levels)
+    return Comparison((*levels[0], *levels[1]), (tuple(range(first)), tuple(range(first, first + second))))
+
+
+# --- fitting ----------------------------------------------------------------------------------------------------------
+
+
+def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "auto", batch_size: int = 8) -> Head:
+    """The head, fitted to all comparisons; `about` has counts, held-out accuracy and calibration.
+
+    Raises:
+        FileNotFoundError: there is no such encoder.
+        ValueError: there is no comparison, or a picture cannot be read.
+    """
+    if not comparisons:
+        raise ValueError(
+            "no vote says that one picture is better than another. Fix: vote first, by Reward: Vote or otca vote"
+        )
+    network = features.load(encoder, device)
+    folder = features.find(encoder)
+    files = list(dict.fromkeys(file for comparison in comparisons for file in comparison.files))
+    rows = dict(zip(files, _features(network, files, batch_size), strict=True))
+    scaling, posterior = _fitted(comparisons, rows)
+    about = {"votes": len(comparisons), "pictures": len(files), "choices": sum(len(_acts(c)) for c in comparisons)}
+    tested = held_out(comparisons, rows)
+    return Head(
+        scaling, posterior, folder.name, head.fingerprint(folder), {**about, **(tested.about() if tested else {})}
+    )
+
+
+def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
+    rows: list[np.ndarray] = []
+    waiting: list[np.ndarray] = []
+
+    def flush() -> None:
+        images = torch.from_numpy(np.stack(waiting)).float() / 255
+        rows.append(head.read(network, images))
+        waiting.clear()
+
+    for file in files:
+        try:
+            picture = read(file)
+        except OSError as error:
+            raise ValueError(
+                f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it"
+            ) from error
+        if waiting and (waiting[0].shape != picture.shape or len(waiting) == batch_size):
+            flush()
+        waiting.append(picture)
+    flush()
+    return np.concatenate(rows)
+
+
+def _acts(comparison: Comparison) -> list[list[tuple[Path, Path]]]:
+    """The choices of a vote. Of many pictures on two sides each is one act, against at most OTHERS of the other side."""
+    if len(comparison.order) != 2 or min(map(len, comparison.order)) < 2:
+        return comparison.choices()
+    generator = random.Random(0)
+    better, worse = ([comparison.files[number] for number in level] for level in comparison.order)
+    acts = [[(good, bad) for bad in generator.sample(worse, min(OTHERS, len(worse)))] for good in better]
+    return acts + [[(good, bad) for good in generator.sample(better, min(OTHERS, len(better)))] for bad in worse]
+
+
+def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Posterior]:
+    scaling = Scaling.of([np.stack([rows[file] for file in comparison.files]) for comparison in comparisons])
+    number = {file: place for place, file in enumerate(rows)}
+    choices: list[Choice] = [
+        [(number[better], number[worse]) for better, worse in act] for c in comparisons for act in _acts(c)
+    ]
+    return scaling, fit(scaling(np.stack([*rows.values()])), choices)
+
+
+# --- held out ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What heads that were fitted without some pictures said of choices among those.
+
+    Attributes:
+        accuracy: of pairs in the predicted order, averaged in each vote (or pick, where there is one vote), with its interval.
+        calibration: for bins of the probability of the predicted answer: mean probability, share that was right, count.
+        error: expected calibration error: the mean distance of the two, weighted by count.
+    """
+
+    accuracy: Interval
+    calibration: list[tuple[float, float, int]]
+    error: float
+
+    def about(self) -> dict:
+        interval = self.accuracy
+        return {
+            "accuracy": {"mean": interval.mean, "low": interval.low, "high": interval.high, "count": interval.count},
+            "calibration_error": self.error,
+            "calibration": self.calibration,
+        }
+
+
+def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> HeldOut | None:
+    """Cross-validation. No picture is in a fold's training and in its test: votes that share pictures are held out together.
+
+    Where so few parts have nothing in common, as of one folder liked and one disliked, pictures are held out, and the choices
+    between a held-out picture and another one are not used. None where nothing is left to test.
+    """
+    parts = _parts(comparisons)
+    folds = _folds(comparisons, parts)
+    right: list[float] = []
+    predicted: list[tuple[float, float]] = []
+    for fold in folds:
+        training = [r for c in comparisons if (r := _restricted(c, rows.keys() - fold))]
+        test = [r for c in comparisons if (r := _restricted(c, fold))]
+        if not training or not test:
+            continue
+        scaling, posterior = _fitted(training, {f: rows[f] for c in training for f in c.files})
+        units = [[_acts(c)] for c in test] if len(parts) >= FOLDS else [[[act]] for c in test for act in _acts(c)]
+        for unit in units:
+            pairs = [pair for acts in unit for act in acts for pair in act]
+            better, worse = (scaling(np.stack([rows[pair[side]] for pair in pairs])) for side in (0, 1))
+            probability = _preferred(posterior, better - worse)
+            right.append(float(((probability > 0.5) + 0.5 * (probability == 0.5)).mean()))
+            predicted += [(max(p, 1 - p), float(p > 0.5)) for p in probability]
+    return _summary(right, predicted) if right else None
+
+
+def _preferred(posterior: Posterior, differences: np.ndarray) -> np.ndarray:
+    inside = differences @ posterior.basis
+    outside = (differences**2).sum(1) - (inside**2).sum(1)
+    variance = np.einsum("nr,rs,ns->n", inside, posterior.covariance, inside) + posterior.strength * outside
+    return preferred(differences @ posterior.mean, np.sqrt(np.maximum(variance, 0)))
+
+
+def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> HeldOut:
+    probability, answer = np.array(predicted).T
+    bins = np.minimum(((probability - 0.5) * 2 * BINS).astype(int), BINS - 1)
+    table = []
+    for number in range(BINS):
+        inside = bins == number
+        if inside.any():
+            table.append((float(probability[inside].mean()), float(answer[inside].mean()), int(inside.sum())))
+    error = sum(abs(mean - share) * count for mean, share, count in table) / len(probability)
+    return HeldOut(bootstrap(right), table, error)
+
+
+def _parts(comparisons: Sequence[Comparison]) -> list[set[Path]]:
+    """Sets of pictures that votes connect."""
+    parts: list[set[Path]] = []
+    for comparison in comparisons:
+        touched = [part for part in parts if not part.isdisjoint(comparison.files)]
+        parts = [part for part in parts if part not in touched]
+        parts.append(set(comparison.files).union(*touched))
+    return parts
+
+
+def _folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]]) -> list[set[Path]]:
+    generator = random.Random(0)
+    if len(parts) >= FOLDS:
+        order = list(parts)
+        generator.shuffle(order)
+        return [set().union(*order[fold::FOLDS]) for fold in range(FOLDS)]
+    folds: list[set[Path]] = [set() for _ in range(FOLDS)]
+    placed: set[Path] = set()
+    for comparison in comparisons:
+        for level in comparison.order:  # so that every fold has pictures of every level
+            files = [comparison.files[number] for number in level if comparison.files[number] not in placed]
+            generator.shuffle(files)
+            for place, file in enumerate(files):
+                folds[place % FOLDS].add(file)
+            placed.update(files)
+    return folds
+
+
+def _restricted(comparison: Comparison, files: Collection[Path]) -> Comparison | None:
+    """The vote on those pictures alone; None where nothing is left of it."""
+    levels = [tuple(n for n in level if comparison.files[n] in files) for level in comparison.order]
+    levels = tuple(level for level in levels if level)
+    if len(levels) < 2:
+        return None
+    kept = sorted(number for level in levels for number in level)
+    again = {number: place for place, number in enumerate(kept)}
+    order = tuple(tuple(again[number] for number in level) for level in levels)
+    return replace(comparison, files=tuple(comparison.files[number] for number in kept), order=order)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def report(taste: Head) -> str:
+    """Markdown: what it was fitted on, and how well it predicts what it has not seen."""
+    about = taste.about
+    lines = [
+        f"{about['votes']} votes, {about['choices']} choices, {about['pictures']} pictures; encoder {taste.encoder}, "
+        f"prior variance {taste.posterior.strength:.3g}"
+    ]
+    if "accuracy" not in about:
+        return "\n".join([*lines, "held-out accuracy: none, for there are too few votes to leave some out"])
+    accuracy = about["accuracy"]
+    lines += [
+        f"held-out accuracy: {accuracy['mean']:.3f}, 95 % interval {accuracy['low']:.3f} … {accuracy['high']:.3f}, "
+        f"over {accuracy['count']} that were left out",
+        f"expected calibration error: {about['calibration_error']:.3f}",
+        "",
+        "| predicted | right | pairs |",
+        "|---|---|---|",
+        *(f"| {mean:.2f} | {share:.2f} | {count} |" for mean, share, count in about["calibration"]),
+    ]
+    if not accuracy["low"] > 0.5:
+        lines += ["", "This is not surely better than chance. More votes may help, or the votes contradict each other."]
+    return "\n".join(lines)

@@ -1,0 +1,207 @@
+"""Votes on the canvas: a training that waits for somebody who likes red pictures, in every ComfyUI and both renderers."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from comfyui_otca.tests.comfyui.server import WORKFLOWS
+
+ITERATIONS = 6
+SHOTS = os.environ.get("OTCA_TEST_SHOTS")  # a folder, for who wants to look at the panel
+
+# A learning rate that shows in six iterations, and the same prompts in each.
+VOTED = {
+    "2.prompts": "a red circle on a black background\na red square on a blue background",
+    "2.file": "",
+    "2.prompts_per_iteration": 2,
+    "2.index control_after_generate": "fixed",
+    "3.group_size": 6,
+    "3.steps": 4,
+    "3.eta": 0.7,
+    "11.learning_rate": 0.002,
+    "12.evaluate_every": 1000,
+    "12.evaluation_prompts": "a circle",
+    "12.evaluation_seeds": 1,
+}
+
+REPLACE_REWARDS = """votes => {
+    for (const id of [4, 5, 6]) app.graph.remove(app.graph.getNodeById(id));
+    const node = LiteGraph.createNode("OTCA_RewardVote");
+    node.pos = [...app.graph.getNodeById(7).pos];
+    node.pos[1] -= 320;
+    app.graph.add(node);
+    const stack = app.graph.getNodeById(8);
+    node.connect(0, stack, stack.inputs.findIndex(input => input.name === "reward_1"));
+    node.widgets.find(widget => widget.name === "votes").value = votes;
+}"""
+
+# The mean red of each picture that is shown, as far as it is above green and blue: what a user who likes red sees.
+RED = """() => [...document.querySelectorAll(".otca-vote-picture img")].map(img => {
+    const canvas = Object.assign(document.createElement("canvas"), { width: img.naturalWidth, height: img.naturalHeight });
+    const context = canvas.getContext("2d");
+    context.drawImage(img, 0, 0);
+    const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+    let red = 0;
+    for (let at = 0; at < data.length; at += 4) red += Math.max(0, data[at] - Math.max(data[at + 1], data[at + 2]));
+    return red / data.length;
+})"""
+LOADED = """() => { const shown = [...document.querySelectorAll(".otca-vote-picture img")];
+    return shown.length > 1 && shown.every(img => img.complete && img.naturalWidth); }"""
+WHICH = "() => document.querySelector('.otca-vote-picture img')?.src ?? ''"
+
+
+class Voter:
+    """Clicks as a user who likes red pictures does."""
+
+    def __init__(self, canvas):
+        self.canvas, self.page = canvas, canvas.page
+        self.panel = self.page.locator("dialog.otca-vote[open]")
+
+    def see(self):
+        """Waits for a group, and gives how red each of its pictures is."""
+        self.panel.wait_for(timeout=120_000)
+        self.canvas.wait(LOADED, seconds=60)
+        return self.page.evaluate(RED)
+
+    def pick(self):
+        red = self.see()
+        pictures = self.panel.locator(".otca-vote-picture")
+        pictures.nth(int(np.argmax(red))).click()
+        pictures.nth(int(np.argmin(red))).click(button="right")
+
+    def next(self):
+        shown = self.page.evaluate(WHICH)
+        self.panel.get_by_role("button", name="Next").click()
+        self.canvas.wait(f"shown => ({WHICH})() !== shown", shown, seconds=60)
+
+    def vote(self, groups):
+        for _ in range(groups):
+            self.pick()
+            self.next()
+
+    def marks(self):
+        return self.panel.locator(".otca-vote-mark").all_text_contents()
+
+
+@pytest.fixture
+def voted(canvas, run_name):
+    """The quickstart with the Vote reward alone, and a voter before it."""
+    canvas.load(WORKFLOWS / "quickstart.json")
+    canvas.set({**VOTED, "1.seed": 0, "12.run_name": run_name, "13.filename": run_name})
+    canvas.page.evaluate(REPLACE_REWARDS, run_name)
+    yield canvas
+    canvas.page.evaluate("() => comfyAPI.api.api.interrupt(null)")
+
+
+def lines(canvas, run_name):
+    file = canvas.comfyui.base / "output" / "otca_votes" / run_name / "votes.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def redness(canvas, run_name, line):
+    folder = canvas.comfyui.base / "output" / "otca_votes" / run_name
+    pixels = [np.asarray(Image.open(folder / picture)).astype(float) / 255 for picture in line["pictures"]]
+    return float(np.mean([np.maximum(0, p[..., 0] - p[..., 1:].max(-1)) for p in pixels]))
+
+
+def shot(canvas, name):
+    if SHOTS:
+        version = re.sub(r"\W", "", canvas.comfyui.installation.version)
+        canvas.page.screenshot(path=f"{SHOTS}/{name}-{version}-{canvas.renderer}.png")
+
+
+def test_a_training_voted_by_who_likes_red_makes_more_red(voted, run_name):
+    voter = Voter(voted)
+    with voted.executions(ITERATIONS) as ran:
+        voted.run(ITERATIONS)
+        voter.pick()
+        shot(voted, "pick")
+        voter.next()
+        voter.vote(2 * ITERATIONS - 1)
+    assert [execution.end for execution in ran] == ["execution_success"] * ITERATIONS, ran[-1].detail
+    said = lines(voted, run_name)
+    assert len(said) == 2 * ITERATIONS
+    red = [redness(voted, run_name, line) for line in said]
+    first, last = np.mean(red[:2]), np.mean(red[-2:])
+    print(f"red, of each iteration: {np.reshape(red, (-1, 2)).mean(1).round(4).tolist()}")
+    assert last > 1.2 * first
+    assert not voter.panel.is_visible()
+
+
+def test_reload_and_stop_amid_a_vote_lose_nothing(voted, run_name):
+    voter = Voter(voted)
+    voted.set({"3.seed control_after_generate": "fixed"})
+    with voted.executions(1) as stopped:
+        voted.run()
+        voter.vote(1)  # the first of two groups
+        (before,) = lines(voted, run_name)
+        second = voted.page.evaluate(WHICH)
+        workflow = voted.page.evaluate("() => app.graph.serialize()")
+        voted.open()  # the page is loaded again, while the training waits
+        voter.see()
+        assert voted.page.evaluate(WHICH) == second, "the same group comes back"
+        voter.panel.get_by_role("button", name="Stop training").click()
+    assert stopped[0].end == "execution_interrupted"
+    voter.panel.wait_for(state="hidden")
+    assert lines(voted, run_name) == [before]
+    voted.page.evaluate("workflow => app.loadGraphData(workflow)", workflow)
+    with voted.executions(1) as again:
+        voted.run()
+        voter.see()
+        assert voted.page.evaluate(WHICH) == second, "and it is asked again, but not the one before it"
+        voter.pick()
+        voter.panel.get_by_role("button", name="Next").click()
+    assert again[0].end == "execution_success", again[0].detail
+    assert [line["answer"]["kind"] for line in lines(voted, run_name)] == ["order", "order"]
+    assert lines(voted, run_name)[0] == before
+
+
+def test_keys_thumbs_order_undo_alike_and_skip(voted, run_name):
+    page, voter = voted.page, Voter(voted)
+    with voted.executions(1) as ran:
+        voted.run()
+        voter.see()
+        page.keyboard.press("3")
+        page.keyboard.press("Shift+5")
+        assert voter.marks() == ["", "", "best", "", "worst", ""]
+        page.keyboard.press("u")
+        assert voter.marks() == ["", "", "best", "", "", ""]
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        assert voter.marks().count("best") == 1
+        page.keyboard.press("3")
+        page.keyboard.press("Space")
+        voted.wait("() => document.querySelector('.otca-vote').textContent.includes('1 left')")
+        (first,) = lines(voted, run_name)
+        assert first["answer"] == {"kind": "order", "order": [[2], [0, 1, 3, 4, 5]]}
+
+        page.keyboard.press("u")  # back to the first group
+        voted.wait("() => document.querySelector('.otca-vote').textContent.includes('2 left')")
+        assert [line["answer"]["kind"] for line in lines(voted, run_name)] == ["order", "withdrawn"]
+        voter.panel.get_by_role("button", name="Thumbs").click()
+        pictures = voter.panel.locator(".otca-vote-picture")
+        pictures.nth(1).click()
+        pictures.nth(4).click(modifiers=["Shift"])
+        assert voter.marks() == ["", "up", "", "", "down", ""]
+        shot(voted, "thumbs")
+        voter.panel.get_by_role("button", name="Order").click()
+        pictures.nth(5).drag_to(pictures.nth(0))
+        assert voter.marks() == ["1.", "", "", "", "", ""]
+        page.keyboard.press("3")
+        assert voter.marks() == ["1.", "2.", "", "", "", ""]
+        shot(voted, "order")
+        voter.next()
+        assert lines(voted, run_name)[-1]["answer"] == {"kind": "order", "order": [[5], [2], [0, 1, 3, 4]]}
+
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Vote: 1 group waiting").click()
+        voter.see()
+        voter.panel.get_by_role("button", name="All alike").click()
+    assert ran[0].end == "execution_success", ran[0].detail
+    assert [line["answer"]["kind"] for line in lines(voted, run_name)] == ["order", "withdrawn", "order", "alike"]
+    (row,) = voted.comfyui.metrics(run_name)
+    assert row["does_not_apply/vote"] == 6

@@ -1,0 +1,219 @@
+"""The routes of the panel, and the server of `otca vote` as Reward: HTTP and Reward: Vote ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import torch
+from aiohttp import web
+
+from comfyui_otca.host import stopping
+from comfyui_otca.host.questions import desk
+from comfyui_otca.page.vote_server import application
+from comfyui_otca.trainer.rewards import RewardError, reward_class
+from comfyui_otca.trainer.rewards.vote import votes
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, png
+
+PROMPTS = ["a red circle"] * 2 + ["a blue square"] * 2
+PATIENCE = 30
+
+
+class Server:
+    """The server in a thread of its own, as `otca vote` runs it."""
+
+    def __init__(self, folder, token=""):
+        self.folder, self.loop, self.token = VoteFolder(folder), asyncio.new_event_loop(), token
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        assert self.ready.wait(PATIENCE)
+
+    def _run(self):
+        async def serve():
+            self.runner = web.AppRunner(application(self.folder, self.token), handler_cancellation=True)
+            await self.runner.setup()
+            site = web.TCPSite(self.runner, "127.0.0.1", 0)
+            await site.start()
+            self.url = f"http://127.0.0.1:{self.runner.addresses[0][1]}"
+            self.ready.set()
+
+        self.loop.run_until_complete(serve())
+        self.loop.run_forever()
+
+    def close(self):
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(PATIENCE)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(PATIENCE)
+
+    def ask(self, path, content=None, **headers):
+        """(status, JSON or text)"""
+        data = None if content is None else json.dumps(content).encode()
+        headers = {"Content-Type": "application/json", **{k.replace("_", "-"): v for k, v in headers.items()}}
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(self.url + path, data, headers), timeout=PATIENCE
+            ) as got:
+                status, kind, text = got.status, got.headers.get_content_type(), got.read()
+        except urllib.error.HTTPError as error:
+            status, kind, text = error.code, error.headers.get_content_type(), error.read()
+        return status, json.loads(text) if kind == "application/json" else text
+
+    def questions(self, count):
+        deadline = time.monotonic() + PATIENCE
+        while len(asked := self.ask("/otca/votes")[1]["questions"]) != count:
+            assert time.monotonic() < deadline, f"{count} questions never came: {asked}"
+            time.sleep(0.02)
+        return asked
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    monkeypatch.setattr(desk, "attended", False)
+    server = Server(tmp_path / "votes")
+    yield server
+    server.close()
+    assert desk.questions() == []
+
+
+def request(count=2, **change):
+    pictures = [png(np.full((4, 4, 3), 40 * number, np.uint8)) for number in range(count)]
+    samples = [{"prompt": "p", "data": base64.b64encode(picture).decode()} for picture in pictures]
+    return {"version": 1, "media": "png", "fps": None, "samples": samples, **change}
+
+
+def scoring(url, kind="vote", **options):
+    """A thread that asks for scores of four pictures of two prompts: (thread, list for its result, event that stops it)."""
+    reward, found, abandoned = reward_class(kind)(url=f"{url}/score", **options), [], threading.Event()
+    images = torch.arange(4)[:, None, None, None].expand(4, 4, 4, 3) / 8
+
+    def run():
+        stopping.helper.abandoned = abandoned
+        try:
+            scored = (
+                reward.score(images, PROMPTS) if kind == "http" else reward.score_groups(images, PROMPTS, [0, 0, 1, 1])
+            )
+            found.append(scored)
+        except (stopping.Stopped, RewardError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, found, abandoned
+
+
+@pytest.mark.parametrize("kind", ["vote", "http"])
+def test_a_training_elsewhere_waits_for_the_page_and_gets_its_scores(server, kind):
+    thread, found, _ = scoring(server.url, kind)
+    first, second = server.questions(2)
+    assert (first["prompt"], second["prompt"]) == ("a red circle", "a blue square")
+    assert first["pictures"] == [{"video": False}] * 2 and not first["answered"]
+    picture = server.ask(f"/otca/votes/{first['id']}/pictures/1")
+    assert picture[0] == 200 and picture[1].startswith(b"\x89PNG")
+    status, answer = server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[1], [0]]}})
+    assert status == 200 and answer["answered"]
+    assert len(votes.read(server.folder.file)) == 1, "it is saved before the page hears of it"
+    assert [question["answered"] for question in server.questions(2)] == [True, False]
+    server.ask(f"/otca/votes/{second['id']}", {"answer": {"kind": "alike"}})
+    thread.join(PATIENCE)
+    ((low, high, *none),) = found
+    assert low == -high < 0 and none == [None, None]
+
+
+def test_a_stopped_training_takes_its_questions_along_and_resumes_at_the_same_group(server):
+    thread, found, stop = scoring(server.url)
+    first, second = server.questions(2)
+    server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[1], [0]]}})
+    stop.set()
+    thread.join(PATIENCE)
+    assert isinstance(found[0], stopping.Stopped)
+    server.questions(0)
+    thread, found, _ = scoring(server.url)
+    (again,) = server.questions(1)
+    assert again["id"] == second["id"]
+    server.ask(f"/otca/votes/{second['id']}", {"answer": {"kind": "order", "order": [[0], [1]]}})
+    thread.join(PATIENCE)
+    (scores,) = found
+    assert scores[1] == -scores[0] == scores[2] == -scores[3] > 0
+
+
+@pytest.mark.parametrize(
+    "content, status, wrong",
+    [
+        (request(1), 400, "only one picture of the prompt"),
+        (request(version=2), 400, "version 2"),
+        (request(media="gif"), 400, "gif"),
+        ({"samples": []}, 400, "no request for scores"),
+        (request(samples=[{"prompt": "p", "data": "AAAA"}] * 2), 400, "sample 0 cannot be read as png"),
+        (request(samples=[{"prompt": "p", "data": "?"}] * 2), 400, "sample 0 cannot be read as png"),
+    ],
+)
+def test_what_is_no_request_is_refused_by_name(server, content, status, wrong):
+    got, answer = server.ask("/score", content)
+    assert got == status and wrong in answer["error"]
+
+
+def test_a_damaged_file_reaches_the_training_as_an_error(server):
+    server.folder.folder.mkdir()
+    server.folder.file.write_text("{}\n")
+    thread, found, _ = scoring(server.url)
+    thread.join(PATIENCE)
+    assert "409" in str(found[0]) and "votes.jsonl is damaged: line 1" in str(found[0])
+
+
+def test_questions_are_named_by_ids_alone(server):
+    thread, _, stop = scoring(server.url)
+    first, _ = server.questions(2)
+    for path in (
+        f"/otca/votes/{first['id']}/pictures/2",
+        f"/otca/votes/{first['id']}/pictures/..%2fvotes.jsonl",
+        "/otca/votes/x/pictures/0",
+    ):
+        assert server.ask(path)[0] == 404
+    assert server.ask("/otca/votes/x", {"answer": None})[0] == 404
+    assert server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[0]]}})[0] == 400
+    assert server.ask(f"/otca/votes/{first['id']}", {"answer": None}, Origin="http://elsewhere.example")[0] == 403
+    assert server.ask(f"/otca/votes/{first['id']}", {"answer": None}, Content_Type="text/plain")[0] == 400
+    assert server.ask("/otca/votes", Host="elsewhere.example:80")[0] == 403
+    stop.set()
+    thread.join(PATIENCE)
+
+
+def test_the_page_and_what_it_loads_are_there(server):
+    assert b"/web/vote/page.js" in server.ask("/")[1]
+    for path in (
+        "vote/page.js",
+        "vote/panel.js",
+        "lib/ballot.js",
+        "lib/format.js",
+        "lib/poll.js",
+        "sidebar/dom.js",
+        "otca.css",
+    ):
+        assert server.ask(f"/web/{path}")[0] == 200
+    assert server.ask("/web/../pyproject.toml")[0] == 404
+
+
+def test_beyond_this_machine_a_token_is_wanted(tmp_path, monkeypatch):
+    monkeypatch.setattr(desk, "attended", False)
+    server = Server(tmp_path / "votes", "a-token")
+    try:
+        for path in ("/", "/otca/votes", "/web/otca.css", "/otca/votes?token=wrong"):
+            assert server.ask(path)[0] == 401
+        assert server.ask("/score", request())[0] == 401
+        assert server.ask("/otca/votes", Authorization="Bearer a-token")[0] == 200
+        assert server.ask("/otca/votes", Cookie="otca_vote=a-token")[0] == 200
+        assert server.ask("/otca/votes", Host="votes.example:80", Cookie="otca_vote=a-token")[0] == 200
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"{server.url}/?token=a-token", timeout=PATIENCE) as page:
+            assert page.url == f"{server.url}/" and b"otca vote" in page.read(), (
+                "the token does not stay in the address"
+            )
+    finally:
+        server.close()

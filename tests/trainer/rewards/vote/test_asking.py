@@ -1,0 +1,274 @@
+"""A folder of votes that asks: what is asked, what is kept at once, and what is not asked again."""
+
+import json
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from comfyui_otca.host import stopping
+from comfyui_otca.host.files import Damaged
+from comfyui_otca.host.questions import NotOpen, desk
+from comfyui_otca.trainer.rewards import RewardError, reward_class
+from comfyui_otca.trainer.rewards.vote import votes
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, as_pictures, png
+
+BEST_IS_2 = {"kind": "order", "order": [[2], [0, 1]]}
+PROMPTS = ["a red circle"] * 3 + ["a blue square"] * 3
+GROUPS = [0, 0, 0, 1, 1, 1]
+
+
+def pictures(count=6):
+    """Uniform pictures of as many colours."""
+    return [np.full((4, 5, 3), 10 * number, np.uint8) for number in range(count)]
+
+
+class Waiting:
+    """A call that waits for people in a thread of its own, as ComfyUI's does."""
+
+    def __init__(self, function, *arguments):
+        self.abandoned, self.result, self.error = threading.Event(), None, None
+        self.thread = threading.Thread(target=self._run, args=(function, *arguments))
+        self.thread.start()
+
+    def _run(self, function, *arguments):
+        stopping.helper.abandoned = self.abandoned
+        try:
+            self.result = function(*arguments)
+        except BaseException as error:  # for the test to look at
+            self.error = error
+
+    def questions(self, count):
+        while len(desk.questions()) < count:
+            assert self.thread.is_alive(), self.error
+            self.thread.join(0.01)
+        return desk.questions()
+
+    def end(self):
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+        if self.error:
+            raise self.error
+        return self.result
+
+    def stop(self):
+        self.abandoned.set()
+        with pytest.raises(stopping.Stopped):
+            self.end()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return VoteFolder(tmp_path / "votes")
+
+
+@pytest.fixture
+def ask():
+    """ask(folder, pictures, prompts, groups): begins to ask; whatever still waits at the end is stopped."""
+    begun = []
+
+    def begin(folder, samples, prompts=PROMPTS, groups=GROUPS):
+        begun.append(Waiting(folder.scores, samples, prompts, groups))
+        return begun[-1]
+
+    yield begin
+    for waiting in begun:
+        waiting.abandoned.set()
+        waiting.thread.join(30)
+    assert desk.questions() == []
+
+
+def test_each_group_is_asked_and_scored_by_its_own_answer(folder, ask):
+    waiting = ask(folder, pictures())
+    first, second = waiting.questions(2)
+    assert (first.text, second.text) == ("a red circle", "a blue square") and len(first.pictures) == 3
+    for question, number in ((first, 0), (second, 3)):
+        assert np.asarray(Image.open(question.pictures[0])).tolist() == pictures()[number].tolist()
+    desk.answer(second.id, {"kind": "skip"})
+    assert waiting.thread.is_alive(), "the other group has no answer yet"
+    desk.answer(first.id, BEST_IS_2)
+    scores = waiting.end()
+    # By hand: two pairs, s = (a, a, -2a) reversed; the others are alike, and the sum is 0.
+    assert scores[2] > 0 > scores[0] == scores[1] and sum(scores[:3]) == pytest.approx(0, abs=1e-9)
+    assert scores[3:] == [None] * 3
+    assert desk.questions() == []
+
+
+def test_an_answer_is_in_the_file_when_it_is_taken(folder, ask):
+    waiting = ask(folder, pictures())
+    first, _ = waiting.questions(2)
+    desk.answer(first.id, BEST_IS_2)
+    (line,) = folder.file.read_text().splitlines()
+    row = json.loads(line)
+    assert (row["prompt"], row["answer"], row["replaces"]) == ("a red circle", BEST_IS_2, None)
+    assert [folder.folder / picture for picture in row["pictures"]] == list(first.pictures)
+
+
+def test_after_a_stop_only_what_was_not_answered_is_asked_again(folder, ask, tmp_path):
+    waiting = ask(folder, pictures())
+    first, second = waiting.questions(2)
+    desk.answer(first.id, BEST_IS_2)
+    waiting.stop()
+    again = ask(VoteFolder(tmp_path / "votes"), pictures())  # as another process has it
+    (asked,) = again.questions(1)
+    assert (asked.id, asked.text) == (second.id, "a blue square"), "the same question has the same id"
+    desk.answer(asked.id, BEST_IS_2)
+    scores = again.end()
+    assert scores[2] > scores[0] and scores[5] > scores[3]
+    assert folder.scores(pictures(), PROMPTS, GROUPS) == scores, "and nothing is asked any more"
+
+
+def test_pictures_come_in_another_order_and_keep_their_scores(folder, ask):
+    waiting = ask(folder, pictures(3), PROMPTS[:3], GROUPS[:3])
+    desk.answer(waiting.questions(1)[0].id, BEST_IS_2)
+    scores = waiting.end()
+    assert folder.scores(pictures(3)[::-1], PROMPTS[:3], GROUPS[:3]) == scores[::-1]
+
+
+def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder, ask):
+    waiting = ask(folder, pictures())
+    first, second = waiting.questions(2)
+    desk.answer(first.id, BEST_IS_2)
+    desk.answer(first.id, {"kind": "order", "order": [[0], [2]]})
+    desk.answer(first.id, None)
+    assert votes.standing(votes.read(folder.file)) == []
+    desk.answer(second.id, {"kind": "alike"})
+    assert waiting.thread.is_alive(), "the first one is open again"
+    desk.answer(first.id, {"kind": "order", "order": [[1], [2]]})
+    scores = waiting.end()
+    assert scores[1] == -scores[2] > 0 and scores[0] is None
+    lines = votes.read(folder.file)
+    assert len(lines) == 5 and [vote.replaces for vote in lines[:3]] == [None, lines[0].id, lines[1].id]
+    with pytest.raises(NotOpen, match="is not open any more"):
+        desk.answer(first.id, None)
+
+
+@pytest.mark.parametrize(
+    "answer, wrong",
+    [
+        ({"kind": "order", "order": []}, "puts no picture above another"),
+        ({"kind": "order", "order": [[0], [9]]}, "names picture 9"),
+        ({}, "has no 'kind'"),
+        ("best", "holds a text, and not an object"),
+    ],
+)
+def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask, answer, wrong):
+    waiting = ask(folder, pictures())
+    first, _ = waiting.questions(2)
+    with pytest.raises(ValueError, match=wrong):
+        desk.answer(first.id, answer)
+    assert first.answer is None and not folder.file.exists()
+
+
+def test_contradictory_votes_leave_a_group_without_a_preference(folder):
+    names = [votes.picture_path(picture) for picture in pictures(2)]
+    for order in ([[0], [1]], [[1], [0]]):
+        votes.append(
+            folder.file, votes.Vote("p", tuple(names), votes.parse_answer({"kind": "order", "order": order}, 2))
+        )
+    assert folder.scores(pictures(2), ["p", "p"], [0, 0]) == pytest.approx([0.0, 0.0], abs=1e-12)
+
+
+def test_a_damaged_file_is_named_before_anybody_is_asked(folder):
+    folder.folder.mkdir()
+    folder.file.write_text('{"version": 1}\n')
+    with pytest.raises(Damaged, match=r"votes.jsonl is damaged: line 1 has no 'id'.*Fix: correct or remove that line"):
+        folder.scores(pictures(2), ["p", "p"], [0, 0])
+
+
+def test_equal_samples_are_shown_once_and_share_their_score(folder, ask):
+    first, second = pictures(2)
+    waiting = ask(folder, [first, second, first], PROMPTS[:3], GROUPS[:3])
+    (question,) = waiting.questions(1)
+    assert len(question.pictures) == 2
+    desk.answer(question.id, {"kind": "pair", "winner": 1, "loser": 0})
+    scores = waiting.end()
+    assert scores[0] == scores[2] == -scores[1] < 0
+    assert folder.scores([first] * 3, ["other"] * 3, GROUPS[:3]) == [None] * 3, "nothing to choose among"
+
+
+def test_what_cannot_be_shown_has_failed_and_is_not_asked_about(folder, ask):
+    images = torch.linspace(0, 1, 3)[:, None, None, None].expand(3, 4, 5, 3).clone()
+    images[1, 0, 0, 0] = math.nan
+    waiting = ask(folder, as_pictures(images), PROMPTS[:3], GROUPS[:3])
+    (question,) = waiting.questions(1)
+    assert len(question.pictures) == 2
+    desk.answer(question.id, {"kind": "pair", "winner": 0, "loser": 1})
+    first, none, last = waiting.end()
+    assert first == -last > 0 and math.isnan(none)
+
+
+def shapes(count, seed):
+    """Pictures for an encoder of shapes, of which later ones are redder."""
+    noise = np.random.default_rng(seed).integers(0, 60, (count, 40, 40, 3))
+    for number, pixels in enumerate(noise):
+        pixels[8:32, 8:32] = (40 + 200 * number // (count - 1), 40, 40)
+    return list(noise.astype(np.uint8))
+
+
+def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_a_pair(tmp_path, ask):
+    folder, redder = (
+        VoteFolder(tmp_path / "votes", encoder="shapes-clip"),
+        {"kind": "order", "order": [[3], [1, 2], [0]]},
+    )
+    for round_ in range(5):
+        waiting = ask(folder, shapes(4, round_), [f"prompt {round_}"] * 4, [0] * 4)
+        (question,) = waiting.questions(1)
+        assert len(question.pictures) == 4, "nothing is sure yet"
+        desk.answer(question.id, redder)
+        scores = waiting.end()
+        assert scores[3] > scores[1] > scores[0] and scores[1] == pytest.approx(scores[2]), "by the vote itself"
+    assert folder.apprentice.ready and folder.apprentice.learner.votes == 5
+    clear, alike = shapes(4, 9), [shapes(2, 7)[0], shapes(2, 8)[0], shapes(2, 9)[0]]
+    waiting = ask(folder, [*clear, *alike], ["clear"] * 4 + ["alike"] * 3, [0] * 4 + [1] * 3)
+    (question,) = waiting.questions(1)
+    assert question.text == "alike" and len(question.pictures) == 2
+    assert "Learned from 5 votes" in question.about["learned"] and "sure of 1 of 2 groups" in question.about["learned"]
+    desk.answer(question.id, {"kind": "order", "order": [[0], [1]]})
+    scores = waiting.end()
+    assert sorted(scores[:4]) == scores[:4] and all(map(math.isfinite, scores))
+    assert len(votes.read(folder.file)) == 6
+
+
+def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(tmp_path, caplog):
+    folder, names = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), []
+    for number, pixels in enumerate(shapes(3, 0)):
+        names.append(votes.picture_path(pixels))
+        path = folder.folder / names[-1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no picture" if number == 2 else png(pixels))
+    first = votes.Vote("p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
+    wrong = votes.Vote("p", tuple(names[1:]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
+    folder.apprentice.learn([first, wrong])
+    low, high = folder.apprentice.scores(names[:2])
+    assert low > high and folder.apprentice.learner.votes == 1
+    assert names[2] in caplog.text and "cannot be read" in caplog.text
+    assert folder.apprentice.scores(names) == [None] * 3
+    second = votes.Vote(
+        "p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 1, "loser": 0}, 2), first.id
+    )
+    folder.apprentice.learn([first, wrong, second])
+    low, high = folder.apprentice.scores(names[:2])
+    assert low < high and folder.apprentice.learner.votes == 1
+
+
+def test_videos_are_kept_as_mp4(folder, ask):
+    clips = [np.full((4, 16, 16, 3), 60 * number, np.uint8) for number in range(2)]
+    waiting = ask(folder, clips, ["p", "p"], [0, 0])
+    (question,) = waiting.questions(1)
+    assert [path.suffix for path in question.pictures] == [".mp4", ".mp4"]
+    assert b"ftyp" in question.pictures[0].read_bytes()[:16]
+
+
+def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
+    monkeypatch.setattr(desk, "attended", False)
+    reward = reward_class("vote")()
+    with pytest.raises(RewardError, match="otca vote"):
+        reward.score_groups(torch.rand(2, 4, 4, 3), ["p", "p"], [0, 0])
+    with pytest.raises(ValueError, match="plain name"):
+        reward_class("vote")(votes="../elsewhere")
+    assert reward.groups_only and reward.for_other_pictures() is None

@@ -1,0 +1,167 @@
+"""The file of votes, and the scores that follow from them, against numbers worked out by hand or by another method."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+
+from comfyui_otca.host.files import Damaged
+from comfyui_otca.trainer.rewards.vote import votes
+from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote, bradley_terry, group_scores, parse_answer
+
+A, B, C = (f"votes/{letter * 16}.png" for letter in "abc")
+PICK = Answer("order", ((0,), (1, 2), (3,)))
+
+
+def vote(answer=PICK, pictures=(A, B, C, "votes/0123456789abcdef.png"), **fields):
+    return Vote("a red circle", tuple(pictures), answer, **fields)
+
+
+def test_best_and_worst_say_five_things_of_four_pictures():
+    assert sorted(PICK.pairs) == [(0, 1), (0, 2), (0, 3), (1, 3), (2, 3)]
+    assert Answer("pair", ((2,), (0,))).pairs == [(2, 0)]
+    assert Answer("alike").pairs == Answer("skip").pairs == []
+
+
+def test_one_pair_has_the_score_that_solves_its_equation():
+    # With s = (a, -a) and a prior of std 1 the slope is σ(-2a) - a: by bisection of that.
+    low, high = 0.0, 1.0
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 / (1 + math.exp(2 * middle)) > middle else (low, middle)
+    assert bradley_terry([(0, 1)], 2) == pytest.approx([low, -low], abs=1e-9)
+
+
+def test_a_contradiction_leaves_both_alike_and_a_majority_wins():
+    assert bradley_terry([(0, 1), (1, 0)], 2) == pytest.approx([0, 0], abs=1e-12)
+    first, second = bradley_terry([(0, 1)] * 2 + [(1, 0)], 2)
+    assert first == pytest.approx(-second) and first > 0
+    # Without much of a prior the odds are those of the votes: σ(s_0 - s_1) = 2/3.
+    first, second = bradley_terry([(0, 1)] * 2 + [(1, 0)], 2, prior_std=1e3)
+    assert 1 / (1 + math.exp(second - first)) == pytest.approx(2 / 3, abs=1e-5)
+
+
+def test_scores_are_the_maximum_that_plain_ascent_finds_too():
+    pairs = [(0, 1), (1, 2), (2, 0), (0, 3), (3, 4), (0, 4), (1, 0), (4, 2)]
+    found = np.zeros(5)
+    for _ in range(20000):
+        slope = -found / 4
+        for better, worse in pairs:
+            missed = 1 / (1 + np.exp(found[better] - found[worse]))
+            slope[better] += missed
+            slope[worse] -= missed
+        found += 0.1 * slope
+    assert bradley_terry(pairs, 5, prior_std=2.0) == pytest.approx(found.tolist(), abs=1e-9)
+
+
+def test_a_clear_order_of_many_has_finite_scores_in_that_order():
+    order = Answer("order", tuple((number,) for number in range(40)))
+    scores = bradley_terry(order.pairs, 40)
+    assert all(map(math.isfinite, scores)) and scores == sorted(scores, reverse=True)
+    assert sum(scores) == pytest.approx(0, abs=1e-9)
+
+
+def test_what_nothing_is_said_of_has_no_score():
+    said = [vote(Answer("pair", ((1,), (0,))), (A, B))]
+    low, high, none = group_scores(said, "a red circle", [A, B, C])
+    assert low < 0 < high and none is None
+    assert group_scores(said, "a blue square", [A, B, C]) == [None] * 3
+    assert group_scores(said, "a red circle", [A, C]) == [None] * 2, "a vote on pictures that are not of the group"
+    assert group_scores([vote(Answer("alike"), (A, B))], "a red circle", [A, B]) == [None] * 2
+
+
+def test_a_correction_replaces_and_a_withdrawal_takes_back():
+    first = vote(Answer("pair", ((0,), (1,))), (A, B))
+    second = vote(Answer("pair", ((1,), (0,))), (A, B), replaces=first.id)
+    gone = vote(Answer("withdrawn"), (A, B), replaces=second.id)
+    assert votes.standing([first, second]) == [second]
+    assert votes.standing([first, second, gone]) == []
+    assert group_scores([first, second], "a red circle", [A, B])[1] > 0
+
+
+def test_a_vote_read_back_is_the_vote_that_was_written(tmp_path):
+    path = tmp_path / "new" / "votes.jsonl"
+    assert votes.read(path) == []
+    written = [vote(), vote(Answer("pair", ((1,), (0,))), (A, B), replaces="0" * 32), vote(Answer("skip"))]
+    for one in written:
+        votes.append(path, one)
+    assert votes.read(path) == written
+    row = json.loads(path.read_text().splitlines()[0])
+    assert row["answer"] == {"kind": "order", "order": [[0], [1, 2], [3]]} and row["replaces"] is None
+    assert json.loads(path.read_text().splitlines()[1])["answer"] == {"kind": "pair", "winner": 1, "loser": 0}
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_last_line_that_a_kill_cut_short_is_left_out_and_the_next_vote_stands_alone(tmp_path, cut):
+    path, said = tmp_path / "votes.jsonl", []
+    first, second, third = vote(), vote(), vote()
+    votes.append(path, first)
+    votes.append(path, second)
+    path.write_bytes(path.read_bytes()[: -cut - 1])
+    assert votes.read(path, said.append) == [first]
+    assert said == [f"{path}, line 2: the last line was cut short, and is left out"]
+    votes.append(path, third)
+    assert votes.read(path) == [first, third]
+
+
+def test_a_last_line_that_lacks_its_break_alone_is_kept(tmp_path):
+    path = tmp_path / "votes.jsonl"
+    first, second = vote(), vote()
+    votes.append(path, first)
+    path.write_bytes(path.read_bytes()[:-1])
+    votes.append(path, second)
+    assert votes.read(path) == [first, second]
+
+
+@pytest.mark.parametrize(
+    "change, wrong",
+    [
+        ({"version": 2}, "has version = 2, and not 1"),
+        ({"prompt": 3}, "has prompt = 3, and not a text"),
+        ({"pictures": [A]}, "has 1 pictures, of which 1 differ, and not two or more"),
+        ({"pictures": [A, A]}, "has 2 pictures, of which 1 differ, and not two or more"),
+        ({"pictures": [A, "../secret.png"]}, 'has the picture "../secret.png"'),
+        ({"answer": None}, "has no 'answer'"),
+        ({"answer": {"kind": "maybe"}}, 'has an answer that has kind = "maybe", and not one of order, pair'),
+        ({"answer": {"kind": "order", "order": []}}, "puts no picture above another"),
+        ({"answer": {"kind": "order", "order": [[0, 1]]}}, "puts no picture above another"),
+        (
+            {"answer": {"kind": "order", "order": [[0], [4]]}},
+            "names picture 4, and its pictures have the numbers 0 to 3",
+        ),
+        ({"answer": {"kind": "order", "order": [[0], [1, 0]]}}, "names picture 0 twice"),
+        ({"answer": {"kind": "pair", "winner": 1, "loser": 1}}, "names picture 1 twice"),
+        ({"answer": {"kind": "pair", "winner": True, "loser": 1}}, "names picture true"),
+    ],
+)
+def test_a_damaged_line_is_named_with_its_file(tmp_path, change, wrong):
+    path = tmp_path / "votes.jsonl"
+    votes.append(path, vote())
+    votes.append(path, vote())
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], json.dumps(json.loads(lines[0]) | change), lines[1], ""]))
+    with pytest.raises(Damaged) as refused:
+        votes.read(path)
+    assert str(refused.value).startswith(f"{path} is damaged: line 2 ") and wrong in str(refused.value)
+    assert "Fix: correct or remove that line" in str(refused.value)
+
+
+def test_half_a_line_in_the_middle_is_damage(tmp_path):
+    path = tmp_path / "votes.jsonl"
+    path.write_text(f'{{"version": 1,\n{vote().line()}\n')
+    with pytest.raises(Damaged, match="line 1 is no JSON"):
+        votes.read(path)
+
+
+def test_an_answer_may_leave_out_pictures_and_levels():
+    assert parse_answer({"kind": "order", "order": [[2], [], [0]]}, 4) == Answer("order", ((2,), (0,)))
+
+
+def test_a_picture_is_named_by_its_pixels_and_their_shape():
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    digest = hashlib.sha256(b"2x4x3\n" + bytes(range(24))).hexdigest()
+    assert votes.picture_path(pixels) == f"votes/{digest[:16]}.png"
+    assert votes.picture_path(pixels.reshape(4, 2, 3)) != votes.picture_path(pixels)
+    assert votes.picture_path(pixels[None]).endswith(".mp4")

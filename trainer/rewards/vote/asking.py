@@ -1,0 +1,176 @@
+"""A folder of votes at work: groups of pictures are asked about, and what was said of them before is not asked again."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....host import files
+from ....host.questions import Question, desk
+from ...pictures import media
+from . import votes
+from .votes import FILE, FOLDER, Answer, Vote
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from .apprentice import Apprentice
+
+Score = float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The pictures of one prompt. `members` are the samples that have each of them: samples that are equal are shown once."""
+
+    prompt: str
+    pictures: tuple[str, ...]
+    members: tuple[tuple[int, ...], ...]
+
+    def about(self, said: Sequence[Vote]) -> list[Vote]:
+        """Those of the votes that stand and are about these pictures, or some of them."""
+        of_prompt = [vote for vote in votes.standing(said) if vote.prompt == self.prompt]
+        return [vote for vote in of_prompt if set(vote.pictures) <= set(self.pictures)]
+
+
+class VoteFolder:
+    """`votes.jsonl` and the pictures beside it.
+
+    Args:
+        folder: made at the first vote.
+        fps: of the mp4 files that videos are kept as.
+        encoder: of a head that learns from the votes, so that it scores what it is sure of; empty: everything is asked.
+    """
+
+    def __init__(self, folder: Path, fps: float = 16.0, encoder: str = ""):
+        self.folder, self.fps, self.encoder = folder, fps, encoder
+        self._writing = threading.Lock()
+
+    @property
+    def file(self) -> Path:
+        return self.folder / FILE
+
+    @functools.cached_property
+    def apprentice(self) -> Apprentice | None:
+        if not self.encoder:
+            return None
+        from .apprentice import Apprentice
+
+        return Apprentice(self.folder, self.encoder)
+
+    def scores(
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+    ) -> list[Score]:
+        """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
+
+        Args:
+            samples: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
+            groups: which of them are of one group.
+
+        Returns:
+            NaN for a sample that cannot be shown; None in a group that nobody ranks, and for a picture of which nothing is said.
+
+        Raises:
+            Damaged: votes.jsonl, with the line.
+        """
+        found = self._groups(samples, prompts, groups)
+        said = votes.read(self.file)
+        questions = self._questions(
+            [group for group in found if len(group.pictures) > 1 and not group.about(said)], said
+        )
+        if questions:
+            desk.ask(questions)
+            said = votes.read(self.file)
+        scores: list[Score] = [math.nan if sample is None else None for sample in samples]
+        for group in found:
+            for score, members in zip(self._scores(group, said), group.members, strict=True):
+                for member in members:
+                    scores[member] = score
+        return scores
+
+    def _groups(
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+    ) -> list[Group]:
+        """The groups in their order, with their pictures on disk."""
+        members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
+        prompt_of = dict(zip(groups, map(str, prompts), strict=True))
+        for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
+            if pixels is not None:
+                members[group].setdefault(self._kept(pixels), []).append(sample)
+        return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
+
+    def _kept(self, pixels: np.ndarray) -> str:
+        """The path of a picture, which is written where it is not there."""
+        name = votes.picture_path(pixels)
+        path = self.folder / name
+        if not files.is_plain_file(path):
+            (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            files.write_bytes(path, media.mp4(pixels, self.fps) if pixels.ndim == 4 else png(pixels))
+        return name
+
+    def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
+        """About groups of which nothing was said. Once enough is learned: about the pair that tells most of each group that the
+        learner is not sure of."""
+        apprentice = self.apprentice
+        if apprentice is None:
+            return [self._question(group.prompt, group.pictures) for group in groups]
+        with apprentice.busy:
+            apprentice.learn(said)
+            unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
+            shown = [apprentice.pair(group.pictures) if apprentice.ready else group.pictures for group in unsure]
+            learned = apprentice.report(len(groups) - len(unsure), len(groups))
+        return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
+
+    def _question(self, prompt: str, pictures: tuple[str, ...], learned: str = "") -> Question:
+        return Question(
+            id=hashlib.sha256("\n".join([prompt, *sorted(pictures)]).encode()).hexdigest()[:16],
+            text=prompt,
+            pictures=[self.folder / picture for picture in pictures],
+            keep=self._keeper(prompt, pictures),
+            about={"learned": learned},
+        )
+
+    def _keeper(self, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
+        """What keeps the answers to a question: each but the first one replaces the one before."""
+        last: list[str] = []
+
+        def keep(answer: Any) -> None:
+            parsed = Answer("withdrawn") if answer is None else votes.parse_answer(answer, len(pictures))
+            vote = Vote(prompt, pictures, parsed, last[0] if last else None)
+            with self._writing:
+                votes.append(self.file, vote)
+            last[:] = [vote.id]
+
+        return keep
+
+    def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
+        """By what was said of the whole group; else by what was learned, unless the pair that was shown was not judged."""
+        about, apprentice = group.about(said), self.apprentice
+        whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
+        masked = about and not any(vote.pairs for vote in about)
+        if apprentice is None or whole or masked or len(group.pictures) < 2:
+            return votes.group_scores(about, group.prompt, group.pictures)
+        with apprentice.busy:
+            apprentice.learn(said)
+            return apprentice.scores(group.pictures)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def as_pictures(samples) -> list[np.ndarray | None]:
+    """uint8 pictures or videos of a tensor [B, …] in [0, 1]; None for one with a value that is no number."""
+    finite = samples.isfinite().flatten(1).all(1).tolist()
+    return [pixels if good else None for pixels, good in zip(media.eight_bits(samples).numpy(), finite, strict=True)]

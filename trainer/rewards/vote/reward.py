@@ -1,0 +1,77 @@
+"""Somebody's votes as a reward: the training stops and asks which of a prompt's pictures are the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ....host import paths
+from ....host.names import plain_name
+from ....host.questions import desk
+from ...networks import RewardError
+from ..base import GroupReward, Reward
+from ..http import HTTPReward
+from .asking import VoteFolder, as_pictures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NOBODY = (
+    "nobody is here to vote: the training does not run on the canvas. Fix: start `otca vote` where somebody has a browser, and "
+    "set url of Reward: Vote to its address, as in http://127.0.0.1:8190/score"
+)
+ENCODER = "shapes-clip"
+WEEK = 7 * 86400.0  # how long a vote server may take to answer
+RETRIES = 10  # where it is started again meanwhile: about eight minutes
+
+
+class VoteReward(GroupReward):
+    """Bradley-Terry scores of each group, from what somebody says of its pictures on the canvas or at a vote server.
+
+    Args:
+        votes: name of the folder of votes, see `paths.votes_folder`; not used with `url`.
+        url: of an `otca vote` that asks instead, and keeps the votes where it runs; empty: the canvas asks.
+        token_variable: the environment variable with that server's token.
+        fps: frames a second of the videos that are shown.
+        learn: whether a head learns from the votes, scores what it is sure of, and leaves only the rest to be asked.
+        encoder: of that head: a folder, the name of one, or a hub id in the local cache.
+    """
+
+    def __init__(
+        self,
+        name: str = "vote",
+        *,
+        votes: str = "votes",
+        url: str = "",
+        token_variable: str = "",
+        fps: float = 16.0,
+        learn: bool = False,
+        encoder: str = ENCODER,
+        **use,
+    ):
+        super().__init__(name, **use)
+        self.folder = VoteFolder(paths.votes_folder() / plain_name(votes), fps, encoder if learn else "")
+        asked = {"timeout": WEEK, "retries": RETRIES, "batch_size": 0, "token_variable": token_variable, "fps": fps}
+        self.server = HTTPReward(name, url=url, **asked) if url else None
+
+    def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> list[float | None]:
+        if self.server is not None:
+            ask = self.server.score_videos if samples.ndim == 5 else self.server.score
+            return ask(samples, prompts)
+        if not desk.someone_answers():
+            raise RewardError(NOBODY)
+        return self.folder.scores(as_pictures(samples), prompts, groups)
+
+    def for_other_pictures(self) -> Reward | None:
+        """What was learned, under the same name, once it is enough."""
+        apprentice = None if self.server else self.folder.apprentice
+        if apprentice is None or not apprentice.ready:
+            return None
+        from ..taste import TasteReward
+
+        with apprentice.busy:
+            learned = TasteReward(
+                self.name, apprentice.learner.head(), coefficient=self.coefficient, held_out=self.held_out
+            )
+        learned.rescale, learned.bounds = self.rescale, self.bounds
+        return learned

@@ -1,0 +1,245 @@
+"""What somebody said of a group of pictures, the file that keeps it, and the scores that follow from it. Imports no torch.
+
+A folder of votes holds `votes.jsonl`, one object a line, and the pictures below `votes/`, each under its fingerprint:
+
+    {"version": 1, "id": "9f…", "time": 1760000000.0, "prompt": "a red circle",
+     "pictures": ["votes/0f3a….png", "votes/77c2….png", "votes/e01b….png"],
+     "answer": {"kind": "order", "order": [[2], [0, 1]]}, "replaces": null}
+
+An answer names pictures by their place in that list. Of "order" the best come first, and those in one inner list are alike; of a
+picture that is missing nothing is said. "pair" has a `winner` and a `loser`. "alike" says that no picture is better than
+another, "skip" that nobody wants to judge the group; "withdrawn" takes back the vote that it replaces, so that the group is
+asked about again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....host import json_lines
+from ....host.checks import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
+from ....host.text import quoted
+
+if TYPE_CHECKING:
+    import numpy as np
+
+logger = logging.getLogger(__name__)
+
+FILE, FOLDER = "votes.jsonl", "votes"
+VERSION = 1
+KINDS = ("order", "pair", "alike", "skip", "withdrawn")
+PICTURE = re.compile(rf"{FOLDER}/([0-9a-f]{{16}})\.(png|mp4)")
+# Prior on a picture's score in the Bradley-Terry model: with it an order without contradictions has finite scores too.
+PRIOR_STD = 1.0
+FIX = "correct or remove that line"
+
+Pair = tuple[int, int]  # the numbers of the better and the worse picture
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said: `kind` is one of KINDS; `order` is of "order" and "pair", best first, each level's pictures being alike."""
+
+    kind: str
+    order: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Each picture with each one of every lower level; none between those that are alike."""
+        return [
+            (better, worse)
+            for place, level in enumerate(self.order)
+            for better in level
+            for below in self.order[place + 1 :]
+            for worse in below
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        if self.kind == "pair":
+            ((winner,), (loser,)) = self.order
+            return {"kind": "pair", "winner": winner, "loser": loser}
+        if self.kind == "order":
+            return {"kind": "order", "order": [list(level) for level in self.order]}
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One line of the file. `pictures` are paths from the file's folder; `replaces` is the id of the vote that it corrects."""
+
+    prompt: str
+    pictures: tuple[str, ...]
+    answer: Answer
+    replaces: str | None = None
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    time: float = field(default_factory=time.time)
+
+    @property
+    def pairs(self) -> list[Pair]:
+        return self.answer.pairs
+
+    def line(self) -> str:
+        return json.dumps(
+            {
+                "version": VERSION,
+                "id": self.id,
+                "time": self.time,
+                "prompt": self.prompt,
+                "pictures": list(self.pictures),
+                "answer": self.answer.as_json(),
+                "replaces": self.replaces,
+            },
+            allow_nan=False,
+        )
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path, say: Callable[[str], None] = logger.warning) -> list[Vote]:
+    """All votes of a file, in its order; none where there is no file. A last line that a kill cut short is left out and said.
+
+    Raises:
+        Damaged: names the file and the line, and what is wrong with it.
+    """
+    votes: list[Vote] = []
+    json_lines.read_lines(path, lambda row: votes.append(_vote(row)), say, FIX)
+    return votes
+
+
+def append(path: Path, vote: Vote) -> None:
+    """Adds a vote, and returns once the disk has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    json_lines.append_line(path, vote.line())
+
+
+def standing(votes: Iterable[Vote]) -> list[Vote]:
+    """Those that count: replaced by no later one, and not withdrawn."""
+    votes = list(votes)
+    replaced = {vote.replaces for vote in votes}
+    return [vote for vote in votes if vote.id not in replaced and vote.answer.kind != "withdrawn"]
+
+
+def parse_answer(value: Any, count: int) -> Answer:
+    """The answer about `count` pictures.
+
+    Raises:
+        ValueError: it is none, or an order that puts no picture above another.
+    """
+    check(value, dict, {"kind": one_of(*KINDS)})
+    kind = value["kind"]
+    if kind == "pair":
+        order = [[value.get("winner")], [value.get("loser")]]
+    elif kind == "order":
+        order = value.get("order")
+    else:
+        return Answer(kind)
+    if not isinstance(order, list) or not all(isinstance(level, list) for level in order):
+        raise ValueError(f"has order = {quoted(order)}, and not a list of lists of picture numbers, the best first")
+    numbers = [number for level in order for number in level]
+    wrong = [number for number in numbers if not is_whole(number) or number >= count]
+    if wrong:
+        raise ValueError(f"names picture {quoted(wrong[0])}, and its pictures have the numbers 0 to {count - 1}")
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ValueError(f"names picture {twice} twice")
+    levels = tuple(tuple(level) for level in order if level)
+    if len(levels) < 2:
+        raise ValueError("puts no picture above another: where all are alike, the kind is 'alike'")
+    return Answer(kind, levels)
+
+
+def _vote(row: Mapping[str, Any]) -> Vote:
+    """Raises ValueError where a line is no vote."""
+    if row.get("version") != VERSION:
+        raise ValueError(f"has version = {quoted(row.get('version'))}, and not {VERSION}")
+    check(row, dict, {"id": TEXT, "time": MOMENT, "prompt": TEXT, "pictures": TEXTS, "replaces": maybe(TEXT)})
+    pictures = tuple(row["pictures"])
+    if len(pictures) < 2 or len(set(pictures)) < len(pictures):
+        raise ValueError(f"has {len(pictures)} pictures, of which {len(set(pictures))} differ, and not two or more")
+    for picture in pictures:
+        if not PICTURE.fullmatch(picture):  # which also keeps readers in the folder
+            raise ValueError(f"has the picture {quoted(picture)}, and not one as {FOLDER}/0123456789abcdef.png")
+    if row.get("answer") is None:
+        raise ValueError("has no 'answer'")
+    try:
+        answer = parse_answer(row["answer"], len(pictures))
+    except ValueError as error:
+        raise ValueError(f"has an answer that {error}") from error
+    return Vote(row["prompt"], pictures, answer, row.get("replaces"), row["id"], float(row["time"]))
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def picture_path(pixels: np.ndarray) -> str:
+    """Where a picture [H, W, 3] or a video [F, H, W, 3] of uint8 lies in a folder of votes, by the fingerprint of its pixels.
+
+    16 hexadecimal digits of the SHA-256 of the shape in text, as `64x64x3`, a line break, and the raw bytes.
+    """
+    shape = "x".join(map(str, pixels.shape))
+    digest = hashlib.sha256(f"{shape}\n".encode() + pixels.tobytes()).hexdigest()[:16]
+    return f"{FOLDER}/{digest}.{'mp4' if pixels.ndim == 4 else 'png'}"
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def bradley_terry(pairs: Sequence[Pair], count: int, prior_std: float = PRIOR_STD) -> list[float]:
+    """Scores s of `count` pictures, most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, prior_std²): their mean is 0.
+
+    The maximum of Σ log σ(s_i - s_j) - Σ s²/(2 prior_std²), which is concave, by Newton's method with halved steps.
+    """
+    import numpy as np
+
+    scores = np.zeros(count)
+    if not pairs:
+        return scores.tolist()
+    better, worse = np.array(pairs).T
+    precision = prior_std**-2
+
+    def objective(scores: np.ndarray) -> float:
+        return float(-np.logaddexp(0, scores[worse] - scores[better]).sum() - precision * (scores @ scores) / 2)
+
+    while True:
+        missed = 1 / (1 + np.exp(scores[better] - scores[worse]))  # the probability of the other answer
+        gradient = -precision * scores
+        np.add.at(gradient, better, missed)
+        np.add.at(gradient, worse, -missed)
+        curvature = precision * np.eye(count)
+        weight = missed * (1 - missed)
+        for rows, columns, sign in ((better, better, 1), (worse, worse, 1), (better, worse, -1), (worse, better, -1)):
+            np.add.at(curvature, (rows, columns), sign * weight)
+        step = np.linalg.solve(curvature, gradient)
+        before = objective(scores)
+        while objective(scores + step) < before and np.abs(step).max() > 1e-12:
+            step /= 2
+        if np.abs(step).max() <= 1e-12 * max(1.0, float(np.abs(scores).max())):
+            return scores.tolist()
+        scores = scores + step
+
+
+def group_scores(votes: Iterable[Vote], prompt: str, pictures: Sequence[str]) -> list[float | None]:
+    """A score for each of the pictures of one prompt, from all standing votes on it about these or some of these.
+
+    None for a picture of which nothing is said.
+    """
+    number = {picture: place for place, picture in enumerate(pictures)}
+    pairs = [
+        (number[vote.pictures[better]], number[vote.pictures[worse]])
+        for vote in standing(votes)
+        if vote.prompt == prompt and set(vote.pictures) <= number.keys()
+        for better, worse in vote.pairs
+    ]
+    named = {place for pair in pairs for place in pair}
+    scores = bradley_terry(pairs, len(pictures))
+    return [score if place in named else None for place, score in enumerate(scores)]

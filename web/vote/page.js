@@ -1,0 +1,28 @@
+// @ts-check
+/** The page of `otca vote`: the panel alone. */
+import { votePanel } from "./panel.js";
+
+/** @param {Response} response */
+async function answerOf(response) {
+  const text = await response.text();
+  if (response.ok) return JSON.parse(text);
+  let message = `${response.status} ${text.slice(0, 300)}`;
+  try {
+    message = JSON.parse(text).error;
+  } catch {
+    // It is no refusal of ours, but a proxy's page.
+  }
+  throw new Error(message);
+}
+
+export function start() {
+  const headers = { "Content-Type": "application/json" };
+  votePanel(
+    {
+      getJson: async (route) => answerOf(await fetch(route)),
+      postJson: async (route, body) => answerOf(await fetch(route, { method: "POST", headers, body: JSON.stringify(body) })),
+      routeUrl: (route) => route,
+    },
+    { always: true },
+  ).refresh();
+}
