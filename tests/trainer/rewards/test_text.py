@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from comfyui_otca.bench.words_and_objects import WORDS
+from comfyui_otca.bench.words_and_objects import written as benchmark_picture
 from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score_stack
@@ -174,3 +176,11 @@ def test_it_is_a_reward_of_a_stack():
 def test_every_prompt_of_the_signs_asks_for_text():
     prompts = (ASSETS / "prompts" / "signs.txt").read_text(encoding="utf-8").splitlines()
     assert len(prompts) == 32 and all(len(quoted(prompt)) == 1 for prompt in prompts)
+
+
+@needs_ocr
+def test_words_of_the_benchmark_are_read_back(everything):
+    """All 50 with --everything; bench/REWARDS.md has the table."""
+    reward, words = Text(), WORDS if everything else WORDS[::25]
+    pictures = torch.cat([benchmark_picture(word, 24, WORDS.index(word)) for word in words])
+    assert reward.score(pictures, [Prompt("a sign", {"text": word}) for word in words]) == [1] * len(words)
