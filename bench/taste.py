@@ -1,6 +1,6 @@
 """How many clicks a taste takes, and whether training on it serves the one who clicked: a simulated voter in the embedded world.
 
-    python bench/taste.py [--output runs/taste] [--seeds 5] [--only curve training]
+    python bench/taste.py [--output runs/taste] [--seeds 10] [--only curve training]
 
 The voter has a utility that it knows exactly, and clicks wrongly in one click of ten. Pictures are sampled by the embedded model,
 12 to a prompt; a click picks the best of the pictures of one prompt that are shown. Every result is kept in --output, so that a
@@ -55,7 +55,7 @@ ITERATIONS, RATE = 12, 1e-3  # of the trainings
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/taste"))
-    parser.add_argument("--seeds", type=int, default=5, help="of the curves")
+    parser.add_argument("--seeds", type=int, default=10, help="of the curves")
     parser.add_argument("--trainings", type=int, default=3, help="seeds of the trainings")
     parser.add_argument("--only", nargs="+", choices=["curve", "training"], default=["curve", "training"])
     options = parser.parse_args()
