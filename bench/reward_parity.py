@@ -4,13 +4,8 @@
     python bench/reward_parity.py --weights full --only hpsv2            random weights of the published sizes
     python bench/reward_parity.py --weights published --pictures *.png --prompt "a red circle"
 
-Random weights are written in the published layouts and loaded as published ones are. The references:
-
-- CLIP-T, aesthetic, PickScore: transformers' CLIPModel and the checkpoint's own processor, a picture at a time, as the authors'
-  example does; the aesthetic head is written out.
-- HPSv2.1, ImageReward: the architecture written out on the published tensors with torch's functions alone
-  (assets/make/reference_rewards.py), preprocessing with Pillow, no padding, a picture at a time; and with `--weights
-  published` the packages `hpsv2` and `ImageReward`, where they can be imported.
+Random weights are written in the published layouts and loaded as published ones are. The references are those of
+study/reward_references.py; with `--weights published` also the packages `hpsv2` and `ImageReward`, where they can be imported.
 
 `--weights published` takes what is in the model folders and in the local hub cache, and says what is not.
 """
@@ -18,7 +13,6 @@ Random weights are written in the published layouts and loaded as published ones
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import tempfile
 from collections.abc import Iterator
@@ -28,8 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from comfyui_otca.assets.make import reference_rewards, tiny_rewards
+from comfyui_otca.assets.make import tiny_rewards
+from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.study.reward_references import reference
 from comfyui_otca.trainer.networks import clip, preprocess
 from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_class
 
@@ -76,12 +72,13 @@ def _compare(kind: str, weights: str, folder: Path, batches) -> None:
     if weights == "published":
         settings = {"model": clip.VIT_L.source} if kind == "clip_t" else {}
     else:
+        user_named(folder)
         settings = _made(kind, folder, FULL[kind] if weights == "full" else {})
     reward = reward_class(kind)(**settings)
     ours = torch.cat([reward.score(images, prompts).cpu() for images, prompts in batches])
-    for name, reference in _references(kind, reward.network, settings, weights):
+    for name, implementation in _references(kind, reward.network, settings, weights):
         with torch.no_grad():
-            theirs = torch.cat([reference(preprocess.pil(images), prompts) for images, prompts in batches])
+            theirs = torch.cat([implementation(preprocess.pil(images), prompts) for images, prompts in batches])
         print(
             f"| {kind} | {weights} | {name} | {len(ours)} | {theirs.min():.4f} to {theirs.max():.4f} | "
             f"{(ours - theirs).abs().max():.1e} |",
@@ -108,56 +105,15 @@ def _made(kind: str, folder: Path, size: dict) -> dict[str, str]:
 
 def _references(kind: str, network, settings: dict, weights: str) -> Iterator[tuple]:
     """(name, function of PIL pictures and prompts) of every reference implementation there is."""
-    if kind == "hpsv2":
-        yield "open_clip, written out", functools.partial(_open_clip, network, hps.read_checkpoint(network.path))
-        if weights == "published" and importlib.util.find_spec("hpsv2"):
-            package = hps.HPSv2(provider="hpsv2")
-            yield "package hpsv2", lambda pictures, prompts: package.score(_tensor(pictures), prompts)
-    elif kind == "image_reward":
-        state = image_reward.FILE.read(network.path)
-        yield "BLIP, written out", functools.partial(_blip, network, state)
-        if weights == "published" and importlib.util.find_spec("ImageReward"):
-            yield "package ImageReward", _image_reward_package(network.path, image_reward.CONFIG.find())
-    else:
-        head = None
-        if kind == "aesthetic":
-            head = aesthetic.FILE.read(aesthetic.FILE.find(settings.get("path", "")))
-        yield "CLIPModel, one by one", functools.partial(_clip_model, kind, network, head)
-
-
-def _clip_model(kind: str, network: clip.Clip, head, pictures, prompts) -> torch.Tensor:
-    from transformers import CLIPModel
-
-    model = CLIPModel.from_pretrained(network.path, dtype=torch.float32, local_files_only=True).eval()
-    rows = []
-    for picture, prompt in zip(pictures, prompts, strict=True):
-        pixels = network.processor(picture, return_tensors="pt")
-        out = model(**pixels, **network.tokenizer(prompt, truncation=True, max_length=77, return_tensors="pt"))
-        if kind == "aesthetic":
-            rows.append(reference_rewards.head(head, out.image_embeds)[0])
-        else:
-            cosine = out.text_embeds @ out.image_embeds.T
-            rows.append((model.logit_scale.exp() * cosine if kind == "pickscore" else cosine)[0, 0])
-    return torch.stack(rows)
-
-
-def _open_clip(network: clip.Clip, state, pictures, prompts) -> torch.Tensor:
-    size = network.model.config.vision_config.image_size
-    state = {name: tensor.float() for name, tensor in state.items()}
-    rows = []
-    for picture, prompt in zip(pictures, prompts, strict=True):
-        tokens = network.tokenizer([hps.clean(prompt)], truncation=True, max_length=77).input_ids
-        pixels = reference_rewards.letterbox(picture, size)[None]
-        rows.append(torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens))[0])
-    return torch.stack(rows)
-
-
-def _blip(network: image_reward.Blip, state, pictures, prompts) -> torch.Tensor:
-    size = network.vision.config.image_size
-    pixels = torch.stack([reference_rewards.centre_crop(picture, size) for picture in pictures])
-    tokens = network.tokenizer(list(prompts), truncation=True, max_length=image_reward.TOKENS).input_ids
-    heads = network.text.config.num_attention_heads
-    return reference_rewards.image_reward(state, pixels, tokens, heads)
+    head = aesthetic.FILE.find(settings.get("path", "")) if kind == "aesthetic" else None
+    yield reference(kind, network, head)
+    if weights != "published":
+        return
+    if kind == "hpsv2" and importlib.util.find_spec("hpsv2"):
+        package = hps.HPSv2(provider="hpsv2")
+        yield "package hpsv2", lambda pictures, prompts: package.score(_tensor(pictures), prompts)
+    if kind == "image_reward" and importlib.util.find_spec("ImageReward"):
+        yield "package ImageReward", _image_reward_package(network.path, image_reward.CONFIG.find())
 
 
 def _image_reward_package(path: Path, config: Path):

@@ -10,6 +10,7 @@ stopped study goes on from there. Prints the Markdown of bench/REWARDS.md.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,10 +41,15 @@ GROUP, PROMPTS, OFFERED = (
     4,
 )  # pictures to a prompt; prompts to click on; groups at a time, as an iteration has them
 WRONG = 0.1  # of all clicks
-EVERY, CLICKS, LONG = 5, 60, 200  # clicks between two looks at the accuracy; clicks of "learn"; of random asking
+EVERY, CLICKS = 5, 60  # clicks between two looks at the accuracy; clicks in all, but of random pairs
 TARGET = 0.85
-WAYS = {"learn, pairs": (True, 2), "learn, best of 4": (True, 4), "random pairs": (False, 2), "random 4": (False, 4)}
-ITERATIONS, RATE = 30, 1e-3  # of the trainings
+WAYS = {  # whether the learner asks, pictures that are shown, clicks
+    "learn, pairs": (True, 2, CLICKS),
+    "learn, best of 4": (True, 4, CLICKS),
+    "random pairs": (False, 2, 200),
+    "random, best of 4": (False, 4, CLICKS),
+}
+ITERATIONS, RATE = 12, 1e-3  # of the trainings
 
 
 def main() -> None:
@@ -107,6 +113,7 @@ def click(utilities: np.ndarray, shown: Sequence[int], random: np.random.Generat
 # --- the curve --------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def sampled(file: str, count: int, seed: int) -> tuple[list[torch.Tensor], list[np.ndarray]]:
     """Groups of pictures of that many prompts by the untrained model, and their features."""
     model = load_flow_model(ASSETS / "shapes-flux", lora_rank=4, lora_alpha=4.0, device="cpu")
@@ -133,26 +140,27 @@ def curves(folder: Path, seeds: range) -> str:
             return pair_accuracy(learner, unseen_rows, unseen_true)
 
         results = {}
-        for way, (learns, shown) in WAYS.items():
+        for way, settings in WAYS.items():
             name = f"{taste}, {way}".replace(", ", "-").replace(" ", "-")
             results[way] = [
                 kept(
                     folder / f"curve-{name}-{seed}.json",
-                    lambda learns=learns, shown=shown, seed=seed, true=true, judge=judge: curve(
-                        rows, true, judge, learns, shown, seed
+                    lambda settings=settings, seed=seed, true=true, judge=judge: curve(
+                        rows, true, judge, *settings, seed
                     ),
                 )
                 for seed in seeds
             ]
-            print(f"{taste}, {way}: done", flush=True)
         text.append(curve_table(taste, results))
     return "\n\n".join(text)
 
 
-def curve(rows: Sequence[np.ndarray], true: Sequence[np.ndarray], judge, learns: bool, shown: int, seed: int) -> list:
+def curve(
+    rows: Sequence[np.ndarray], true: Sequence[np.ndarray], judge, learns: bool, shown: int, most: int, seed: int
+) -> list:
     """(any two, of one prompt) accuracy every EVERY clicks."""
     random, learner, found = np.random.default_rng(seed), Learner(), []
-    for clicks in range(1, (CLICKS if learns else LONG) + 1):
+    for clicks in range(1, most + 1):
         offered = random.choice(len(rows), OFFERED, replace=False)
         if learns:
             question = learner.question_of_features([rows[number] for number in offered], shown)
@@ -238,7 +246,6 @@ def trainings(folder: Path, seeds: range) -> str:
         before, after, rise = (_cell(column) for column in columns.T)
         cells = [str(runs[0]["clicks"]), before, after, rise, f"{right[:, 0].mean():.3f}", _cell(right[:, 1])]
         lines.append(f"| {way} | {' | '.join(cells)} |")
-        print(f"{way}: done", flush=True)
     return "\n".join(lines)
 
 

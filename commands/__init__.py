@@ -14,8 +14,10 @@ COMMANDS = (
     "report",
     "score",
     "vote",
+    "rewards",
     "evaluate",
     "analyze",
     "compare",
     "vbench",
+    "taste",
 )

@@ -15,12 +15,14 @@ def add(commands) -> None:
     fit.add_argument(
         "votes", nargs="*", type=Path, metavar="VOTES", help="folders of votes, votes.jsonl, or pair files (.jsonl)"
     )
-    fit.add_argument("--liked", type=options.existing_folder, metavar="DIR", help="pictures, each better than …")
-    fit.add_argument("--disliked", type=options.existing_folder, metavar="DIR", help="… each of these")
+    fit.add_argument("--liked", type=Path, metavar="DIR", help="pictures, each better than …")
+    fit.add_argument("--disliked", type=Path, metavar="DIR", help="… each of these")
     fit.add_argument(
         "--encoder", default="shapes-clip", metavar="NAME", help="CLIP, SigLIP 2, DINOv2 … (default shapes-clip)"
     )
-    fit.add_argument("--output", type=Path, required=True, metavar="FILE", help="such as taste.safetensors")
+    fit.add_argument(
+        "--output", type=Path, default=Path("taste.safetensors"), metavar="FILE", help="(default taste.safetensors)"
+    )
     fit.add_argument("--batch-size", type=options.positive, default=8, metavar="N", help="pictures at once (default 8)")
     fit.add_argument("--device", help="cpu, cuda, cuda:1 …")
     options.permission_arguments(fit)

@@ -4,7 +4,7 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 """
 
 from . import credit, data, embedded, fusion, guidance, model, native, sampling, training
-from .rewards import external, images, pixels, stack, videos, vote
+from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
     *(model.LoadFlowModel, model.ModelMemory, model.ModelFiles),
@@ -13,12 +13,14 @@ _NODES = [
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
+    images.RewardMyTaste,
     *(pixels.RewardColorfulness, pixels.RewardSharpness),
     *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility, pixels.RewardShapesAccuracy),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
-    *(external.RewardHTTP, external.RewardPython),
+    *(checks.RewardText, checks.RewardObjects),
+    *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
     vote.RewardVote,
-    stack.RewardStack,
+    *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),

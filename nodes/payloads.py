@@ -48,11 +48,22 @@ def advantages(node: str, advantages: Advantages) -> dict:
     }
 
 
-def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
-    """The Reward Stack's table: raw scores, their standing in the group and how the rewards agree with each other."""
+def scores(
+    node: str,
+    scores: Scores,
+    thumbnails: dict | None,
+    standings: Tensor | None = None,
+    places: list[int] | None = None,
+) -> dict:
+    """The table of rewards: raw scores, their standing in the group and how the rewards agree with each other.
+
+    Args:
+        standings: [B, K + H], where they are not those within the groups.
+        places: of a ranking.
+    """
     from ..trainer.advantages import correlation, standing
 
-    standings = standing(scores)
+    standings = standing(scores) if standings is None else standings
     return {
         "node": node,
         "names": list(scores.names),
@@ -67,6 +78,7 @@ def scores(node: str, scores: Scores, thumbnails: dict | None) -> dict:
         "thumbnails": thumbnails,
         "thumbnail_size": THUMBNAIL_SIZE,
         "thumbnail_columns": THUMBNAIL_COLUMNS,
+        "places": places,
     }
 
 

@@ -180,7 +180,15 @@ def subcommands() -> dict[str, argparse.ArgumentParser]:
 @functools.cache
 def known_options() -> set[str]:
     """Options of all commands."""
-    return {option for command in subcommands().values() for option in command._option_string_actions}
+    return {option for command in subcommands().values() for option in _options_of(command)}
+
+
+def _options_of(command: argparse.ArgumentParser) -> set[str]:
+    """Its own, and those of the commands below it."""
+    below = [
+        each for action in command._actions if isinstance(action.choices, dict) for each in action.choices.values()
+    ]
+    return set(command._option_string_actions).union(*map(_options_of, below))
 
 
 def options(page: Page) -> Iterator[str]:

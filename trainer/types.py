@@ -50,6 +50,7 @@ WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
+JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
 HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.

@@ -176,6 +176,7 @@ interface Scores {
   correlation: Value[][]; // [K + H][K + H]
   thumbnails: PictureFile | null;
   thumbnail_columns: number;
+  places?: number[] | null; // [B], of a ranking
 }
 
 /** A picture that a node wrote, as ComfyUI's /view takes it. */

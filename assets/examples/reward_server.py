@@ -19,15 +19,16 @@ from PIL import Image
 
 MOST_BYTES = 2**30  # of one request
 
-Scorer = Callable[[Sequence[np.ndarray], Sequence[str]], list]
+Scorer = Callable[[Sequence[np.ndarray], Sequence[str], Sequence[dict]], list]
 
 
-def score(samples: Sequence[np.ndarray], prompts: Sequence[str]) -> list[float | None]:
+def score(samples: Sequence[np.ndarray], prompts: Sequence[str], metadata: Sequence[dict]) -> list[float | None]:
     """One number a sample, None for what cannot be scored; or {name: such a list} for several rewards at once.
 
     Args:
         samples: pictures [H, W, 3] or videos [F, H, W, 3], uint8.
         prompts: one a sample.
+        metadata: what each prompt says beside its text, from a .jsonl file of prompts; empty for most.
     """
     return [float(sample.mean()) / 255 for sample in samples]
 
@@ -46,8 +47,9 @@ def application(scorer: Scorer = score) -> web.Application:
             raise web.HTTPBadRequest(text=f"version {asked['version']} is not known here")
         samples = [decode(asked["media"], sample["data"]) for sample in asked["samples"]]
         prompts = [sample["prompt"] for sample in asked["samples"]]
+        metadata = [sample.get("metadata", {}) for sample in asked["samples"]]
         # In a thread, so that the server still answers while the model works.
-        return web.json_response({"scores": await asyncio.to_thread(scorer, samples, prompts)})
+        return web.json_response({"scores": await asyncio.to_thread(scorer, samples, prompts, metadata)})
 
     app = web.Application(client_max_size=MOST_BYTES)
     app.router.add_post("/score", answer)

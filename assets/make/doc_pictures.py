@@ -18,11 +18,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.transforms import Bbox
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from ...host.access.permissions import PYTHON, user_named
 from ...inference import guidance
@@ -36,17 +38,22 @@ from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
 from ...trainer.flow.files import read_tensors
 from ...trainer.flow.loading import bytes_held
 from ...trainer.fusion import moca
+from ...trainer.groups import per_group
 from ...trainer.grpo import clipped_objective
 from ...trainer.networks import preprocess
 from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
 from ...trainer.pictures import curves, grids, heatmaps
 from ...trainer.prompts import choose
-from ...trainer.rewards import reward_class
+from ...trainer.rewards import geneval, ranking, reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
+from ...trainer.rewards.chat import Reply
+from ...trainer.rewards.judge import probability_of_yes
 from ...trainer.rewards.video_align import sampled_frames
 from ...trainer.rewards.video_score import spread_frames
+from ...trainer.rewards.vote import head as vote_head
 from ...trainer.rewards.vote import votes
+from ...trainer.rewards.vote.learning import Learner
 from ...trainer.run.layout import read_lines
 from ...trainer.schedule import window_start
 from ...trainer.sde import sensitivities, transition
@@ -309,6 +316,18 @@ def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
     return grids.sample_grid(own.images[order], captions, columns=4)
 
 
+def reward_my_taste():
+    """Pictures by a taste for warm colours, learned from one pick for each of four prompts."""
+    own, learner = trajectories(), Learner("shapes-clip")
+    red = (own.images[..., 0] - own.images[..., 1:].mean(-1)).mean((1, 2))
+    rows = vote_head.read(learner.network, own.images)
+    for members in per_group(own.groups):
+        places = members.nonzero()[:, 0]
+        best = int(red[places].argmax())
+        learner.add_features(rows[places], ((best,), tuple(n for n in range(len(places)) if n != best)))
+    return score_strip(torch.from_numpy(learner.head().scores(rows)))
+
+
 def reward_views():
     """Three samples side by side are a wide picture: what each judge sees of it."""
     wide = torch.cat(list(trajectories().images[[0, 12, 24]]), 1)[None]
@@ -332,7 +351,25 @@ def reward_views():
 def reward_http():
     """By the example server's own function."""
     pictures = (trajectories().images * 255).round().byte().numpy()
-    return score_strip(torch.tensor(example_server.score(list(pictures), trajectories().texts)))
+    texts = trajectories().texts
+    return score_strip(torch.tensor(example_server.score(list(pictures), texts, [{}] * len(texts))))
+
+
+def reward_judge():
+    """One token of an answer as a server lists it: what counts as yes, as no, and as neither."""
+    listed = {"Yes": 0.6, "No": 0.2, " yes": 0.1, "yes": 0.05, "The": 0.03}
+    reply = Reply("Yes", False, [[(token, float(np.log(p))) for token, p in listed.items()]])
+    figure = _figure(5.4, 2.2)
+    axes = figure.subplots()
+    meant = [COLORS[0] if "yes" in token.lower() else COLORS[1] if token == "No" else "#BBBBBB" for token in listed]
+    axes.barh([repr(token) for token in listed], [*listed.values()], color=meant)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("probability of the answer's first token")
+    legend = {"yes": COLORS[0], "no": COLORS[1], "neither": "#BBBBBB"}
+    axes.legend(handles=[Patch(color=color, label=name) for name, color in legend.items()], loc="lower right")
+    axes.set_title(f"score 0.75 / 0.95 = {probability_of_yes(reply):.3f}", fontsize=10)
+    return _drawn(figure)
 
 
 def reward_vote():
@@ -361,8 +398,53 @@ def reward_python():
     return score_strip(score([reward("python", file=str(file))], trajectories().images, trajectories().texts)[:, 0])
 
 
+def reward_text():
+    """Signs that ask for the same two words, each with its score by the real OCR models."""
+    signs = ("Open late", "OPEN LATE", "Open\nlate\ntoday", "Opem late", "Late open", "Open", "Ope1 lxte", "")
+    pictures = []
+    for number, sign in enumerate(signs):
+        picture = Image.new("RGB", (240, 150), COLORS[number % len(COLORS)])
+        font = ImageFont.truetype(font_manager.findfont("DejaVu Sans:bold"), 30)
+        ImageDraw.Draw(picture).multiline_text((18, 20), sign, font=font, fill="white")
+        pictures.append(np.asarray(picture))
+    images = torch.from_numpy(np.stack(pictures)) / 255
+    values = score([reward("text")], images, ['a shop with the sign "Open late"'] * len(signs))[:, 0]
+    return grids.sample_grid(images, [f"{value:.2f}" for value in values.tolist()], columns=4)
+
+
+def object_places():
+    """Where a second square counts as left of, right of, above or below the first."""
+    side, middle = 20, 50
+    first = (middle - side / 2, middle - side / 2, middle + side / 2, middle + side / 2)
+    figure = _figure(4.2, 3.9)
+    axis = figure.subplots()
+    ways = np.full((101, 101), np.nan)
+    for y, x in np.ndindex(ways.shape):
+        names = geneval.relations((x - side / 2, y - side / 2, x + side / 2, y + side / 2), first)
+        if names:
+            ways[y, x] = geneval.POSITIONS.index(min(names)) if len(names) == 1 else 4
+    axis.imshow(ways, cmap=ListedColormap((*COLORS[:4], "#bbbbbb")), vmin=-0.5, vmax=4.5, interpolation="nearest")
+    axis.add_patch(Rectangle(first[:2], side, side, fill=False, edgecolor="black", linewidth=1.5))
+    for name, place in zip(geneval.POSITIONS, ((12, 50), (88, 50), (50, 12), (50, 88)), strict=True):
+        axis.text(*place, name, ha="center", va="center", color="white", fontsize=10, weight="bold")
+    for place in ((15, 15), (85, 15), (15, 85), (85, 85)):
+        axis.text(*place, "both", ha="center", va="center", fontsize=9)
+    axis.text(50, 50, "neither", ha="center", va="center", fontsize=8)
+    axis.set_axis_off()
+    axis.set_title("Centre of the second square, and how it stands to the first", fontsize=9)
+    return _drawn(figure)
+
+
 def reward_table():
     return heatmaps.reward_table(scores(2), trajectories(2).images)
+
+
+def score_images():
+    """Eight samples of one prompt, ranked by two rewards."""
+    images = trajectories(1).images[:8]
+    ranked = ranking.rank([reward("clip_t"), reward("colorfulness")], images, [CAPTIONS[0]] * len(images))
+    captions = [f"{place}.  {ranked.totals[sample]:+.2f}" for place, sample in enumerate(ranked.order.tolist(), 1)]
+    return grids.sample_grid(images[ranked.order], captions, columns=4)
 
 
 def frames_seen(choose: Callable[[int, int], list[int]]):
@@ -663,6 +745,7 @@ def icon():
 DRAWINGS = {
     "embedded_model": embedded_model,
     "model_memory": model_memory,
+    "reward_my_taste": reward_my_taste,
     "model_files": model_files,
     "prompt_order": prompt_order,
     "sampler_noise": sampler_noise,
@@ -680,10 +763,14 @@ DRAWINGS = {
         )
     },
     "reward_views": reward_views,
+    "reward_text": reward_text,
+    "object_places": object_places,
     "reward_http": reward_http,
+    "reward_judge": reward_judge,
     "reward_vote": reward_vote,
     "reward_python": reward_python,
     "reward_table": reward_table,
+    "score_images": score_images,
     "video_align_frames": video_align_frames,
     "video_score_frames": video_score_frames,
     "tcd_floors": tcd_floors,

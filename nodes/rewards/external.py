@@ -1,11 +1,52 @@
 """Rewards that are not ours: a server's, and a function's in a file of the user's."""
 
+from ...host import devices
 from ...host.access import permissions
-from ..inputs import complaint, integer, number, text
+from ...trainer.types import JUDGE_ANSWERS
+from ..inputs import choice, complaint, integer, lines, number, switch, text
 from .base import RewardNode
 
 
-class RewardHTTP(RewardNode):
+class _ServerReward(RewardNode):
+    """A reward that asks a server: its address, tokens, patience, and whether it may be asked about other pictures."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        declared = super().INPUT_TYPES()
+        declared["optional"]["groups_only"] = switch(
+            tip="It may only be asked about the pictures that are trained on: evaluations leave it out, and credit that asks "
+            "rewards again refuses it. For a server whose answers cost money or time."
+        )
+        return declared
+
+    @classmethod
+    def wrong_address(cls, url, token_variable):
+        """What is wrong with where it asks, and with the token that it sends there."""
+        from ...host.access.permissions import check_token
+        from ...trainer.rewards.server import check_host, check_token_variable
+
+        sent = token_variable or None if url else None  # which is known here only with the address
+        return (
+            complaint("url", check_host, url)
+            or complaint("token_variable", check_token_variable, token_variable)
+            or complaint("token_variable", check_token, sent, url)
+        )
+
+    @classmethod
+    def WANTS(cls, url="", **_):
+        from ...host.access.wants import posts
+
+        return posts(url, "pictures and prompts", "url")
+
+
+RETRIES = integer(3, 0, 20, tip="Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …")
+TOKEN_VARIABLE = text(
+    tip="Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
+    "only to the host that the variable of that name and _HOST names."
+)
+
+
+class RewardHTTP(_ServerReward):
     TITLE = "Reward: HTTP"
     DESCRIPTION = (
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
@@ -27,35 +68,119 @@ class RewardHTTP(RewardNode):
         return {
             "score_key": text(tip="Name of the score, of a server that gives several; they share one request."),
             "timeout": number(60, 0.1, 86400, step=1, tip="Seconds that one request may take."),
-            "retries": integer(
-                3, 0, 20, tip="Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …"
-            ),
+            "retries": RETRIES,
             "batch_size": integer(16, 0, 4096, tip="Samples to one request. 0: all."),
-            "token_variable": text(
-                tip="Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
-                "only to the host that the variable of that name and _HOST names."
-            ),
+            "token_variable": TOKEN_VARIABLE,
             "fps": number(16, 1, 240, step=1, tip="Frames per second of the mp4 files that videos are sent as."),
         }
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
-        from ...host.access.permissions import check_token
-        from ...trainer.rewards.http import check_host, check_token_variable
+        return cls.wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
 
-        sent = token_variable or None if url else None  # which is known here only with the address
+
+class RewardVLMJudge(_ServerReward):
+    TITLE = "Reward: VLM Judge"
+    DESCRIPTION = (
+        "Asks a vision-language model on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …) questions about "
+        "each picture or video. Each question is an objective of its own."
+    )
+    KIND = "vlm_judge"
+    SOCKETS = 4
+    RETURN_TYPES = ("OTCA_REWARD",) * SOCKETS
+    RETURN_NAMES = tuple(f"question_{number}" for number in range(1, SOCKETS + 1))
+    OUTPUT_TOOLTIPS = tuple(f"The answer to line {number} of questions." for number in range(1, SOCKETS + 1))
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        declared = super().INPUT_TYPES()
+        required, optional = declared["required"], declared["optional"]
+        coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
+        optional["name"] = text(
+            tip="Start of the rewards' names in metrics. Empty: vlm_judge, as in vlm_judge_quality."
+        )
+        names = range(1, cls.SOCKETS + 1)
+        return {
+            "required": required | {f"coefficient_{number}": coefficient for number in names},
+            "optional": {f"held_out_{number}": held_out for number in names} | optional,
+        }
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "url": text(
+                "http://127.0.0.1:8000/v1",
+                tip="Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
+                "any machine but this one.",
+            ),
+            "model": text("Qwen/Qwen3-VL-8B-Instruct", tip="Name of the model on that server."),
+            "questions": lines(
+                "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
+                tip="A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
+                "with its name and a colon.",
+            ),
+        }
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "answer": choice(
+                JUDGE_ANSWERS,
+                tip="yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
+                "gives log-probabilities, else number.",
+            ),
+            "scale": text("0, 10", tip="Lowest and highest number of an answer, which become the scores 0 and 1."),
+            "max_tokens": integer(16, 1, 65536, tip="Tokens of an answer. More only for models that think first."),
+            "concurrency": integer(4, 1, 256, tip="Questions under way at once."),
+            "frames": integer(4, 1, 64, tip="Frames of a video that it sees, evenly spread."),
+            "timeout": number(120, 0.1, 86400, step=1, tip="Seconds that one question may take."),
+            "retries": RETRIES,
+            "token_variable": TOKEN_VARIABLE,
+            "extra": text(
+                tip="More fields of the request, as a JSON object: for example those that stop a model from thinking first."
+            ),
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, url, questions, scale="0, 10", token_variable="", extra="", clip=""):
+        from ...trainer.rewards import judge
+
         return (
-            complaint("url", check_host, url)
-            or complaint("token_variable", check_token_variable, token_variable)
-            or complaint("token_variable", check_token, sent, url)
+            cls.wrong_address(url, token_variable)
+            or complaint("questions", judge.parse_questions, questions, cls.SOCKETS)
+            or complaint("scale", judge.parse_scale, scale)
+            or complaint("extra", judge.parse_extra, extra)
             or super().VALIDATE_INPUTS(clip)
         )
 
     @classmethod
-    def WANTS(cls, url="", **_):
-        from ...host.access.wants import posts
+    def announced(cls, questions="", name="", **own):
+        from ...trainer.rewards.judge import names_of
 
-        return posts(url, "pictures and prompts", "url")
+        names = names_of(questions, name or cls.KIND, cls.SOCKETS)
+        return tuple(
+            (own_name, own.get(f"held_out_{number}", cls.HELD_OUT)) for number, own_name in enumerate(names, 1)
+        )
+
+    @classmethod
+    def unasked(cls, index, questions=None, **_):
+        """Whether an output is known to have no line of questions, so that nothing may be connected to it."""
+        return questions is not None and index >= len([line for line in questions.splitlines() if line.strip()])
+
+    @devices.outside_inference
+    def build(self, questions, name="", rescale=1.0, clip="", **inputs):
+        from ...trainer.rewards.judge import names_of, parse_questions
+
+        numbers = range(1, self.SOCKETS + 1)
+        coefficients = [inputs.pop(f"coefficient_{number}") for number in numbers]
+        held_out = [inputs.pop(f"held_out_{number}", None) for number in numbers]
+        asked = parse_questions(questions, self.SOCKETS)
+        asked += [""] * (self.SOCKETS - len(asked))  # what is connected to these says so when it is asked
+        names = names_of(questions, name or self.KIND, self.SOCKETS)
+        rewards = []
+        for own, question, coefficient, out in zip(names, asked, coefficients, held_out, strict=True):
+            rewards += super().build(coefficient, out, own, rescale, clip, question=question, **inputs)
+        return tuple(rewards)
 
 
 class RewardPython(RewardNode):

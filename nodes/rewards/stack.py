@@ -1,31 +1,68 @@
-"""The node that scores a rollout by every connected reward."""
+"""The nodes that ask all connected rewards: of a rollout, and of any pictures."""
 
 from dataclasses import replace
 
 from ...host import comfyui, devices, stopping
 from .. import payloads, results
-from ..inputs import miswired, socket, switch
+from ..inputs import integer, lines, miswired, socket, switch
 
 MAX_REWARDS = 8
 
 
-class RewardStack:
-    TITLE = "Reward Stack"
+class _AsksRewards:
+    """What both share: the sockets, and the table that they show."""
+
     CATEGORY = "OTCA/rewards"
-    DESCRIPTION = "Scores the sampled pictures by every connected reward."
-    RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
-    RETURN_NAMES = ("scores", "table")
-    OUTPUT_TOOLTIPS = ("Scores of every sample by every reward.", "The same as a picture.")
     FUNCTION = "score"
     OUTPUT_NODE = True  # its table is worth a run of its own, with nothing connected below
 
     @classmethod
-    def INPUT_TYPES(cls):
+    def INPUT_TYPES(cls) -> dict:
+        raise NotImplementedError
+
+    @staticmethod
+    def reward_sockets():
         reward = socket("OTCA_REWARD", tip="A reward; its coefficient and held_out are set on its node.")
+        return {f"reward_{number}": reward for number in range(1, MAX_REWARDS + 1)}
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, input_types):
+        if not any(name.startswith("reward_") for name in input_types):
+            return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
+        return miswired(cls.INPUT_TYPES(), input_types) or True
+
+    @staticmethod
+    def table(scores, stills):
+        """The table as ComfyUI's IMAGE."""
+        from ...trainer.pictures import heatmaps
+
+        return results.picture(lambda: heatmaps.reward_table(scores, stills))
+
+    @staticmethod
+    def shown(node_id, outputs, scores, stills, standings=None, places=None):
+        """What the node returns, with the table for the page; `standings` and `places` as `payloads.scores` takes them."""
+
+        def payload():
+            sheet = payloads.thumbnail_sheet(stills)
+            name = f"otca_samples_{comfyui.running_workflow_id() or 'script'}_{node_id}.png"
+            return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name), standings, places)
+
+        return results.shown(node_id, outputs, {"scores": payload})
+
+
+class RewardStack(_AsksRewards):
+    TITLE = "Reward Stack"
+    DESCRIPTION = "Scores the sampled pictures by every connected reward."
+    RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
+    RETURN_NAMES = ("scores", "table")
+    OUTPUT_TOOLTIPS = ("Scores of every sample by every reward.", "The same as a picture.")
+
+    @classmethod
+    def INPUT_TYPES(cls):
         return {
             "required": {"trajectories": socket("OTCA_TRAJECTORIES")},
             "optional": {
-                **{f"reward_{number}": reward for number in range(1, MAX_REWARDS + 1)},
+                **cls.reward_sockets(),
                 "overlap": switch(
                     tip="Scores while the next samples are made, batch_size of the SDE Sampler at a time. Takes the memory of "
                     "both at once."
@@ -34,26 +71,13 @@ class RewardStack:
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 
-    @classmethod
-    def VALIDATE_INPUTS(cls, input_types):
-        if not any(name.startswith("reward_") for name in input_types):
-            return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
-        return miswired(cls.INPUT_TYPES(), input_types) or True
-
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
-        from ...trainer.pictures import grids, heatmaps
+        from ...trainer.pictures import grids
 
         scores = self._scores(trajectories, [sockets[name] for name in sorted(sockets)], overlap)
         stills = grids.stills(trajectories.images)
-        table = results.picture(lambda: heatmaps.reward_table(scores, stills))
-
-        def payload():
-            sheet = payloads.thumbnail_sheet(stills)
-            name = f"otca_samples_{comfyui.running_workflow_id() or 'script'}_{node_id}.png"
-            return payloads.scores(node_id, scores, comfyui.save_temporary(sheet, name))
-
-        return results.shown(node_id, (scores, table), {"scores": payload})
+        return self.shown(node_id, (scores, self.table(scores, stills)), scores, stills)
 
     @staticmethod
     def _scores(trajectories, rewards, overlap):
@@ -72,3 +96,63 @@ class RewardStack:
         )
         (handle.expect if overlap else handle.release)(early)
         return replace(scores, waited=scored.waited) if scored else scores
+
+
+class ScoreImages(_AsksRewards):
+    TITLE = "Score Images"
+    DESCRIPTION = "Scores any pictures or videos by every connected reward, ranks them, and gives the best ones on."
+    RETURN_TYPES = ("IMAGE", "IMAGE", "FLOAT", "FLOAT", "INT", "IMAGE")
+    RETURN_NAMES = ("best", "ranked", "scores", "totals", "places", "table")
+    OUTPUT_IS_LIST = (False, False, True, True, True, False)
+    RUN_AT_END = True  # headlessly once, when training is done, with the samplers that it needs
+    OUTPUT_TOOLTIPS = (
+        "The best pictures, as many as keep says; of videos their frames.",
+        "All pictures, best first; of videos their frames.",
+        "Every score as the reward gave it: all pictures' by the first reward, then by the next. NaN: no score.",
+        "What the pictures are ranked by, in the order of images: the sum of coefficient × standardised score.",
+        "Each picture's place in the ranking, in the order of images; the best one has 1.",
+        "The scores as a picture.",
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "images": socket("IMAGE", tip="A batch of pictures, or frames of videos."),
+                "prompt": lines(
+                    tip="What the pictures should show. Rewards that only look at a picture do not need it."
+                ),
+                "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best."),
+            },
+            "optional": {
+                **cls.reward_sockets(),
+                "prompt_per_image": switch(
+                    tip="On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
+                    "prompt of all pictures."
+                ),
+                "video": switch(tip="On: the images are frames, and videos are scored."),
+                "frames": integer(
+                    0, 0, 4096, tip="Frames of each video, where video is on. 0: all images are one video."
+                ),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @devices.outside_inference
+    def score(self, images, prompt, keep, node_id="", prompt_per_image=False, video=False, frames=0, **sockets):
+        from ...trainer.pictures import grids
+        from ...trainer.rewards import ranking
+
+        samples = ranking.samples_of(images, frames if video else None)
+        prompts = ranking.prompts_of(prompt, len(samples), prompt_per_image)
+        rewards = [sockets[name] for name in sorted(sockets)]
+        steps = stopping.progress(len(rewards))
+        ranked = ranking.rank(rewards, ranking.as_pictures(samples), prompts, steps)
+        in_order = samples[ranked.order]
+        stills = grids.stills(ranking.as_pictures(samples))
+        outputs = (
+            *(pictures.reshape(-1, *images.shape[1:]) for pictures in (in_order[:keep], in_order)),
+            *(ranked.columns(), ranked.totals.tolist(), ranked.places),
+            self.table(ranked.as_one_group(), stills),
+        )
+        return self.shown(node_id, outputs, ranked.scores, stills, ranked.standings, ranked.places)

@@ -77,7 +77,9 @@ def test_titles_and_outputs():
     outputs = {node_id for node_id in NODES if getattr(NODE_CLASS_MAPPINGS[node_id], "OUTPUT_NODE", False)}
     worth_seeing = {"OTCA_SCORES", "OTCA_CREDIT", "OTCA_ADVANTAGES"}
     seen = {node_id for node_id in NODES if worth_seeing & set(NODE_CLASS_MAPPINGS[node_id].RETURN_TYPES)}
-    assert outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA"} | seen  # what shows something runs without a training below
+    assert (
+        outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages"} | seen
+    )  # what shows something runs without a training below
     advancing = {
         (node_id, name)
         for node_id in NODES

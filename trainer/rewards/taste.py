@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+SIZE, SOURCE = "some 100 KB", "otca taste fit, which makes it of your own votes,"  # for the message
+
+
 def find(path: str) -> Path:
     """The head's file, by its path or by its name in a model folder."""
-    return search.reward_file(path, "some 100 KB", "your own votes by `otca taste fit`")
+    return search.reward_file(path, SIZE, SOURCE)
 
 
 class TasteReward(NetworkReward):

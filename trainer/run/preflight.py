@@ -197,6 +197,11 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
         connected: dict[tuple[str, int], str] = {}
         named: dict[str, str] = {}
         for name, reward in rewards.items():
+            source, index = links[name]
+            unasked = getattr(graph.nodes[source].cls, "unasked", None)
+            if unasked and unasked(index, **graph.values[source]):
+                message = f"output {index + 1} of {graph.titles([source])} has no question"
+                yield graph.problem(stack, name, message, "write one more line into its questions, or disconnect it")
             if (other := connected.setdefault(links[name], name)) != name:
                 message = f"is the same reward as {other}"
                 yield graph.problem(stack, name, message, "connect each reward once; its coefficient weighs it")

@@ -1,7 +1,7 @@
 // @ts-check
 /**
- * The Reward Stack's table: every sample's picture, what each reward gave it, coloured by how it stands within its group,
- * and below it which rewards conflict. Seen before any training.
+ * The table of Reward Stack and Score Images: every sample's picture, what each reward gave it, coloured by how it stands
+ * among the others, and below it which rewards conflict. Of a ranking also each sample's place.
  */
 import { diverging, isDark } from "../lib/color.js";
 import { fixed, signed, significant } from "../lib/format.js";
@@ -19,6 +19,8 @@ import { themeOf } from "./heatmap_canvas.js";
 const TEXT = {
   empty: "No scores yet. Queue the graph to see each picture's rewards.",
   caption: "Rewards of each sample; orange: above its prompt's average, purple: below",
+  rankedCaption: "Rewards of each picture; orange: above the average, purple: below",
+  place: (/** @type {number} */ place) => `Place ${place} in the ranking`,
   heldOut: "held out",
   heldOutTitle: "Logged, never trained on",
   sort: (/** @type {string} */ name) => `Sort by ${name}`,
@@ -27,6 +29,7 @@ const TEXT = {
   cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => `${name} ${value}, normalised advantage ${advantage}`,
   masked: "not scored",
   correlation: "Correlation within the prompts",
+  rankedCorrelation: "Correlation among the images",
   noConflict: "No two rewards pull against each other.",
 };
 
@@ -34,11 +37,12 @@ const FULL_COLOR = 2; // normalised advantages beyond two standard deviations ar
 const THUMBNAIL = 28;
 const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
+const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
 const HEIGHT = { empty: 56, table: 240, heading: 26, row: 20, sentence: 32 };
 
 /** @type {OurWidget} */
 export const scoresWidget = {
-  fits: (definition) => definition.name === "OTCA_RewardStack",
+  fits: (definition) => NODES.includes(definition.name ?? ""),
   create: (node, comfy) => new ScoreTable(node, comfy),
 };
 
@@ -118,7 +122,7 @@ class ScoreTable {
     const scrolled = this.table.scrollTop;
     this.table.replaceChildren(this.scoreTable(this.scores, columns));
     this.table.scrollTop = scrolled;
-    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores.correlation, columns) : []));
+    this.correlation.replaceChildren(...(columns.length > 1 ? this.correlationTable(this.scores, columns) : []));
   }
 
   /**
@@ -150,7 +154,8 @@ class ScoreTable {
       ),
     );
     const style = `min-width: ${THUMBNAIL + COLUMN * columns.length}px`;
-    return h("table", { style }, h("caption.otca-hidden", {}, TEXT.caption), h("thead", {}, head), body);
+    const caption = scores.places ? TEXT.rankedCaption : TEXT.caption;
+    return h("table", { style }, h("caption.otca-hidden", {}, caption), h("thead", {}, head), body);
   }
 
   /**
@@ -188,7 +193,7 @@ class ScoreTable {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, this.thumbnail(scores, sample, prompt)),
+      h("th", { scope: "row" }, this.thumbnail(scores, sample, prompt), this.place(scores.places?.[sample])),
       columns.map(({ name }, index) => {
         const value = values[index];
         if (value === null) return h("td.otca-scores-masked", { title: TEXT.masked }, fixed(null));
@@ -200,6 +205,11 @@ class ScoreTable {
         );
       }),
     );
+  }
+
+  /** @param {number} [place] */
+  place(place) {
+    return place && h("span.otca-scores-place", { title: TEXT.place(place) }, place);
   }
 
   /**
@@ -224,14 +234,14 @@ class ScoreTable {
   }
 
   /**
-   * @param {Value[][]} matrix
+   * @param {Scores} scores
    * @param {import("../lib/scores.js").Column[]} columns
    */
-  correlationTable(matrix, columns) {
+  correlationTable({ correlation: matrix, places }, columns) {
     const sentences = correlationSentences(columns, matrix);
     const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
     return [
-      h("h4", {}, TEXT.correlation),
+      h("h4", {}, places ? TEXT.rankedCorrelation : TEXT.correlation),
       h(
         "table",
         {},

@@ -1,16 +1,17 @@
 // @ts-check
 /**
- * The Reward Stack's sockets: the definition has eight, the node shows those in use and one that is free, and another one
+ * The sockets for rewards of Reward Stack and Score Images: the definition has eight, the node shows those in use and one that is free, and another one
  * appears when a reward is connected.
  */
 import { socketsToShow } from "../lib/sockets.js";
 
 const PREFIX = "reward_";
+const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
 const INPUT = 1; // LiteGraph's name for the side of a node
 
 /** @type {OurWidget} */
 export const socketsWidget = {
-  fits: (definition) => definition.name === "OTCA_RewardStack",
+  fits: (definition) => NODES.includes(definition.name ?? ""),
   create: (node) => {
     const rewards = () => node.inputs.filter((input) => input.name.startsWith(PREFIX));
     const defined = rewards().map(({ name, type, shape, tooltip, label, localized_name }) => ({

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 import torch
+from aiohttp import web
 
 from comfyui_otca.assets.make import tiny_rewards
 from comfyui_otca.trainer.networks import preprocess
+from comfyui_otca.trainer.rewards import server
 
 PROMPTS = ["a red circle", "a blue square on a green background", "zebra"]
 
@@ -38,6 +43,39 @@ def pictures(images):
 @pytest.fixture
 def prompts():
     return list(PROMPTS)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Rewards that ask a server do not wait between two tries."""
+    monkeypatch.setattr(server, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(server, "STOP_INTERVAL", 0.01)
+
+
+@pytest.fixture
+def serve():
+    """serve(application) -> its address, until the test ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runners = []
+
+    def run(work):
+        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
+    async def start(application):
+        runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        runners.append(runner)
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/score"
+
+    yield lambda application: run(start(application))
+    for runner in runners:
+        run(runner.cleanup())
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
 
 
 def truncated(place, folder):

@@ -19,8 +19,9 @@ from PIL import Image
 from comfyui_otca.assets.examples import reward_server
 from comfyui_otca.host import stopping
 from comfyui_otca.nodes.rewards.external import RewardHTTP
-from comfyui_otca.trainer.rewards import http
+from comfyui_otca.trainer.rewards import http, server
 from comfyui_otca.trainer.rewards.base import RewardError, score, score_stack
+from comfyui_otca.trainer.types import Prompt
 
 PROMPTS = ["one", "two", "three"]
 SHADES = torch.tensor([0.0, 51 / 255, 1.0])
@@ -28,35 +29,8 @@ IMAGES = SHADES[:, None, None, None].expand(3, 4, 6, 3).clone()
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(http, "STOP_INTERVAL", 0.01)
-
-
-@pytest.fixture
-def serve():
-    """serve(application) -> its address, until the test ends."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    runners = []
-
-    def run(work):
-        return asyncio.run_coroutine_threadsafe(work, loop).result(30)
-
-    async def start(application):
-        runner = web.AppRunner(application, shutdown_timeout=0.01, handler_cancellation=True)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        runners.append(runner)
-        return f"http://127.0.0.1:{runner.addresses[0][1]}/score"
-
-    yield lambda application: run(start(application))
-    for runner in runners:
-        run(runner.cleanup())
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+def _no_waiting(impatient):
+    pass
 
 
 @pytest.fixture
@@ -66,7 +40,7 @@ def answering(serve):
     An answer is a JSON value, text, a response, or a function of the request that gives one.
     """
 
-    http._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
+    server._servers.clear()  # a port may be given out again, and a failed test may still hold who asked there
 
     def start(*answers):
         requests = []
@@ -121,6 +95,40 @@ def test_pictures_go_out_as_png_with_their_prompts_in_batches(answering):
         assert picture.format == "PNG" and picture.size == (6, 4) and picture.getpixel((0, 0)) == (shade,) * 3
 
 
+def test_a_prompts_metadata_goes_with_it(answering):
+    url, requests = answering({"scores": [1, 2, 3]})
+    prompts = [
+        Prompt("a sign", {"text": "OPEN", "objects": [{"class": "sign", "count": 1}]}),
+        Prompt("a tree"),
+        "a sky",
+    ]
+    reward = http.HTTPReward(url=url)
+    reward.score(IMAGES, prompts)
+    assert [{**sample, "data": None} for sample in requests[0][1]["samples"]] == [
+        {"prompt": "a sign", "metadata": {"text": "OPEN", "objects": [{"class": "sign", "count": 1}]}, "data": None},
+        {"prompt": "a tree", "data": None},
+        {"prompt": "a sky", "data": None},
+    ]
+    reward.score(IMAGES, [Prompt("a sign", {"text": "SHUT"}), *prompts[1:]])
+    assert len(requests) == 2, "the same text with other metadata is another question"
+
+
+def test_the_example_server_hands_metadata_on(serve):
+    def scorer(samples, prompts, metadata):
+        return [len(one.get("text", "")) for one in metadata]
+
+    url = serve(reward_server.application(scorer))
+    assert ask(url, prompts=[Prompt("a sign", {"text": "OPEN"}), "a", "b"]).tolist() == [4.0, 0.0, 0.0]
+
+
+def test_it_may_be_for_groups_only():
+    url = "http://127.0.0.1:1/score"
+    assert not http.HTTPReward(url=url).groups_only
+    assert http.HTTPReward(url=url, groups_only=True).groups_only
+    (reward,) = RewardHTTP().build(1.0, url=url, groups_only=True)
+    assert reward.groups_only
+
+
 def test_batch_size_0_is_one_request(answering):
     url, requests = answering({"scores": [1, 2, 3]})
     assert ask(url, batch_size=0).tolist() == [1.0, 2.0, 3.0] and len(requests) == 1
@@ -149,7 +157,7 @@ def test_the_example_server_scores_brightness(serve):
 
 
 def test_the_example_server_takes_a_scorer_of_ones_own(serve):
-    def scorer(samples, prompts):
+    def scorer(samples, prompts, metadata):
         return {"height": [sample.shape[0] for sample in samples], "length": [len(prompt) for prompt in prompts]}
 
     url = serve(reward_server.application(scorer))
@@ -378,7 +386,7 @@ def test_stop_ends_a_request(answering):
 
 
 def test_stop_ends_the_waiting_between_two_tries(answering, monkeypatch):
-    monkeypatch.setattr(http, "FIRST_WAIT", 600.0)
+    monkeypatch.setattr(server, "FIRST_WAIT", 600.0)
     started = threading.Event()
 
     def busy(asked):

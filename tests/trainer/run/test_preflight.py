@@ -53,3 +53,16 @@ def test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be(found, kin
 
 def test_a_credit_that_asks_none_takes_it(found):
     assert found("OTCA_TCDWeights", {"proxy": "prediction"}) == []
+
+
+@pytest.mark.parametrize(("output", "told"), [(0, False), (1, True)])
+def test_an_output_without_a_question_is_connected(small_graph, output, told):
+    content = small_graph({})
+    judge = {f"coefficient_{number}": 1.0 for number in range(1, 5)}
+    judge |= {"url": "http://127.0.0.1:8000/v1", "model": "m", "questions": "Is it {prompt}?"}
+    content["judge"] = {"class_type": "OTCA_RewardVLMJudge", "inputs": judge}
+    [stack] = [entry for entry in content.values() if entry["class_type"] == "OTCA_RewardStack"]
+    stack["inputs"]["reward_8"] = ["judge", output]
+    problems = [str(problem) for problem in preflight.problems(Workflow(content, NODE_CLASS_MAPPINGS))]
+    assert len(problems) == told
+    assert all("output 2 of judge" in problem and "has no question" in problem for problem in problems)

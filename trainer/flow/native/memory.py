@@ -47,6 +47,7 @@ REWARDS = {
     "OTCA_RewardPickScore": 3_900_000_000,
     "OTCA_RewardHPSv2": 3_900_000_000,
     "OTCA_RewardImageReward": 1_800_000_000,
+    "OTCA_RewardObjects": 2_300_000_000,  # OWLv2 and the CLIP of its colors
     "OTCA_RewardVideoAlign": 5_030_000_000,
     "OTCA_RewardVideoScore": 17_000_000_000,
 }

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...networks import features
 from . import head
 from .head import Head, Scaling
-from .posterior import Choice, Posterior, choices_of, fit, most_informative, preferred
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .posterior import Choice, Posterior, choices_of, fit, most_informative
 
 SURE = (
     0.85  # mean probability that the order of two of a group's pictures is right, from which on nobody has to be asked
@@ -51,15 +47,11 @@ class Opinion:
 
     Attributes:
         scores: [n], the mean of each picture's utility: log-odds, comparable within the group.
-        order_known: [n, n], the probability that the first of two is truly the better one; 0.5 on the diagonal.
-        clicked: [n, n], the probability that a person picks the first of two, whose clicks also err.
         certainty: mean over pairs of the probability that the order by `scores` is right.
         sure: whether the group can be scored without a question: `certainty` is at least SURE, after LEAST_VOTES votes.
     """
 
     scores: list[float]
-    order_known: np.ndarray
-    clicked: np.ndarray
     certainty: float
     sure: bool
 
@@ -76,12 +68,13 @@ class Question:
 class Learner:
     """Learns what somebody likes from votes, by a linear head on a frozen encoder.
 
-    The way it is used, once for each rollout of several groups:
+    How it is used:
 
-        learner.add(images, vote.answer.order)            # every vote there is, and every new one; images [n, H, W, 3]
-        opinion = learner.opinion(images)                 # of each group: if opinion.sure, take opinion.scores and ask nothing
-        question = learner.question(unsure_groups, 4)     # else show these pictures and ask for the best one; 2: for pairs
-        learner.accuracy                                  # for the panel: mean, low, high, votes
+        rows = head.read(learner.network, images)               # features [n, D] of pictures [n, H, W, 3]
+        learner.add_features(rows, vote.answer.order)           # every vote there is, and every new one
+        opinion = learner.opinion_of_features(rows)             # of a group: if it is sure, take its scores and ask nothing
+        question = learner.question_of_features(unsure, 4)      # else show these, and ask for the best; 2: a pair
+        learner.accuracy                                        # for the panel: mean, low, high, votes
 
     Skipped and "all alike" votes have no order, and are not added. The head is fitted when it is next asked after an `add`.
 
@@ -104,12 +97,8 @@ class Learner:
         self._fitted: tuple[Scaling, Posterior] | None = None
         self._random = np.random.default_rng(0)
 
-    def add(self, images: Tensor, order: Sequence[Sequence[int]]) -> None:
-        """Learns one vote on pictures [n, H, W, 3]: levels of their numbers, best first, as `Answer.order`."""
-        self.add_features(head.read(self.network, images), order)
-
     def add_features(self, rows: np.ndarray, order: Sequence[Sequence[int]]) -> None:
-        """The same, of features [n, D] that `read` has given."""
+        """Learns one vote on pictures [n, D]: levels of their numbers, best first, as `Answer.order`."""
         acts = choices_of(order)
         if not acts:
             return
@@ -145,24 +134,18 @@ class Learner:
         about = {"votes": self.votes, "choices": len(self._choices)}
         return Head(*self._fitted, encoder=self.encoder, fingerprint=head.fingerprint(self.folder), about=about)
 
-    def opinion(self, images: Tensor) -> Opinion:
-        """What it thinks of one group's pictures [n, H, W, 3]. Before the first vote: nothing, all scores 0."""
-        return self.opinion_of_features(head.read(self.network, images))
-
     def opinion_of_features(self, rows: np.ndarray) -> Opinion:
+        """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
         rows, posterior = self._prepared(rows)
         mean, deviation = posterior.differences(rows)
         known = _normal_cdf(mean, deviation)
         pairs = np.triu_indices(len(rows), 1)
         certainty = float(np.maximum(known, 1 - known)[pairs].mean()) if len(rows) > 1 else 1.0
         sure = certainty >= SURE and self.votes >= LEAST_VOTES
-        return Opinion((rows @ posterior.mean).tolist(), known, preferred(mean, deviation), certainty, sure)
-
-    def question(self, groups: Sequence[Tensor], size: int = 2) -> Question:
-        """The pictures, at most `size`, of one of those groups [n, H, W, 3] whose pick tells most about the taste."""
-        return self.question_of_features([head.read(self.network, images) for images in groups], size)
+        return Opinion((rows @ posterior.mean).tolist(), certainty, sure)
 
     def question_of_features(self, groups: Sequence[np.ndarray], size: int = 2) -> Question:
+        """The pictures, at most `size`, of one of those groups [n, D] whose pick tells most about the taste."""
         questions = []
         for number, group in enumerate(groups):
             rows, posterior = self._prepared(group)

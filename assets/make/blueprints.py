@@ -1,0 +1,152 @@
+"""`python -m comfyui_otca.assets.make.blueprints`: subgraphs/*.json, which ComfyUI offers as subgraph blueprints.
+
+Each is put together on the canvas of a real ComfyUI (found as the tests in tests/comfyui find it), and saved as its own
+*Publish Subgraph* saves it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
+from ...tests.comfyui.server import ROOT, ComfyUI, installations
+
+SUBGRAPHS = ROOT / "subgraphs"
+Ends = tuple[tuple[str, str], ...]  # nodes inside, and an input of each
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A subgraph.
+
+    Attributes:
+        nodes: name here to class, place [x, y] and the widgets' values.
+        links: (node, output) to (node, input).
+        inputs: what is asked for outside, with its type, and where it goes.
+        outputs: what is given, with its type, and where it comes from.
+    """
+
+    title: str
+    category: str
+    description: str
+    nodes: Mapping[str, tuple[str, tuple[int, int], Mapping[str, object]]]
+    links: Sequence[tuple[tuple[str, str], tuple[str, str]]]
+    inputs: Mapping[str, tuple[str, Ends]]
+    outputs: Mapping[str, tuple[str, tuple[str, str]]]
+
+
+PICK_BEST = Blueprint(
+    "Pick Best",
+    "OTCA",
+    "Generates 8 pictures of the prompt, scores them by the reward that is connected, and keeps the best 2.",
+    nodes={
+        "positive": ("CLIPTextEncode", (0, 0), {}),
+        "negative": ("CLIPTextEncode", (0, 240), {"text": ""}),
+        "latent": ("EmptyLatentImage", (0, 480), {"width": 1024, "height": 1024, "batch_size": 8}),
+        "sampler": ("KSampler", (480, 0), {"sampler_name": "euler", "scheduler": "simple", "cfg": 4.0}),
+        "decoder": ("VAEDecode", (480, 480), {}),
+        "scorer": ("OTCA_ScoreImages", (860, 0), {"keep": 2}),
+    },
+    links=[
+        (("positive", "CONDITIONING"), ("sampler", "positive")),
+        (("negative", "CONDITIONING"), ("sampler", "negative")),
+        (("latent", "LATENT"), ("sampler", "latent_image")),
+        (("sampler", "LATENT"), ("decoder", "samples")),
+        (("decoder", "IMAGE"), ("scorer", "images")),
+    ],
+    inputs={
+        "model": ("MODEL", (("sampler", "model"),)),
+        "clip": ("CLIP", (("positive", "clip"), ("negative", "clip"))),
+        "vae": ("VAE", (("decoder", "vae"),)),
+        "reward": ("OTCA_REWARD", (("scorer", "reward_1"),)),
+        "prompt": ("STRING", (("positive", "text"), ("scorer", "prompt"))),
+        "width": ("INT", (("latent", "width"),)),
+        "height": ("INT", (("latent", "height"),)),
+        "generate": ("INT", (("latent", "batch_size"),)),
+        "keep": ("INT", (("scorer", "keep"),)),
+        "seed": ("INT", (("sampler", "seed"),)),
+        "steps": ("INT", (("sampler", "steps"),)),
+        "cfg": ("FLOAT", (("sampler", "cfg"),)),
+    },
+    outputs={
+        "best": ("IMAGE", ("scorer", "best")),
+        "ranked": ("IMAGE", ("scorer", "ranked")),
+        "places": ("INT", ("scorer", "places")),
+    },
+)
+
+PUBLISHED = """({ title, nodes, links, inputs, outputs }) => {
+    app.graph.clear();
+    const made = {};
+    for (const [name, [type, place, values]] of Object.entries(nodes)) {
+        const node = made[name] = LiteGraph.createNode(type);
+        app.graph.add(node);
+        node.pos = place;
+        for (const [key, value] of Object.entries(values)) node.widgets.find(widget => widget.name === key).value = value;
+    }
+    const output = ([name, key]) => made[name].outputs.findIndex(slot => slot.name === key);
+    const input = ([name, key]) => made[name].inputs.findIndex(slot => slot.name === key);
+    for (const [from, to] of links) made[from[0]].connect(output(from), made[to[0]], input(to));
+    const { subgraph, node } = app.graph.convertToSubgraph(new Set(Object.values(made)));
+    for (const [name, inner] of Object.entries(made)) made[name] = subgraph.nodes.find(
+        other => other.type === inner.type && other.pos[0] === inner.pos[0] && other.pos[1] === inner.pos[1]);
+    for (const own of [...subgraph.inputs]) subgraph.removeInput(own);  // ComfyUI puts some widgets outside by itself
+    for (const [name, [type, ends]] of Object.entries(inputs)) {
+        const slot = subgraph.addInput(name, type);
+        for (const end of ends) slot.connect(made[end[0]].inputs[input(end)], made[end[0]]);
+    }
+    for (const [name, [type, end]] of Object.entries(outputs)) {
+        subgraph.addOutput(name, type).connect(made[end[0]].outputs[output(end)], made[end[0]]);
+    }
+    node.title = subgraph.name = title;
+    subgraph.inputNode.pos = [-260, 0];
+    subgraph.outputNode.pos = [1380, 0];
+    const { nodes: [outer], subgraphs } = app.canvas._serializeItems([node]);
+    return JSON.stringify({
+        revision: 0, last_node_id: outer.id, last_link_id: 0, nodes: [outer], links: [], version: 0.4,
+        definitions: { subgraphs }, extra: {},
+    });
+}"""
+
+
+def main() -> None:
+    comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-blueprints-")))
+    try:
+        comfyui.wait_until_up()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
+            canvas = Canvas(browser.new_page(viewport={"width": 1600, "height": 900}), comfyui, "classic")
+            save(canvas, PICK_BEST)
+            browser.close()
+    finally:
+        comfyui.stop()
+
+
+def save(canvas: Canvas, blueprint: Blueprint) -> None:
+    target = SUBGRAPHS / f"{blueprint.title}.json"
+    SUBGRAPHS.mkdir(exist_ok=True)
+    content = with_lasting_ids(json.loads(canvas.page.evaluate(PUBLISHED, vars(blueprint))))
+    (graph,) = content["definitions"]["subgraphs"]
+    graph |= {"category": blueprint.category, "description": blueprint.description}
+    target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(target)
+
+
+def with_lasting_ids(content: dict) -> dict:
+    """The same with ids that are the same each time that it is made."""
+    text = json.dumps(content)
+    (graph,) = content["definitions"]["subgraphs"]
+    for number, id in enumerate([graph["id"], *(slot["id"] for slot in (*graph["inputs"], *graph["outputs"]))]):
+        text = text.replace(id, str(uuid.uuid5(uuid.NAMESPACE_URL, f"comfyui-otca/{graph['name']}/{number}")))
+    return json.loads(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""`otca taste fit`: votes, folders and pair files to a head, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.study import taste
+from comfyui_otca.study.taste import Comparison
+from comfyui_otca.trainer.rewards.vote.head import Head
+from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote, append
+
+
+def picture(path, red, seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(60, 120, (40, 40, 3), dtype=np.uint8)
+    pixels[..., 0] = red
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def voted(folder, count=12, contrary=False):
+    """A folder of votes by somebody who likes red."""
+    random = np.random.default_rng(0)
+    for number in range(count):
+        reds = random.permutation([20, 120, 220]).tolist()
+        names = [f"votes/{number:08x}{place:08x}.png" for place in range(3)]
+        for name, red in zip(names, reds, strict=True):
+            picture(folder / name, red, int(name[6:14], 16) * 3 + int(name[14:22], 16))
+        best = int(np.argmax(reds))
+        order = ((best,), tuple(place for place in range(3) if place != best))
+        append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("order", order)))
+        if contrary:
+            append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("order", order[::-1])))
+    append(folder / "votes.jsonl", Vote("a", tuple(names), Answer("skip")))
+    return folder
+
+
+def fit(capsys, *arguments):
+    code = main(["taste", "fit", *map(str, arguments), "--device", "cpu"])
+    return code, capsys.readouterr()
+
+
+def test_votes_to_a_head(tmp_path, capsys):
+    code, shown = fit(capsys, voted(tmp_path / "v"), "--output", tmp_path / "taste.safetensors")
+    assert code == 0 and "12 votes, 12 choices, 36 pictures; encoder shapes-clip" in shown.out
+    loaded = Head.load(tmp_path / "taste.safetensors")
+    accuracy = loaded.about["accuracy"]
+    assert accuracy["mean"] > 0.85 and accuracy["low"] > 0.5 and accuracy["count"] == 12
+    assert sum(row[2] for row in loaded.about["calibration"]) == 24  # two pairs of each vote, each predicted once
+    files = [str(picture(tmp_path / f"{name}.png", red)) for name, red in (("red", 220), ("blue", 20))]
+    options = ["--prompt", "a", "--reward", f"my_taste:path={tmp_path / 'taste.safetensors'}"]
+    assert main(["score", *files, *options, "--csv", str(tmp_path / "s.csv")]) == 0
+    red, blue = [float(line.split(",")[-1]) for line in (tmp_path / "s.csv").read_text().splitlines()[1:]]
+    assert red > blue
+
+
+def test_contradictory_votes_are_near_chance_and_that_is_said(tmp_path, capsys):
+    code, shown = fit(capsys, voted(tmp_path / "v", contrary=True), "--output", tmp_path / "taste.safetensors")
+    accuracy = Head.load(tmp_path / "taste.safetensors").about["accuracy"]
+    assert code == 0 and accuracy["mean"] == pytest.approx(
+        0.5, abs=1e-9
+    )  # whatever it says is right once and wrong once
+    assert "not surely better than chance" in shown.out
+
+
+def test_liked_and_disliked_pictures(tmp_path, capsys):
+    for number in range(12):
+        picture(tmp_path / "liked" / f"{number}.png", 180 + number, number)
+        picture(tmp_path / "disliked" / f"{number}.png", 60 - number, 100 + number)
+    code, shown = fit(
+        capsys,
+        "--liked",
+        tmp_path / "liked",
+        "--disliked",
+        tmp_path / "disliked",
+        "--output",
+        tmp_path / "t.safetensors",
+    )
+    about = Head.load(tmp_path / "t.safetensors").about
+    assert code == 0 and (about["votes"], about["choices"], about["pictures"]) == (1, 24, 24)
+    assert about["accuracy"]["mean"] > 0.9 and about["accuracy"]["count"] == 24
+
+
+@pytest.mark.parametrize(
+    "first, second",
+    [
+        ({"chosen": "r.png", "rejected": "b.png"}, {"chosen": "r2.png", "rejected": "b.png", "prompt": "x"}),
+        (
+            {"image_0": "r.png", "image_1": "b.png", "label_0": 1},
+            {"image_0": "b.png", "image_1": "r2.png", "label_0": 0},
+        ),
+        ({"jpg_0": "r.png", "jpg_1": "b.png", "label_0": 1.0}, {"jpg_0": "b.png", "jpg_1": "r2.png", "label_0": 0.0}),
+    ],
+    ids=["chosen", "image_0", "jpg_0"],
+)
+def test_pair_files(tmp_path, first, second):
+    for name in ("r.png", "r2.png", "b.png"):
+        picture(tmp_path / name, 100)
+    alike = {"image_0": "r.png", "image_1": "b.png", "label_0": 0.5}
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (first, second, alike))) + "\n")
+    red, red2, blue = (tmp_path / name for name in ("r.png", "r2.png", "b.png"))
+    found = taste.read_source(tmp_path / "p.jsonl")
+    assert [c.choices() for c in found] == [[[(red, blue)]], [[(red2, blue)]]]
+
+
+@pytest.mark.parametrize(
+    "row, says",
+    [
+        ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
+        ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
+        ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
+        ({"chosen": "a.png", "rejected": "a.mp4"}, "is about the video a.mp4"),
+        ({"image_0": "a.png", "image_1": "a.png", "label_0": 2}, "has label_0 = 2, and not 1, 0 or 0.5"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, capsys, row, says):
+    picture(tmp_path / "a.png", 100)
+    good = {"chosen": "a.png", "rejected": "a.png"}
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (good, row, good))) + "\n")
+    code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
+    assert code == 2 and "p.jsonl" in shown.err and "line 2" in shown.err and says in shown.err
+    assert not (tmp_path / "t.safetensors").exists()
+
+
+def test_what_is_refused(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    output = ["--output", tmp_path / "t.safetensors"]
+    append(
+        tmp_path / "votes.jsonl",
+        Vote("a", ("votes/" + "0" * 16 + ".png", "votes/" + "1" * 16 + ".png"), Answer("alike")),
+    )
+    for arguments, says in (
+        ([*output], "there is nothing to learn from"),
+        ([tmp_path / "nowhere", *output], "nowhere is not there"),
+        ([tmp_path, *output], "no vote says that one picture is better"),
+        (["--liked", tmp_path / "empty", *output], "--liked and --disliked belong together"),
+        (["--liked", tmp_path / "empty", "--disliked", tmp_path / "empty", *output], "has no pictures"),
+        ([tmp_path, "--output", tmp_path / "t.pt"], "is no .safetensors file"),
+    ):
+        code, shown = fit(capsys, *arguments)
+        assert code == 2 and says in shown.err
+
+
+def test_an_unreadable_picture_is_named(tmp_path, capsys):
+    folder = voted(tmp_path / "v", 2)
+    name = sorted((folder / "votes").iterdir())[1]
+    name.write_bytes(b"no picture")
+    code, shown = fit(capsys, folder, "--output", tmp_path / "t.safetensors")
+    assert code == 2 and f"{name} cannot be read as a picture" in shown.err
+
+
+# --- what is held out -------------------------------------------------------------------------------------------------
+
+
+def test_votes_that_share_a_picture_are_held_out_together():
+    chain = [Comparison((a, b), ((0,), (1,))) for a, b in (("a", "b"), ("c", "d"), ("b", "c"), ("e", "f"))]
+    assert sorted(map(sorted, taste._parts(chain))) == [["a", "b", "c", "d"], ["e", "f"]]
+    many = [Comparison((f"a{n}", f"b{n}"), ((0,), (1,))) for n in range(7)]
+    folds = taste._folds(many, taste._parts(many))
+    assert sum(map(len, folds)) == 14 and all(
+        ({f"a{n}", f"b{n}"} <= fold) == (f"a{n}" in fold) for fold in folds for n in range(7)
+    )
+
+
+def test_of_one_vote_pictures_are_held_out():
+    one = Comparison(
+        tuple(f"l{n}" for n in range(10)) + tuple(f"d{n}" for n in range(5)), (tuple(range(10)), tuple(range(10, 15)))
+    )
+    for fold in taste._folds([one], taste._parts([one])):
+        assert (
+            len([name for name in fold if name[0] == "l"]) == 2 and len([name for name in fold if name[0] == "d"]) == 1
+        )
+        left = taste._restricted(one, fold)
+        assert set(left.files) == fold and left.order == ((0, 1), (2,))
+    assert taste._restricted(one, {"l1", "l2"}) is None
+
+
+def test_the_calibration_table_by_hand():
+    found = taste._summary([1.0, 0.0], [(0.55, 1.0), (0.55, 0.0), (0.95, 1.0), (0.95, 1.0)])
+    assert found.calibration == [(pytest.approx(0.55), 0.5, 2), (pytest.approx(0.95), 1.0, 2)]
+    assert found.error == pytest.approx(0.05) and found.accuracy.mean == 0.5

@@ -1,0 +1,176 @@
+"""Text read back from pictures: quotes, distances counted by hand, and words that the real OCR models read."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from comfyui_otca.trainer.networks import ocr
+from comfyui_otca.trainer.rewards import RewardError
+from comfyui_otca.trainer.rewards.base import score_stack
+from comfyui_otca.trainer.rewards.text import Text, edit_distance, likeness, quoted, wanted
+from comfyui_otca.trainer.types import Prompt
+
+ASSETS = Path(__file__).resolve().parents[3] / "assets"
+needs_ocr = pytest.mark.skipif(
+    any(importlib.util.find_spec(package) is None for package in ocr.PACKAGES),
+    reason='the OCR package is not installed: pip install -e ".[ocr]"',
+)
+
+
+class Blind:
+    """Reads what it was told."""
+
+    def __init__(self, *lines: str):
+        self.told = list(lines)
+
+    def lines(self, picture):
+        return self.told
+
+
+@pytest.fixture
+def blind(monkeypatch):
+    """blind(*lines): a Text reward that reads those lines in every picture."""
+
+    def made(*lines, **settings):
+        monkeypatch.setattr(ocr, "reader", lambda: Blind(*lines))
+        return Text(**settings)
+
+    return made
+
+
+def written(text: str, size: int = 48, side: int = 320) -> torch.Tensor:
+    """[1, H, W, 3]: white letters on blue."""
+    from matplotlib import font_manager
+
+    picture = Image.new("RGB", (side, side), (30, 60, 120))
+    font = ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)
+    ImageDraw.Draw(picture).text((24, 120), text, font=font, fill="white")
+    return torch.from_numpy(np.array(picture))[None] / 255
+
+
+@pytest.mark.parametrize(
+    ("prompt", "texts"),
+    [
+        ('a sign that says "Open late"', ["Open late"]),
+        ("a sign “Café du Nord” above a door „Nr. 7“", ["Café du Nord", "Nr. 7"]),
+        ("un panneau « Bonjour »", ["Bonjour"]),
+        ("a poster with 'Hello World' on it", ["Hello World"]),
+        ("a shirt with 'don't panic' in red", ["don't panic"]),
+        ("a shirt with ‘Don’t panic’ in red", ["Don’t panic"]),
+        ('"A" over "B", beside \'C\'', ["A", "B", "C"]),
+        ('a cup, "it\'s tea time"', ["it's tea time"]),
+        ("the dogs' bowl and the cats' bed", []),
+        ("it's the artist's '90s car", []),
+        ("rock 'n' roll and fish 'n' chips", []),
+        ('a 5" phone beside a 7" tablet', []),
+        ('a sign that says ""', []),
+        ('an unfinished "quote', []),
+        ("a red circle", []),
+    ],
+)
+def test_what_a_prompt_quotes(prompt, texts):
+    assert quoted(prompt) == texts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ("kitten", "sitting", 3),
+        ("flaw", "lawn", 2),
+        ("", "abc", 3),
+        ("abc", "", 3),
+        ("same", "same", 0),
+        ("ab", "ba", 2),
+    ],
+)
+def test_the_edit_distance(one, other, distance):
+    assert edit_distance(one, other) == distance
+
+
+@pytest.mark.parametrize(
+    ("read", "texts", "share"),
+    [
+        ("Sitting", ["Sitting"], 1),
+        ("kitten", ["sitting"], 1 - 3 / 7),
+        ("HELLO   world", ["Hello World"], 1),  # neither case nor spaces count
+        ("GRAND OPENING today only", ["opening"], 1),  # containing is full marks
+        ("", ["open"], 0),
+        ("something else altogether", ["open"], 0),  # no distance above the length
+        ("opne", ["open"], 1 - 2 / 4),
+        ("DON’T", ["don't"], 1),
+        ("ＯＰＥＮ", ["open"], 1),  # full-width letters, which OCR of Chinese gives
+        ("exitopen", ["open", "exit"], 1),  # in any order
+        ("opxnexit", ["open", "exit"], 1 - 1 / 8),  # what was found does not count against the other
+        ("sunday", ["sun", "sunday"], 1 - 3 / 9),  # the one word is not there twice
+        ("go", ["go", "go"], 1 - 2 / 4),
+    ],
+)
+def test_how_much_of_the_texts_was_read(read, texts, share):
+    assert likeness(read, texts) == pytest.approx(share)
+
+
+def test_the_metadata_go_before_the_quotes():
+    assert wanted(Prompt('a "sign"', {"text": "Open"})) == ["Open"]
+    assert wanted(Prompt('a "sign"', {"words": ["Open", "late"]})) == ["Open", "late"]
+    assert wanted(Prompt('a "sign"', {"words": [], "tag": "other"})) == []
+    assert wanted(Prompt('a "sign"', {"tag": "other"})) == ["sign"]
+
+
+@pytest.mark.parametrize("metadata", [{"text": 7}, {"words": ["a", 7]}, {"words": {"a": 1}}, {"text": None}])
+def test_metadata_that_are_no_text_are_refused(blind, metadata):
+    with pytest.raises(RewardError, match=f"'a shop'.*say {next(iter(metadata))} = .*Fix"):
+        blind("open").score(torch.zeros(1, 8, 8, 3), [Prompt("a shop", metadata)])
+
+
+def test_a_prompt_without_text_does_not_apply(blind):
+    scores = blind("open").score(torch.zeros(3, 8, 8, 3), ['says "open"', "a cat", 'says "ovens"'])
+    assert scores == [1, None, pytest.approx(1 - 2 / 5)]
+
+
+def test_a_video_is_the_mean_over_its_frames(blind, monkeypatch):
+    reward = blind()
+    shown = iter([["open"], ["oven"], [], ["open"]])
+    monkeypatch.setattr(reward.reader, "lines", lambda picture: next(shown))
+    assert reward.score_videos(torch.zeros(1, 4, 8, 8, 3), ['"open"']) == [pytest.approx((1 + 0.75 + 0 + 1) / 4)]
+    assert reward.score_videos(torch.zeros(1, 4, 8, 8, 3), ["a cat"]) == [None]
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    find = importlib.util.find_spec
+    ocr.reader.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rapidocr" else find(name))
+    with pytest.raises(FileNotFoundError, match="needs the package rapidocr.*Fix: pip install"):
+        Text()
+
+
+@needs_ocr
+def test_missing_models_are_named_and_not_fetched(monkeypatch):
+    monkeypatch.setitem(ocr.MODELS, "Rec", "PP-OCRv9_rec_huge.onnx")
+    with pytest.raises(FileNotFoundError, match="no PP-OCRv9_rec_huge.onnx.*Fix: pip install"):
+        ocr.find_models()
+
+
+@needs_ocr
+def test_the_real_models_read_what_was_written():
+    reward = Text()
+    images = torch.cat([written("Open late"), written("Opem late"), written("")])
+    scores = reward.score(images, ['a shop, "Open late"'] * 3)
+    assert scores == [1, pytest.approx(1 - 1 / 8), 0]
+
+
+@needs_ocr
+def test_it_is_a_reward_of_a_stack():
+    images = torch.cat([written("YES"), written("NO")])
+    scores = score_stack([Text()], images, ['"yes"', '"yes"'], torch.tensor([0, 0]))
+    assert scores.names == ("text",) and scores.values[:, 0].tolist() == [1, 0]
+
+
+def test_every_prompt_of_the_signs_asks_for_text():
+    prompts = (ASSETS / "prompts" / "signs.txt").read_text(encoding="utf-8").splitlines()
+    assert len(prompts) == 32 and all(len(quoted(prompt)) == 1 for prompt in prompts)

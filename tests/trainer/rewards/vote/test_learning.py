@@ -1,0 +1,169 @@
+"""A learner against a voter whose utility is known, and its head's file."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from comfyui_otca.trainer.networks import RewardError, features
+from comfyui_otca.trainer.rewards.vote import head
+from comfyui_otca.trainer.rewards.vote.head import Head, Scaling
+from comfyui_otca.trainer.rewards.vote.learning import LEAST_VOTES, Accuracy, Learner
+
+WIDTH = 8
+
+
+@pytest.fixture
+def learner():
+    return Learner("shapes-clip", "cpu")
+
+
+def groups(count, seed=0, size=6):
+    return list(np.random.default_rng(seed).standard_normal((count, size, WIDTH)))
+
+
+def taught(learner, count=40):
+    """Picks of a voter who likes the first feature."""
+    for rows in groups(count):
+        question = learner.question_of_features([rows], 3)
+        best = max(question.pictures, key=lambda number: rows[number, 0])
+        learner.add_features(rows, ((best,), tuple(n for n in question.pictures if n != best)))
+    return learner
+
+
+def test_wilsons_interval():
+    # Wilson (1927) for 8 of 10, as in every table of it: 0.490 to 0.943.
+    found = Accuracy.of([1.0] * 8 + [0.0] * 2)
+    assert (found.mean, found.votes) == (0.8, 10)
+    assert (found.low, found.high) == pytest.approx((0.490, 0.943), abs=5e-4)
+    assert np.isnan(Accuracy.of([]).mean)
+
+
+def test_it_learns_what_the_voter_likes(learner):
+    taught(learner)
+    unseen = np.concatenate(groups(30, seed=1))
+    ours, true = learner.head().scores(unseen), unseen[:, 0]
+    first, second = np.triu_indices(len(unseen), 1)
+    assert ((ours[first] > ours[second]) == (true[first] > true[second])).mean() > 0.85
+    assert learner.accuracy.votes == 39 and learner.accuracy.low > 0.6
+
+
+def test_each_vote_is_predicted_before_it_is_learned(learner):
+    rows = np.eye(2, WIDTH)
+    learner.add_features(rows, ((0,), (1,)))
+    assert learner.accuracy.votes == 0  # nothing was there to predict it by
+    learner.add_features(rows, ((1,), (0,)))  # the contrary
+    assert learner.accuracy.mean == 0
+    learner.add_features(rows, ((0, 1),))  # alike: no choice
+    assert learner.votes == 2
+
+
+def test_it_is_sure_only_after_votes(learner):
+    rows = groups(1, seed=2)[0]
+    before = learner.opinion_of_features(rows)
+    assert before.scores == [0] * 6 and not before.sure and before.certainty == pytest.approx(0.5)
+    after = taught(learner, 60).opinion_of_features(rows)
+    assert after.certainty > 0.75
+
+
+def test_its_certainty_by_hand(learner):
+    """Φ(|mean| / deviation) of the difference of two pictures, by the error function."""
+    taught(learner, 5)
+    rows = groups(1, seed=2)[0][:2]
+    learned = learner.head()
+    difference = learned.scaling(rows)[0] - learned.scaling(rows)[1]
+    covariance = learned.posterior.covariance_of(np.eye(WIDTH))
+    ratio = abs(difference @ learned.posterior.mean) / (difference @ covariance @ difference) ** 0.5
+    assert learner.opinion_of_features(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
+
+
+def test_it_is_sure_of_pictures_far_apart_and_asks_about_the_others(learner):
+    taught(learner)
+    clear = np.zeros((4, WIDTH))
+    clear[:, 0] = [-30, -10, 10, 30]
+    close = np.zeros((4, WIDTH))
+    close[:, 3] = [-1, -0.5, 0.5, 1]
+    assert learner.opinion_of_features(clear).sure and not learner.opinion_of_features(close).sure
+    question = learner.question_of_features([clear, close], 2)
+    assert question.group == 1 and len(question.pictures) == 2
+
+
+def test_it_is_sure_of_nothing_by_few_votes(learner):
+    for _ in range(LEAST_VOTES - 1):
+        learner.add_features(100 * np.eye(2, WIDTH), ((0,), (1,)))
+    assert not learner.opinion_of_features(np.eye(2, WIDTH)).sure
+
+
+def test_there_is_no_head_before_a_vote(learner):
+    with pytest.raises(ValueError, match="nothing is learned before the first vote"):
+        learner.head()
+
+
+def test_pictures_are_read_by_their_encoder(learner, images):
+    """Each layer's mean as transformers' own forward pass gives it."""
+    pixels = learner.network.processor(
+        [picture for picture in (images * 255).round().byte().numpy()], return_tensors="pt"
+    )
+    with torch.no_grad():
+        output = learner.network.model.vision_model(**pixels, output_hidden_states=True)
+    expected = torch.cat([*(output.hidden_states[number].mean(1) for number in (1, 2, 3)), output.pooler_output], 1)
+    assert head.read(learner.network, images) == pytest.approx(expected.double().numpy(), abs=1e-5)
+    alone = np.concatenate([head.read(learner.network, images[row : row + 1]) for row in range(3)])
+    assert alone == pytest.approx(expected.double().numpy(), abs=1e-4)
+
+
+# --- its file ---------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_of_a_group_are_one_apart_from_its_mean():
+    made = [group + 100 * number for number, group in enumerate(groups(20))]
+    made = [np.c_[group, np.full(len(group), 7.0)] for group in made]  # what never varies plays no part
+    scaled = [Scaling.of(made)(group) for group in made]
+    spread = np.concatenate([group - group.mean(0) for group in scaled])
+    assert (spread**2).sum(1).mean() == pytest.approx(1) and not scaled[0][:, -1].any()
+
+
+def test_a_saved_head_scores_the_same(learner, tmp_path):
+    learned = taught(learner).head()
+    learned.save(tmp_path / "taste.safetensors")
+    loaded = Head.load(tmp_path / "taste.safetensors")
+    rows = np.concatenate(groups(3, seed=3))
+    assert loaded.scores(rows) == pytest.approx(learned.scores(rows), abs=1e-4)
+    assert (loaded.encoder, loaded.about) == ("shapes-clip", {"votes": 40, "choices": 40})
+    assert loaded.posterior.covariance_of(rows) == pytest.approx(learned.posterior.covariance_of(rows), abs=1e-2)
+    loaded.check(features.find("shapes-clip"))
+
+
+def test_another_encoder_is_refused_by_name(learner, tiny):
+    learned = taught(learner, 3).head()
+    with pytest.raises(
+        RewardError, match=r"fitted on the encoder 'shapes-clip' .*clip holds another one.*Fix: set encoder to"
+    ):
+        learned.check(tiny / "clip")
+
+
+def test_damaged_files_are_refused(learner, tmp_path):
+    path = tmp_path / "taste.safetensors"
+    taught(learner, 3).head().save(path)
+    tensors = load_file(path)
+    about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y", "strength": "1.0"}
+    for wrong, metadata, says in (
+        ({}, {}, "its metadata have no format"),
+        ({}, {**about, "version": "2"}, "of version 2, and this version reads 1"),
+        ({"mean": torch.full_like(tensors["mean"], torch.nan)}, about, r"'mean' of shape \(8,\) that is damaged"),
+        ({"basis": tensors["basis"][:-1].clone()}, about, "'basis' of shape .* that is damaged"),
+        ({}, {**about, "strength": "strong"}, "damaged metadata"),
+    ):
+        save_file({**tensors, **wrong}, path, metadata)
+        with pytest.raises(RewardError, match=says):
+            Head.load(path)
+    save_file({"mean": tensors["mean"]}, path, about)
+    with pytest.raises(RewardError, match="has no 'centre'"):
+        Head.load(path)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(RewardError, match="cannot be read as a taste"):
+        Head.load(path)

@@ -1,0 +1,146 @@
+"""Any pictures or videos, ranked by several rewards: no rollout is needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..advantages import standing
+from ..networks import RewardError
+from ..types import LEFT_OUT, Prompt, Scores
+from .base import Reward, score_stack
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """B samples by K ranking and H held-out rewards.
+
+    Attributes:
+        scores: grouped by prompt.
+        standings: [B, K + H], (r - mean) / std over all samples, whatever their prompts; NaN without a score.
+        totals: [B], Σ_k coefficient_k · standing_k, over the rewards that rank; NaN: no place of its own, see `order`.
+        order: [B] numbers of the samples, best first; equal ones as they came, those without a total last.
+    """
+
+    scores: Scores
+    standings: Tensor
+    totals: Tensor
+    order: Tensor
+
+    @property
+    def places(self) -> list[int]:
+        """[B], from 1."""
+        return (self.order.argsort() + 1).tolist()
+
+    def columns(self) -> list[float]:
+        """(K + H)·B raw scores: all samples' by the first reward, then by the next; NaN where there is none."""
+        values = torch.cat([self.scores.values, self.scores.held_out], 1).T.flatten()
+        return torch.where(values.isfinite(), values, torch.nan).tolist()
+
+    def as_one_group(self) -> Scores:
+        """The scores as those of one group, in which they are compared."""
+        return replace(self.scores, groups=torch.zeros_like(self.scores.groups))
+
+
+def samples_of(images: Tensor, frames: int | None) -> Tensor:
+    """Pictures [N, H, W, C] as they are, or videos [N / frames, frames, H, W, C]; frames: None for pictures, 0 for one video.
+
+    Raises:
+        ValueError: the pictures do not fill whole videos.
+    """
+    if frames is None:
+        return images
+    count = len(images)
+    if frames and count % frames:
+        raise ValueError(
+            f"frames = {frames}: the {count} images are no whole number of videos. Fix: the number of frames that each video "
+            "has, or 0 if all of them are one video"
+        )
+    return images.reshape(-1, frames or count, *images.shape[1:])
+
+
+def as_pictures(samples: Tensor) -> Tensor:
+    """What rewards are shown: red, green and blue in [0, 1], without transparency, on the CPU."""
+    return samples[..., :3].float().clamp(0, 1).cpu()
+
+
+def prompts_of(text: str, count: int, one_a_line: bool) -> list[str]:
+    """The prompt of each of `count` samples; {"prompt": …} is one with metadata, as a line of a .jsonl file.
+
+    Raises:
+        ValueError: another number of lines, or such an object without a prompt.
+    """
+    if not one_a_line:
+        return [_prompt(text.strip())] * count
+    prompts = [_prompt(line.strip()) for line in text.splitlines() if line.strip()]
+    if len(prompts) != count:
+        raise ValueError(
+            f"prompt has {len(prompts)} lines for {count} pictures or videos. Fix: a line for each, or switch "
+            "prompt_per_image off, and all of the text is the prompt of all"
+        )
+    return prompts
+
+
+def _prompt(text: str) -> str:
+    if not text.startswith("{"):
+        return text
+    try:
+        metadata = {**json.loads(text)}
+        return Prompt(str(metadata.pop("prompt")).strip(), metadata)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f'prompt {text[:60]!r} is no object like {{"prompt": "…"}} ({error!r}). Fix: such an object, or plain text'
+        ) from error
+
+
+def rank(
+    rewards: Sequence[Reward], samples: Tensor, prompts: Sequence[str], on_step: Callable[[], None] = lambda: None
+) -> Ranking:
+    """Ranks pictures [B, H, W, 3] or videos [B, F, H, W, 3] by all rewards that are not held out.
+
+    A reward that does not apply to a sample says nothing for or against it: it counts as average there. A sample that a reward
+    failed to score, or that none applies to, ranks last.
+
+    Raises:
+        RewardError: all rewards are held out, one threw, or no sample has its scores.
+    """
+    if all(reward.held_out for reward in rewards):
+        raise RewardError(
+            "K = 0 rewards rank the pictures: all of them are held out. Fix: connect a reward whose held_out switch is off"
+        )
+    texts = list(dict.fromkeys(prompts))
+    groups = torch.tensor([texts.index(prompt) for prompt in prompts])
+    scores = score_stack(rewards, samples, texts, groups, on_step)
+    standings = standing(replace(scores, groups=torch.zeros_like(groups)))
+    ours = standings[:, : len(scores.names)]
+    left_out = scores.values == LEFT_OUT
+    coefficients = torch.tensor(scores.coefficients, dtype=ours.dtype)
+    totals = (torch.where(left_out, 0.0, ours) * coefficients).sum(1)
+    totals[left_out.all(1)] = torch.nan
+    _say_unscored(scores, totals)
+    order = totals.nan_to_num(-torch.inf).argsort(descending=True, stable=True)
+    return Ranking(scores, standings, totals, order)
+
+
+def _say_unscored(scores: Scores, totals: Tensor) -> None:
+    unscored = totals.isnan()
+    if not unscored.any():
+        return
+    missing = ~scores.values[unscored].isfinite()
+    names = [name for name, of_it in zip(scores.names, missing.any(0).tolist(), strict=True) if of_it]
+    if unscored.all():
+        raise RewardError(
+            f"none of the pictures has its scores: {', '.join(names)} gave none. Fix: look at its help page"
+        )
+    numbers = ", ".join(str(number + 1) for number in unscored.nonzero()[:, 0].tolist())
+    logger.warning("Score Images: the pictures %s rank last, since they have no score by %s", numbers, ", ".join(names))

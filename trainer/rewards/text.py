@@ -1,0 +1,112 @@
+"""Text in pictures: what the prompt quotes is read back."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..networks import RewardError, ocr
+from ..networks.preprocess import pil
+from ..types import metadata_of
+from .base import Reward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Quoted text begins and ends with a character that is no space. What stands before a quote tells it from inches (5") and
+# apostrophes (dogs'); single quotes may have apostrophes between letters (don't).
+_QUOTED = (
+    r'(?<!\w)"(?=\S)([^"]+)(?<=\S)"',
+    r"[“„](?=\S)([^“”„]+)(?<=\S)[”“]",
+    r"«\s*([^«»]+?)\s*»",
+    r"(?<![\w'’])['‘](?=\S)((?:[^'‘’]|(?<=\w)['’](?=\w))+)(?<=\S)['’](?![\w'’])",
+)
+_QUOTES = re.compile("|".join(_QUOTED))
+_PLAIN = str.maketrans("‘’`´“”„", "''''\"\"\"")
+_AND = "n"  # as in rock 'n' roll
+_TAKEN = "\n"  # stands where a text was taken out; no plain text has it
+
+
+def quoted(prompt: str) -> list[str]:
+    """The texts that a prompt quotes, in their order."""
+    found = [next(group for group in match.groups() if group) for match in _QUOTES.finditer(prompt)]
+    return [text for text in found if text.lower() != _AND]
+
+
+def wanted(prompt: str) -> list[str]:
+    """The texts that its picture should have: those of the metadata (`text`, one, or `words`, several), else the quoted ones.
+
+    Raises:
+        RewardError: metadata that are no texts.
+    """
+    metadata = metadata_of(prompt)
+    texts = _listed(metadata, prompt) if metadata.keys() & {"text", "words"} else quoted(prompt)
+    return [text for text in texts if plain(text)]
+
+
+def _listed(metadata: Mapping[str, Any], prompt: str) -> list[str]:
+    key = "text" if "text" in metadata else "words"
+    given = metadata[key]
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        raise RewardError(
+            f"the metadata of the prompt {prompt!r} say {key} = {given!r}. Fix: one text, or a list of texts, in its line"
+        )
+    return list(texts)
+
+
+def plain(text: str) -> str:
+    """Without spaces, in lower case, with plain quotes and apostrophes."""
+    return "".join(unicodedata.normalize("NFKC", text.translate(_PLAIN)).split()).lower()
+
+
+def edit_distance(one: str, other: str) -> int:
+    """Levenshtein's: the fewest characters to insert, delete or replace to make one the other."""
+    row = list(range(len(other) + 1))
+    for above, letter in enumerate(one, 1):
+        diagonal, row[0] = row[0], above
+        for column, its in enumerate(other, 1):
+            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (letter != its))
+    return row[-1]
+
+
+def likeness(read: str, texts: Sequence[str]) -> float:
+    """Share of the characters of `texts` that were read, in [0, 1]: 1 - distance / length.
+
+    One text is scored as in Flow-GRPO's OCR reward (2505.05470): 1 where it is contained in what was read, however much else
+    there is; no distance counts above the text's length. Of several, those that are contained are taken out of what was read,
+    and the others are compared with the rest, in their order.
+    """
+    remaining, lacking = plain(read), {}
+    pieces = dict(enumerate(map(plain, texts)))
+    for number in sorted(pieces, key=lambda own: -len(pieces[own])):  # so that "sun" does not take a part of "sunday"
+        if pieces[number] in remaining:
+            remaining = remaining.replace(pieces[number], _TAKEN, 1)
+        else:
+            lacking[number] = pieces[number]
+    missing = "".join(lacking[number] for number in sorted(lacking))
+    distance = edit_distance(remaining.replace(_TAKEN, ""), missing)
+    return 1 - min(distance, len(missing)) / sum(map(len, pieces.values()))
+
+
+class Text(Reward):
+    """Is the text that the prompt quotes, or its metadata name, in the picture? In [0, 1], as `likeness` says.
+
+    Does not apply to a prompt without any.
+
+    Raises:
+        FileNotFoundError: the package that reads text, or its models, are missing.
+    """
+
+    def __init__(self, name: str = "text", coefficient: float = 1.0, held_out: bool = False):
+        super().__init__(name, coefficient, held_out)
+        self.reader = ocr.reader()
+
+    def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
+        scores = []
+        for image, prompt in zip(images, prompts, strict=True):
+            texts = wanted(prompt)
+            scores.append(likeness("".join(self.reader.lines(pil(image[None])[0])), texts) if texts else None)
+        return scores
