@@ -21,8 +21,9 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.questions import desk
 from comfyui_otca.page.vote_server import application
 from comfyui_otca.trainer.rewards import RewardError, reward_class
+from comfyui_otca.trainer.rewards.server import png
 from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, png
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
 
 PROMPTS = ["a red circle"] * 2 + ["a blue square"] * 2
 PATIENCE = 30
