@@ -27,8 +27,8 @@ from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score_stack
 from comfyui_otca.trainer.rewards.shapes import accuracy
-from comfyui_otca.trainer.rewards.taste import TasteReward
 from comfyui_otca.trainer.rewards.vote import head
+from comfyui_otca.trainer.rewards.vote.learned import TasteReward
 from comfyui_otca.trainer.rewards.vote.learning import Learner
 from comfyui_otca.trainer.rewards.vote.votes import Answer, bradley_terry
 from comfyui_otca.trainer.types import Prompts, SamplerSettings, UpdateSettings

@@ -61,7 +61,9 @@ def main() -> None:
 def words() -> None:
     reader = ocr.reader()
     print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
-    print("| size of the font | read to the letter | mean score | the same, one letter changed | right there |")
+    print(
+        "| size of the font | read to the letter | mean score | the same, asked with one letter changed | all read: |"
+    )
     print("|---|---|---|---|---|")
     for size in SIZES:
         pictures = [written(word, size, number) for number, word in enumerate(WORDS)]

@@ -92,7 +92,7 @@ USED = {
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},
-    **{path.split(".")[-1]: "a table names it as text" for table in (FAMILIES, REWARDS) for path in table.values()},
+    **{path.rpartition(".")[2]: "a table names it as text" for table in (FAMILIES, REWARDS) for path in table.values()},
 }
 
 

@@ -22,6 +22,7 @@ MARKER = "preprocessor_config.json"  # of a folder that holds all that a detecto
 OWLV2 = Published("OWLv2", ALL, "0.6 GB", "google/owlv2-base-patch16-ensemble")
 GROUNDING_DINO = Published("Grounding DINO", ALL, "0.7 GB", "IDEA-Research/grounding-dino-tiny")
 
+MOST = 100  # boxes of one name; a detector that finds more of it in a picture finds it everywhere
 Corners = tuple[float, float, float, float]
 
 
@@ -51,7 +52,7 @@ class Detector(Network):
         return [self.model]
 
     def find(self, images: Tensor, names: Sequence[str], threshold: float = 0.0) -> list[dict[str, list[Found]]]:
-        """What of `names` is in each picture [B, H, W, 3], the surest first.
+        """What of `names` is in each picture [B, H, W, 3], the surest first and at most MOST of a name.
 
         Args:
             threshold: least score; 0: THRESHOLD.
@@ -71,6 +72,7 @@ class Detector(Network):
         for own in found:
             for boxes in own.values():
                 boxes.sort(key=lambda box: -box.score)
+                del boxes[MOST:]
         return found
 
     def _questions(self, names: Sequence[str]) -> list[Sequence[str]]:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import torch
 
 from ...host import search
-from ..networks import features
-from .base import NetworkReward
-from .vote.head import Head, read
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
+from .vote.head import Head
+from .vote.learned import TasteReward
 
 SIZE, SOURCE = "some 100 KB", "otca taste fit, which makes it of your own votes,"  # for the message
 
@@ -23,29 +14,6 @@ SIZE, SOURCE = "some 100 KB", "otca taste fit, which makes it of your own votes,
 def find(path: str) -> Path:
     """The head's file, by its path or by its name in a model folder."""
     return search.reward_file(path, SIZE, SOURCE)
-
-
-class TasteReward(NetworkReward):
-    """Utility for somebody, in log-odds; 0 for an average picture of those that were voted on. The prompt plays no part.
-
-    Args:
-        head: what was learned.
-        encoder: where the encoder that it was fitted on is: a folder, the name of one, or a hub id in the local cache; empty: by
-            the name that the head has of it.
-
-    Raises:
-        FileNotFoundError: there is no such encoder.
-        RewardError: it is another encoder.
-    """
-
-    def __init__(self, name: str, head: Head, encoder: str = "", **use):
-        self.head = head
-        folder = features.find(encoder or head.encoder)
-        head.check(folder)
-        super().__init__(name, features.kind_of(folder), folder, **use)
-
-    def score(self, images: Tensor, prompts: Sequence[str]) -> Tensor:
-        return torch.from_numpy(self.head.scores(read(self.network, images, self.batch_size)))
 
 
 class MyTaste(TasteReward):

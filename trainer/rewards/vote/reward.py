@@ -67,7 +67,7 @@ class VoteReward(GroupReward):
         apprentice = None if self.server else self.folder.apprentice
         if apprentice is None or not apprentice.ready:
             return None
-        from ..taste import TasteReward
+        from .learned import TasteReward
 
         with apprentice.busy:
             learned = TasteReward(
