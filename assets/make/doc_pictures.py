@@ -382,7 +382,9 @@ def reward_vote():
         others = tuple(number for number in range(6) if number not in (best, worst))
         scores = votes.bradley_terry(votes.Answer("order", ((best,), others, (worst,))).pairs, 6)
         said = {best: "best: ", worst: "worst: "}
-        captions += [f"{said.get(number, '')}{score:.2f}" for number, score in enumerate(scores)]
+        captions += [
+            f"{said.get(number, '')}{score if abs(score) > 0.005 else 0:.2f}" for number, score in enumerate(scores)
+        ]
         shown.append(own.images[first : first + 6])
     return grids.sample_grid(torch.cat(shown), captions, columns=6)
 

@@ -47,7 +47,7 @@ class RewardVote(RewardNode):
         from ...host import search
         from ...host.access.permissions import check_token
         from ...host.names import plain_name
-        from ...trainer.rewards.http import check_host, check_token_variable
+        from ...trainer.rewards.server import check_host, check_token_variable
 
         sent = token_variable or None if url else None
         return (

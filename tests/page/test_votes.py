@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -18,8 +21,9 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.questions import desk
 from comfyui_otca.page.vote_server import application
 from comfyui_otca.trainer.rewards import RewardError, reward_class
+from comfyui_otca.trainer.rewards.server import png
 from comfyui_otca.trainer.rewards.vote import votes
-from comfyui_otca.trainer.rewards.vote.asking import VoteFolder, png
+from comfyui_otca.trainer.rewards.vote.asking import VoteFolder
 
 PROMPTS = ["a red circle"] * 2 + ["a blue square"] * 2
 PATIENCE = 30
@@ -82,6 +86,36 @@ def server(tmp_path, monkeypatch):
     assert desk.questions() == []
 
 
+class Process(Server):
+    """`otca vote` as a shell starts it."""
+
+    def __init__(self, folder, port):
+        self.url, self.port = f"http://127.0.0.1:{port}", port
+        command = [sys.executable, "-m", "comfyui_otca", "vote", "--folder", str(folder), "--port", str(port)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        said = self.process.stdout.readline(), self.process.stdout.readline()
+        assert said[1].startswith(f"vote on      {self.url}/"), said
+
+
+@pytest.fixture
+def as_a_process():
+    """as_a_process(folder, port): a running `otca vote`."""
+    started = []
+
+    def start(folder, port=None):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = port or free.getsockname()[1]
+        started.append(Process(folder, port))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.process.kill()
+        server.process.wait()
+        server.process.stdout.close()
+
+
 def request(count=2, **change):
     pictures = [png(np.full((4, 4, 3), 40 * number, np.uint8)) for number in range(count)]
     samples = [{"prompt": "p", "data": base64.b64encode(picture).decode()} for picture in pictures]
@@ -141,6 +175,22 @@ def test_a_stopped_training_takes_its_questions_along_and_resumes_at_the_same_gr
     thread.join(PATIENCE)
     (scores,) = found
     assert scores[1] == -scores[0] == scores[2] == -scores[3] > 0
+
+
+def test_a_killed_server_loses_no_vote(tmp_path, as_a_process):
+    server = as_a_process(tmp_path / "votes")
+    thread, found, _ = scoring(server.url)
+    first, second = server.questions(2)
+    server.ask(f"/otca/votes/{first['id']}", {"answer": {"kind": "order", "order": [[1], [0]]}})
+    server.process.kill()
+    server.process.wait()
+    as_a_process(tmp_path / "votes", server.port)  # the training tries again by itself
+    (again,) = server.questions(1)
+    assert again["id"] == second["id"]
+    server.ask(f"/otca/votes/{second['id']}", {"answer": {"kind": "skip"}})
+    thread.join(PATIENCE)
+    ((low, high, *none),) = found
+    assert low == -high < 0 and none == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -217,9 +217,7 @@ def _people(graph: _Graph) -> Iterator[Problem]:
     """What is trained apart from the canvas has no page that asks people."""
     for node_id in graph.of(VOTE_NODE):
         if graph.values[node_id].get("url") == "":
-            message = (
-                "only a training on the canvas can ask people on its own page, and here nobody would see the pictures"
-            )
+            message = "only on the canvas is there a page that asks people, and here nobody would see the pictures"
             fix = "start otca vote where somebody has a browser, and give its address, as http://127.0.0.1:8190/score"
             yield graph.problem(node_id, "url", message, fix)
 
@@ -234,9 +232,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
         for name, (source, _) in graph.nodes[stack].links.items():
             limited = getattr(graph.nodes[source].cls, "only_of_groups", None)
             if limited is not None and limited(**graph.values[source]):
-                message = (
-                    f"asks the rewards at every step, and {graph.titles([source])} may not be asked but at the end"
-                )
+                message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
                 fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
                 yield graph.problem(node_id, "scores", message, fix)
 

@@ -85,8 +85,8 @@ class Apprentice:
         for picture in pictures:
             if picture not in self._rows:
                 self._rows[picture] = self._read(picture)
-        rows = [self._rows[picture] for picture in pictures]
-        return None if any(row is None for row in rows) else np.stack(rows)
+        rows = [row for picture in pictures if (row := self._rows[picture]) is not None]
+        return np.stack(rows) if len(rows) == len(pictures) else None
 
     def _read(self, picture: str) -> np.ndarray | None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ....host import files
 from ....host.questions import Question, desk
 from ...pictures import media
+from ..server import png
 from . import votes
 from .votes import FILE, FOLDER, Answer, Vote
 
@@ -160,14 +160,6 @@ class VoteFolder:
         with apprentice.busy:
             apprentice.learn(said)
             return apprentice.scores(group.pictures)
-
-
-def png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:
