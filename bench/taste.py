@@ -161,7 +161,7 @@ def curve(
     """(any two, of one prompt) accuracy every EVERY clicks."""
     random, learner, found = np.random.default_rng(seed), Learner(), []
     for clicks in range(1, most + 1):
-        offered = random.choice(len(rows), OFFERED, replace=False)
+        offered = random.choice(len(rows), OFFERED, replace=False).tolist()
         if learns:
             question = learner.question_of_features([rows[number] for number in offered], shown)
             group, pictures = offered[question.group], question.pictures
@@ -279,7 +279,7 @@ def taste_of(seed: int) -> Reward:
     groups, rows = sampled("shapes_train.txt", PROMPTS, 0)
     random, learner = np.random.default_rng(seed), Learner()
     for _ in range(CLICKS):
-        offered = random.choice(len(rows), OFFERED, replace=False)
+        offered = random.choice(len(rows), OFFERED, replace=False).tolist()
         question = learner.question_of_features([rows[number] for number in offered], 4)
         group = offered[question.group]
         learner.add_features(rows[group], click(redness(groups[group]).numpy(), question.pictures, random).order)
