@@ -33,7 +33,7 @@ class RewardVote(RewardNode):
             "fps": number(16, 1, 240, step=1, tip="Frames per second of the videos that are shown."),
             "learn": switch(
                 tip="A small head learns from your votes. After some of them it scores the groups that it is sure of, and you "
-                "are asked about a pair of each of the others."
+                "are asked about four pictures at most of each of the others."
             ),
             "encoder": text(
                 "shapes-clip",

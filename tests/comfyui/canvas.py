@@ -118,8 +118,14 @@ class Canvas:
         return self.page.evaluate("() => app.ui.settings.settingsLookup['Comfy.VueNodes.Enabled'].type === 'hidden'")
 
     def forget(self) -> None:
-        """Leaves nothing of one test to the next: an empty graph, no messages, no complaints."""
-        self.page.evaluate("() => { app.graph.clear(); otcaTest.events.length = 0; }")
+        """Leaves nothing of one test to the next: an empty graph, no dialog of ours, no messages, no complaints."""
+        self.page.evaluate(
+            """() => {
+                app.graph.clear();
+                for (const dialog of document.querySelectorAll("dialog.otca-dialog[open]")) dialog.close();
+                otcaTest.events.length = 0;
+            }"""
+        )
         self.complaints.clear()
         self.expected.clear()
 

@@ -34,7 +34,7 @@ def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path
         small.page.evaluate("() => app.extensionManager.command.execute('OTCA.ExportHeadless')")
     exported = tmp_path / download.value.suggested_filename
     download.value.save_as(exported)
-    commands = small.page.locator("dialog.otca-dialog").inner_text()
+    commands = small.page.locator("dialog.otca-dialog[open]").inner_text()
     assert f"train {exported.name}" in commands
     small.page.keyboard.press("Escape")
 

@@ -132,7 +132,7 @@ def test_the_export_trains_without_the_server_to_the_same_bits(once, native, run
         native.page.evaluate("() => app.extensionManager.command.execute('OTCA.ExportHeadless')")
     exported = tmp_path / download.value.suggested_filename
     download.value.save_as(exported)
-    commands = native.page.locator("dialog.otca-dialog").inner_text()
+    commands = native.page.locator("dialog.otca-dialog[open]").inner_text()
     assert f"validate {exported.name} --comfyui ComfyUI" in commands and "OTCA_EmbeddedModel" in commands, commands
     native.page.keyboard.press("Escape")
 

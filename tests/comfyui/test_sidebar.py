@@ -21,7 +21,7 @@ def sidebar(small):
 
 def train(small, sidebar, name: str, iterations: int) -> None:
     sidebar.get_by_role("button", name="Train headless…").click()
-    dialog = small.page.locator("dialog.otca-dialog")
+    dialog = small.page.locator("dialog.otca-dialog[open]")
     dialog.get_by_label("Name").fill(name)
     dialog.get_by_label("Iterations").fill(str(iterations))
     dialog.get_by_role("button", name="Start training").click()
@@ -30,7 +30,7 @@ def train(small, sidebar, name: str, iterations: int) -> None:
 
 def train_on(small, sidebar, iterations: int) -> None:
     sidebar.get_by_role("button", name="Train on…").click()
-    dialog = small.page.locator("dialog.otca-dialog")
+    dialog = small.page.locator("dialog.otca-dialog[open]")
     dialog.get_by_label("Iterations in all").fill(str(iterations))
     dialog.get_by_role("button", name="Train on", exact=True).click()
     dialog.wait_for(state="detached")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHOWN = 4  # pictures to one pick: about half the clicks that pairs take (bench/REWARDS.md, My Taste)
+
 
 class Apprentice:
     """A learner that has learned the votes of a folder. Of a video it sees the frame in the middle.
@@ -63,12 +65,12 @@ class Apprentice:
         rows = self._features(pictures)
         return [None] * len(pictures) if rows is None else self.learner.opinion_of_features(rows).scores
 
-    def pair(self, pictures: Sequence[str]) -> tuple[str, ...]:
-        """The two pictures of a group whose comparison tells most."""
+    def most_telling(self, pictures: Sequence[str]) -> tuple[str, ...]:
+        """The pictures of a group, at most SHOWN, whose pick tells most."""
         rows = self._features(pictures)
         if rows is None:
             return tuple(pictures)
-        return tuple(pictures[number] for number in self.learner.question_of_features([rows]).pictures)
+        return tuple(pictures[number] for number in self.learner.question_of_features([rows], SHOWN).pictures)
 
     def report(self, sure: int, groups: int) -> str:
         """Its accuracy so far, for the panel, and of how many of the groups at hand it is sure."""

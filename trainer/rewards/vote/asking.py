@@ -116,15 +116,15 @@ class VoteFolder:
         return name
 
     def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
-        """About groups of which nothing was said. Once enough is learned: about the pair that tells most of each group that the
-        learner is not sure of."""
+        """About groups of which nothing was said. Once enough is learned: of each group that the learner is not sure of, about
+        the few pictures that tell most."""
         apprentice = self.apprentice
         if apprentice is None:
             return [self._question(group.prompt, group.pictures) for group in groups]
         with apprentice.busy:
             apprentice.learn(said)
             unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
-            shown = [apprentice.pair(group.pictures) if apprentice.ready else group.pictures for group in unsure]
+            shown = [apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure]
             learned = apprentice.report(len(groups) - len(unsure), len(groups))
         return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
@@ -151,7 +151,7 @@ class VoteFolder:
         return keep
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
-        """By what was said of the whole group; else by what was learned, unless the pair that was shown was not judged."""
+        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged."""
         about, apprentice = group.about(said), self.apprentice
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)

@@ -210,7 +210,7 @@ def shapes(count, seed):
     return list(noise.astype(np.uint8))
 
 
-def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_a_pair(tmp_path, ask):
+def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(tmp_path, ask):
     folder, redder = (
         VoteFolder(tmp_path / "votes", encoder="shapes-clip"),
         {"kind": "order", "order": [[3], [1, 2], [0]]},
@@ -222,12 +222,12 @@ def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_a_pair(tmp_path, a
         desk.answer(question.id, redder)
         scores = waiting.end()
         assert scores[3] > scores[1] > scores[0] and scores[1] == pytest.approx(scores[2]), "by the vote itself"
-    clear, alike = shapes(4, 9), [shapes(2, 7)[0], shapes(2, 8)[0], shapes(2, 9)[0]]
-    waiting = ask(folder, [*clear, *alike], ["clear"] * 4 + ["alike"] * 3, [0] * 4 + [1] * 3)
+    clear, alike = shapes(4, 9), [shapes(2, seed)[0] for seed in range(7, 13)]
+    waiting = ask(folder, [*clear, *alike], ["clear"] * 4 + ["alike"] * 6, [0] * 4 + [1] * 6)
     (question,) = waiting.questions(1)
-    assert question.text == "alike" and len(question.pictures) == 2
+    assert question.text == "alike" and len(question.pictures) == 4
     assert "Learned from 5 votes" in question.about["learned"] and "sure of 1 of 2 groups" in question.about["learned"]
-    desk.answer(question.id, {"kind": "order", "order": [[0], [1]]})
+    desk.answer(question.id, {"kind": "order", "order": [[0], [1, 2, 3]]})
     scores = waiting.end()
     assert sorted(scores[:4]) == scores[:4] and all(map(math.isfinite, scores))
     assert len(votes.read(folder.file)) == 6
