@@ -55,13 +55,15 @@ def neutral(values: Tensor, groups: Tensor, counts: Tensor) -> Tensor:
     """`values` [B, …, K] with a group's mean where an objective does not count for a sample: it says nothing for or against it.
 
     Args:
-        counts: [B, K] bool. Where an objective counts for no sample of a group, all of them hold 0.
+        counts: [B, K] bool. Where an objective counts for no sample of a group, all of them hold the mean over all groups, so
+            that they do not widen the spread of the batch.
     """
     filled = torch.where(_beside(counts, values), values, 0.0)
+    overall = filled.sum(0) / counts.sum(0).clamp(min=1)
     for member in per_group(groups):
-        share = counts[member].sum(0).clamp(min=1)
-        missing = ~_beside(counts[member], filled[member])
-        filled[member] += missing * (filled[member].sum(0) / share)
+        share = counts[member].sum(0)
+        mean = torch.where(share > 0, filled[member].sum(0) / share.clamp(min=1), overall)
+        filled[member] += ~_beside(counts[member], filled[member]) * mean
     return filled
 
 

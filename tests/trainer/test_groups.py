@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.trainer.groups import gain_advantages, group_advantages, per_group, total_reward
+from comfyui_otca.trainer.groups import gain_advantages, group_advantages, neutral, per_group, total_reward
 
 NAN = float("nan")
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -217,3 +217,13 @@ def test_several_objectives_as_one_number():
     finals = torch.tensor([[1.0, 5.0], [3.0, 5.0], [NAN, 1.0]])
     found = total_reward(torch.tensor([[2.0, 7.0], [4.0, 9.0]]), (3.0, 1.0), finals)
     torch.testing.assert_close(found, torch.tensor([6.0, 12.0]) / 2**0.5)
+
+
+def test_what_does_not_apply_says_nothing_for_or_against_a_sample():
+    """The group's mean; of a group to which it applies nowhere, the mean of all that it scored: 21, and not 0."""
+    values = torch.tensor([[20.0, 1.0], [22.0, 2.0], [7.0, 3.0], [8.0, 4.0], [9.0, 5.0]])
+    counts = torch.tensor([[True, True], [True, False], [False, True], [False, True], [False, True]])
+    filled = neutral(values, torch.tensor([0, 0, 1, 1, 1]), counts)
+    assert filled.tolist() == [[20.0, 1.0], [22.0, 1.0], [21.0, 3.0], [21.0, 4.0], [21.0, 5.0]]
+    per_step = neutral(values[:, None].expand(5, 3, 2), torch.tensor([0, 0, 1, 1, 1]), counts)
+    assert torch.equal(per_step, filled[:, None].expand(5, 3, 2))

@@ -73,15 +73,16 @@ def evaluate(
     settings = replace(settings, steps=steps or settings.steps)
     with model.forwards.uncounted():
         images = rollout.generate(model, texts, settings, [seed for _, seed in share], on_step)
-    rewards = [judge for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
-    values = distributed.whole(score(rewards, images, texts)[: len(rows)])
+    asked = [(reward, judge) for reward in report.advantages.scores.rewards if (judge := reward.for_other_pictures())]
+    values = distributed.whole(score([judge for _, judge in asked], images, texts)[: len(rows)])
     images = distributed.whole(images[: len(rows)])
     row: dict = {"iteration": iteration, "prompts": list(prompts), "rewards": {}}
     if any(map(metadata_of, prompts)):
         row["metadata"] = [dict(metadata_of(prompt)) for prompt in prompts]
-    for k, reward in enumerate(rewards):
-        row["rewards"][reward.name] = {**_figures(values[:, k]), "held_out": reward.held_out}
-        row["rewards"][reward.name]["values"] = values[:, k].tolist()
+    for k, (reward, judge) in enumerate(asked):
+        figures = {**_figures(values[:, k]), "held_out": reward.held_out, "values": values[:, k].tolist()}
+        # What has learned since the last evaluation measures by another scale: it is shown, and nothing is decided by it.
+        row.setdefault("rewards" if judge is reward else "learned", {})[reward.name] = figures
     return row, images, [text for text, _ in pairs]
 
 

@@ -225,7 +225,8 @@ def check_evaluation(row: dict) -> None:
         check(metadata, list, {})
         if len(metadata) != len(row.get("prompts") or ()) or not all(isinstance(entry, dict) for entry in metadata):
             raise ValueError("has a `metadata` that is no list of one object for each prompt")
-    for name, figures in row["rewards"].items():
+    check(row.get("learned", {}), dict, {})
+    for name, figures in (*row["rewards"].items(), *row.get("learned", {}).items()):
         try:
             check(figures, dict, _MEASURED)
         except ValueError as error:

@@ -114,7 +114,7 @@ def _train_in(folder: Path, workflow: Workflow, inputs: dict, total: int, resume
 def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> int:
     folder = run.folder
     if run.settings.best_metric:
-        run.check_metric(reward.name for reward in _rewards(workflow))
+        run.check_metric(_rewards(workflow))
     model = trained_model(workflow)
     model.run = run
     start = checkpoint.restore(model, folder / CHECKPOINTS) if resume else 0

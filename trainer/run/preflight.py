@@ -69,7 +69,7 @@ class _Graph:
             through = {
                 name: outputs[source][index] for name, (source, index) in node.links.items() if source in outputs
             }
-            self.values[node_id] = defaults(node) | node.constants | through
+            self.values[node_id] = node.defaults | node.constants | through
             for name, value in through.items():
                 if node.declared[name].type in CONVERSIONS:
                     self.failed += self.workflow.check_value(node, name, value)
@@ -112,13 +112,6 @@ class _Graph:
 
     def titles(self, node_ids: Iterable[str]) -> str:
         return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))
-
-
-def defaults(node: Node) -> dict[str, Any]:
-    """Values of the inputs that a graph does not give."""
-    return {
-        name: declared.options["default"] for name, declared in node.declared.items() if "default" in declared.options
-    }
 
 
 # --- what there is, and how it hangs together -------------------------------------------------------------------------
@@ -222,6 +215,12 @@ def _people(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "url", message, fix)
 
 
+def _only_of_groups(graph: _Graph, reward: str) -> bool:
+    """Whether it may be asked about the pictures that are trained on, and about no others."""
+    limited = getattr(graph.nodes[reward].cls, "only_of_groups", None)
+    return limited is not None and limited(**graph.values[reward])
+
+
 def _asked_again(graph: _Graph) -> Iterator[Problem]:
     """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
     for node_id, node in graph.nodes.items():
@@ -230,8 +229,7 @@ def _asked_again(graph: _Graph) -> Iterator[Problem]:
         if asks is None or stack not in graph.of(STACK_NODE) or not asks(**graph.values[node_id]):
             continue
         for name, (source, _) in graph.nodes[stack].links.items():
-            limited = getattr(graph.nodes[source].cls, "only_of_groups", None)
-            if limited is not None and limited(**graph.values[source]):
+            if _only_of_groups(graph, source):
                 message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
                 fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
                 yield graph.problem(node_id, "scores", message, fix)
@@ -247,9 +245,10 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
             node = graph.nodes[node_id]
             if node.class_type == STACK_NODE:
                 rewards = _announced(graph, node_id)
-                names = [announced[0] for announced in rewards.values() if announced is not None]
+                links = {name: node.links[name][0] for name in rewards}
+                names = [one[0] for name, one in rewards.items() if one and not _only_of_groups(graph, links[name])]
                 try:
-                    if len(names) == len(rewards):
+                    if None not in rewards.values():
                         verdicts.check_metric(metric, names)
                 except ValueError as error:
                     yield graph.problem(run, "best_metric", *_parted(error))

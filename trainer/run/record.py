@@ -15,7 +15,7 @@ from ...host import claim, comfyui, distributed, files, own_folders
 from .. import keys
 from ..flow import lora, saved
 from ..pictures import curves, grids, heatmaps
-from ..rewards.base import RewardError, failing
+from ..rewards.base import Reward, RewardError, failing
 from ..types import RunSettings
 from ..workflow import graph, lineage
 from . import checkpoint, evaluation, layout, status, verdicts
@@ -156,11 +156,12 @@ class Run:
         """Whose an adapter is, as its file says: the name may come again, in another folder or after this one was removed."""
         return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
-    def check_metric(self, rewards: Iterable[str]) -> None:
+    def check_metric(self, rewards: Iterable[Reward]) -> None:
         """Raises RunError where best_metric is none of a run with these rewards."""
         try:
             if self.settings.best_metric:
-                verdicts.check_metric(self.settings.best_metric, rewards)
+                evaluated = (reward.name for reward in rewards if not reward.groups_only)
+                verdicts.check_metric(self.settings.best_metric, evaluated)
         except ValueError as error:
             raise RunError(str(error)) from error
 
@@ -246,7 +247,7 @@ class Run:
         Args:
             on_step: called before every model call of an evaluation; may raise to stop, which then leaves that one out.
         """
-        self.check_metric((*report.advantages.scores.names, *report.advantages.scores.held_out_names))
+        self.check_metric(report.advantages.scores.rewards)
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
@@ -341,7 +342,8 @@ class Run:
 
     @writing
     def _show_evaluation(self, images, captions: list[str], row: Mapping) -> None:
-        means = {keys.evaluation(name): values["mean"] for name, values in row["rewards"].items()}
+        figures = {**row["rewards"], **row.get("learned", {})}
+        means = {keys.evaluation(name): values["mean"] for name, values in figures.items()}
         evaluation.save_pictures(self.folder, images, captions, row["iteration"])
         self._open_trackers().write(row["iteration"], means)
 

@@ -81,6 +81,15 @@ class Node:
     def inputs(self) -> dict[str, Any]:
         return self.entry["inputs"]
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Values of the inputs that a graph does not give."""
+        return {
+            name: declared.options["default"]
+            for name, declared in self.declared.items()
+            if "default" in declared.options
+        }
+
     def judges(self, input_name: str) -> bool:
         """Whether VALIDATE_INPUTS takes this input. ComfyUI then leaves its range and choices to it."""
         return self.validates_all or input_name in self.validates

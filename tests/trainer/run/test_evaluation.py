@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from comfyui_otca.trainer.rewards.base import GroupReward, Reward
+from comfyui_otca.trainer.run import evaluation
 from comfyui_otca.trainer.run.evaluation import prompts
 from comfyui_otca.trainer.run.layout import check_evaluation
-from comfyui_otca.trainer.types import Prompt, RunSettings, metadata_of
+from comfyui_otca.trainer.types import Prompt, RunSettings, SamplerSettings, metadata_of
 
 TRAINED = SimpleNamespace(trajectories=SimpleNamespace(prompts=("a cat", Prompt("a dog", {"count": 2}))))
 
@@ -28,3 +32,37 @@ def test_prompts_of_the_settings_go_before_those_of_the_first_evaluation_and_the
 def test_damaged_metadata_is_named(metadata):
     with pytest.raises(ValueError, match="one object for each prompt"):
         check_evaluation({"iteration": 0, "prompts": ["a", "b"], "metadata": metadata, "rewards": {}})
+
+
+class Dear(GroupReward):
+    """One that somebody answers, and what was learned of the answers."""
+
+    def __init__(self, name, learned=None):
+        super().__init__(name)
+        self.learned = learned
+
+    def score_groups(self, samples, prompts, groups):
+        raise AssertionError("nobody is asked in an evaluation")
+
+    def for_other_pictures(self):
+        return self.learned
+
+
+class Fixed(Reward):
+    def score(self, images, prompts):
+        return torch.arange(len(images)).float()
+
+
+def test_what_stands_in_for_a_reward_is_kept_apart_and_nobody_is_asked(monkeypatch):
+    """What has learned since measures by another scale, so nothing may be decided by it."""
+    monkeypatch.setattr(evaluation.rollout, "generate", lambda *_: torch.zeros(2, 4, 4, 3))
+    rewards = (Dear("vote", Fixed("vote")), Dear("other"), Fixed("plain"))
+    report = SimpleNamespace(
+        trajectories=SimpleNamespace(settings=SamplerSettings()),
+        advantages=SimpleNamespace(scores=SimpleNamespace(rewards=rewards)),
+    )
+    model = SimpleNamespace(forwards=SimpleNamespace(uncounted=contextlib.nullcontext))
+    row, _, _ = evaluation.evaluate(model, report, 3, ["a", "b"], 1, 0, lambda: None)
+    check_evaluation(row)
+    assert row["rewards"].keys() == {"plain"} and row["learned"].keys() == {"vote"}
+    assert row["learned"]["vote"]["mean"] == row["rewards"]["plain"]["mean"] == 0.5

@@ -124,7 +124,9 @@ class VoteFolder:
         with apprentice.busy:
             apprentice.learn(said)
             unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
-            shown = [apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure]
+            shown = [
+                apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure
+            ]
             learned = apprentice.report(len(groups) - len(unsure), len(groups))
         return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
