@@ -16,7 +16,7 @@ from ....host.questions import Question, desk
 from ...pictures import media
 from ..server import png
 from . import votes
-from .votes import FILE, FOLDER, Answer, Vote
+from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,7 @@ class VoteFolder:
     def __init__(self, folder: Path, fps: float = 16.0, encoder: str = ""):
         self.folder, self.fps, self.encoder = folder, fps, encoder
         self._writing = threading.Lock()
+        self._last: dict[str, Vote] = {}  # of each question's id, whoever asked it: what the next answer replaces
 
     @property
     def file(self) -> Path:
@@ -83,7 +84,7 @@ class VoteFolder:
         found = self._groups(samples, prompts, groups)
         said = votes.read(self.file)
         questions = self._questions(
-            [group for group in found if len(group.pictures) > 1 and not group.about(said)], said
+            [group for group in found if len(group.pictures) > 1 and not self._is_answered(group, said)], said
         )
         if questions:
             desk.ask(questions)
@@ -106,6 +107,11 @@ class VoteFolder:
                 members[group].setdefault(self._kept(pixels), []).append(sample)
         return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
 
+    def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
+        """Whether the standing votes saw every picture of a group; where something learns from them, one vote will do."""
+        shown = {picture for vote in group.about(said) for picture in vote.pictures}
+        return bool(shown) if self.encoder else shown == set(group.pictures)
+
     def _kept(self, pixels: np.ndarray) -> str:
         """The path of a picture, which is written where it is not there."""
         name = votes.picture_path(pixels)
@@ -124,34 +130,44 @@ class VoteFolder:
         with apprentice.busy:
             apprentice.learn(said)
             unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
-            shown = [apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure]
+            shown = [
+                apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure
+            ]
             learned = apprentice.report(len(groups) - len(unsure), len(groups))
         return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
     def _question(self, prompt: str, pictures: tuple[str, ...], learned: str = "") -> Question:
+        # A prompt out of JSON may hold half a character, which is no UTF-8.
+        told = "\n".join([prompt, *sorted(pictures)]).encode(errors="surrogatepass")
+        question_id = hashlib.sha256(told).hexdigest()[:16]
         return Question(
-            id=hashlib.sha256("\n".join([prompt, *sorted(pictures)]).encode()).hexdigest()[:16],
+            id=question_id,
             text=prompt,
             pictures=[self.folder / picture for picture in pictures],
-            keep=self._keeper(prompt, pictures),
+            keep=self._keeper(question_id, prompt, pictures),
             about={"learned": learned},
         )
 
-    def _keeper(self, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
-        """What keeps the answers to a question: each but the first one replaces the one before."""
-        last: list[str] = []
+    def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
+        """What keeps the answers to a question: each but the first one replaces the one before, which may be of an earlier request."""
 
         def keep(answer: Any) -> None:
-            parsed = Answer("withdrawn") if answer is None else votes.parse_answer(answer, len(pictures))
-            vote = Vote(prompt, pictures, parsed, last[0] if last else None)
+            parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))
+            if answer is not None and parsed.kind == WITHDRAWN:
+                raise ValueError(f"has the kind {WITHDRAWN!r}, by which nothing is said")
             with self._writing:
+                before = self._last.get(question_id)
+                if answer is None and (before is None or before.answer.kind == WITHDRAWN):
+                    raise ValueError("takes back a vote, and there is none")
+                vote = Vote(prompt, pictures, parsed, before.id if before else None)
                 votes.append(self.file, vote)
-            last[:] = [vote.id]
+                self._last[question_id] = vote
 
         return keep
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
-        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged."""
+        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged. None for
+        a group that was not answered, and of which what was learned is not sure."""
         about, apprentice = group.about(said), self.apprentice
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)
@@ -159,6 +175,8 @@ class VoteFolder:
             return votes.group_scores(about, group.prompt, group.pictures)
         with apprentice.busy:
             apprentice.learn(said)
+            if not about and not apprentice.is_sure(group.pictures):
+                return [None] * len(group.pictures)
             return apprentice.scores(group.pictures)
 
 
