@@ -67,13 +67,18 @@ class VoteFolder:
         return Apprentice(self.folder, self.encoder)
 
     def scores(
-        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+        self,
+        samples: Sequence[np.ndarray | None],
+        prompts: Sequence[str],
+        groups: Sequence[int],
+        fps: float | None = None,
     ) -> list[Score]:
         """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
 
         Args:
             samples: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
             groups: which of them are of one group.
+            fps: of these videos; None: the folder's.
 
         Returns:
             NaN for a sample that cannot be shown; None in a group that nobody ranks, and for a picture of which nothing is said.
@@ -81,7 +86,7 @@ class VoteFolder:
         Raises:
             Damaged: votes.jsonl, with the line.
         """
-        found = self._groups(samples, prompts, groups)
+        found = self._groups(samples, prompts, groups, fps or self.fps)
         said = votes.read(self.file)
         questions = self._questions(
             [group for group in found if len(group.pictures) > 1 and not self._is_answered(group, said)], said
@@ -97,14 +102,14 @@ class VoteFolder:
         return scores
 
     def _groups(
-        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int], fps: float
     ) -> list[Group]:
         """The groups in their order, with their pictures on disk."""
         members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
         prompt_of = dict(zip(groups, map(str, prompts), strict=True))
         for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
             if pixels is not None:
-                members[group].setdefault(self._kept(pixels), []).append(sample)
+                members[group].setdefault(self._kept(pixels, fps), []).append(sample)
         return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
 
     def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
@@ -112,13 +117,13 @@ class VoteFolder:
         shown = {picture for vote in group.about(said) for picture in vote.pictures}
         return bool(shown) if self.encoder else shown == set(group.pictures)
 
-    def _kept(self, pixels: np.ndarray) -> str:
+    def _kept(self, pixels: np.ndarray, fps: float) -> str:
         """The path of a picture, which is written where it is not there."""
         name = votes.picture_path(pixels)
         path = self.folder / name
         if not files.is_plain_file(path):
             (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
-            files.write_bytes(path, media.mp4(pixels, self.fps) if pixels.ndim == 4 else png(pixels))
+            files.write_bytes(path, media.mp4(pixels, fps) if pixels.ndim == 4 else png(pixels))
         return name
 
     def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
@@ -149,7 +154,7 @@ class VoteFolder:
         )
 
     def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
-        """What keeps the answers to a question: each but the first one replaces the one before, which may be of an earlier request."""
+        """What keeps the answers to a question: each but the first one replaces the one before, also of an earlier request."""
 
         def keep(answer: Any) -> None:
             parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))

@@ -279,14 +279,14 @@ def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(tmp_
     desk.answer(question.id, {"kind": "alike"})
     waiting.end()
     (vote,) = votes.read(folder.file)
-    votes.append(folder.file, votes.Vote("p", vote.pictures, votes.Answer(votes.WITHDRAWN), vote.id))
-    (group,) = folder._groups(shapes(3, 0), ["p"] * 3, [0] * 3)
+    votes.append(folder.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
+    (group,) = folder._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0)
     assert folder._scores(group, votes.read(folder.file)) == [None] * 3
 
 
 def test_a_picture_that_is_far_too_large_is_not_learned(tmp_path, monkeypatch, caplog):
     folder, (pixels, _) = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), shapes(2, 0)
-    name = folder._kept(pixels)
+    name = folder._kept(pixels, 16.0)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     assert folder.apprentice.scores([name]) == [None]
     assert "cannot be read" in caplog.text
@@ -320,6 +320,12 @@ def test_videos_are_kept_as_mp4(folder, ask):
     (question,) = waiting.questions(1)
     assert [path.suffix for path in question.pictures] == [".mp4", ".mp4"]
     assert b"ftyp" in question.pictures[0].read_bytes()[:16]
+
+
+def test_a_wrong_encoder_is_found_when_the_reward_is_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no-such-encoder"):
+        reward_class("vote")(learn=True, encoder="no-such-encoder")
 
 
 def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
