@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from . import files, json_files
+from . import files, json_files, machine
 from .checks import check
 from .files import Damaged
 
@@ -24,23 +24,27 @@ def read_lines(
 ) -> list[dict]:
     """The objects of a file; none where there is no file. A last line that a kill cut short is left out, and that is said.
 
+    Only a line without its line break was cut short. Blank lines are skipped.
+
     Args:
         row_check: raises ValueError for a row that is none.
 
     Raises:
         Damaged: names the line.
     """
-    lines = (files.read_bytes(path, MOST_BYTES) or b"").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    content = files.read_bytes(path, MOST_BYTES) or b""
+    body, ended = _without_blank_end(content)
+    lines = body.split(b"\n") if body else []
     rows: list[dict] = []
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             row = json_files.parse(line)
             check(row, dict, {})
             row_check(row)
         except ValueError as error:
-            if number == len(lines) and _cut_short(error):
+            if number == len(lines) and not ended and _cut_short(error):
                 say(f"{path}, line {number}: the last line was cut short, and is left out")
                 break
             raise Damaged(path, f"is damaged: line {number} {error}", fix) from error
@@ -49,14 +53,16 @@ def read_lines(
 
 
 def append_line(path: Path, line: str) -> None:
-    """Adds a line, and returns once the disk has it. What a kill left of a last line is removed before.
+    """Adds a line, and returns once the disk has it. Other processes that add to the file wait for each other.
+
+    What a kill left of a last line is removed before, and so are blank lines at the end.
 
     Raises:
         OSError: it cannot be written, and no half of it is left; or what stands there is no plain file of lines.
     """
     new = not files.present(path)
     descriptor = files.open_plain(path, os.O_RDWR | os.O_CREAT)
-    with open(descriptor, "r+b", buffering=0) as file:
+    with open(descriptor, "r+b", buffering=0) as file, machine.alone(descriptor):
         end = _end_of_lines(file)
         try:
             file.truncate(end)
@@ -76,17 +82,26 @@ def _end_of_lines(file) -> int:
     """Where the last whole line ends, after its line break, which it gets where it lacks one."""
     file.seek(0)
     content = file.read()
-    body = content.removesuffix(b"\n")
+    body, ended = _without_blank_end(content)
     begin = body.rfind(b"\n") + 1
     try:
         json_files.parse(body[begin:] or b"{}")
     except ValueError as error:
-        if _cut_short(error):
-            return begin
-        raise OSError(f"its last line {error}") from error
-    if body == content and body:
+        if ended or not _cut_short(error):
+            raise OSError(f"its last line {error}. Fix: correct or remove that line") from error
+        body, _ = _without_blank_end(body[:begin])
+    if not body:
+        return 0
+    if content[len(body) : len(body) + 1] != b"\n":
+        file.seek(len(body))
         file.write(b"\n")
-    return len(body) + 1 if body else 0
+    return len(body) + 1
+
+
+def _without_blank_end(content: bytes) -> tuple[bytes, bool]:
+    """A file without the blank lines at its end, and whether its last line has its line break."""
+    body = content.rstrip(b" \t\r\n")
+    return body, b"\n" in content[len(body) :]
 
 
 def _cut_short(error: ValueError) -> bool:

@@ -8,11 +8,13 @@ import functools
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from .files import open_plain
 
 WINDOWS = os.name == "nt"
+FAR = 2**31 - 2  # a byte that no file of lines has; as far as Windows can go
 
 
 def _first_line(*paths: str) -> str:
@@ -94,6 +96,53 @@ def lock(descriptor: int) -> bool:
             raise NoLocks from error
         raise
     return True
+
+
+@contextlib.contextmanager
+def alone(descriptor: int) -> Iterator[None]:
+    """Waits until nobody else has this open file, which must be shorter than FAR, and keeps others waiting meanwhile.
+
+    Threads of one process too, each with its own descriptor. Where the file system has no locks, nobody waits.
+    """
+    while True:
+        try:
+            _lock_and_wait(descriptor)
+        except OSError as error:
+            if WINDOWS and error.errno in _BUSY:  # it gives up after ten seconds
+                continue
+            if error.errno not in _WITHOUT:
+                raise
+        break
+    try:
+        yield
+    finally:
+        _unlock(descriptor)
+
+
+def _lock_and_wait(descriptor: int) -> None:
+    if WINDOWS:
+        import msvcrt
+
+        os.lseek(descriptor, FAR, os.SEEK_SET)  # what is locked there, nobody else can read
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _unlock(descriptor: int) -> None:
+    """Closing would do it too, but on Windows some time later."""
+    with contextlib.suppress(OSError):
+        if WINDOWS:
+            import msvcrt
+
+            os.lseek(descriptor, FAR, os.SEEK_SET)
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def locked(path: Path, wait: float) -> int | None:

@@ -1,6 +1,7 @@
 """`otca vote`: the panel as a small web server of its own, for trainings that run where nobody has a browser.
 
-It speaks the protocol of Reward: HTTP (trainer/rewards/http.py). Consecutive samples of one prompt are a group. A request waits
+It speaks the protocol of Reward: HTTP (trainer/rewards/http.py). Samples of one group number and prompt are a group, or where
+numbers are missing the consecutive ones of one prompt. A request waits
 until its groups are voted on. Where the training stops, its questions leave the page; the same pictures ask the same again, and
 what was answered before is read from the folder of votes.
 """
@@ -18,12 +19,14 @@ import math
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
 from ..host import stopping
 from ..host.access.addresses import is_loopback
+from ..host.checks import is_number, is_whole
 from ..host.files import Damaged
 from ..host.paths import ASSETS
 from ..host.questions import desk
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 2**30  # of one request
 MOST_WAITING = 64  # requests at a time
+MOST_FPS = 240
 COOKIE = "otca_vote"
 WEB = ASSETS.parent / "web"
 
@@ -103,8 +107,8 @@ class Scorer:
         self.open: set[threading.Event] = set()
 
     async def score(self, request: web.Request) -> dict[str, Any]:
-        samples, prompts = await asyncio.to_thread(_decoded, await request.read())
-        groups = _groups(prompts)
+        asked = await asyncio.to_thread(_decoded, await request.read())
+        prompts, groups = asked.prompts, asked.groups
         if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
             prompt = prompts[groups.index(alone[0])]
             raise Refused(
@@ -114,13 +118,15 @@ class Scorer:
             )
         abandoned = threading.Event()
         self.open.add(abandoned)
-        work = asyncio.get_running_loop().run_in_executor(
-            self.threads, self._scores, samples, prompts, groups, abandoned
-        )
+        work = asyncio.get_running_loop().run_in_executor(self.threads, self._scores, asked, abandoned)
         try:
             scores = await work
         except Damaged as error:
             raise Refused(409, str(error)) from error
+        except OSError as error:
+            raise Refused(
+                507, f"the pictures could not be saved ({error}). Fix: make room or the folder writable"
+            ) from error
         finally:
             abandoned.set()  # also where the training hangs up, which cancels this
             self.open.discard(abandoned)
@@ -128,11 +134,11 @@ class Scorer:
             raise Refused(503, "the server is being stopped. Fix: start it again; nothing that was voted is lost")
         return {"scores": [_sent(score) for score in scores]}
 
-    def _scores(self, samples, prompts, groups, abandoned: threading.Event) -> list[float | None] | None:
+    def _scores(self, asked: Asked, abandoned: threading.Event) -> list[float | None] | None:
         """None where nobody waits for them any more."""
         stopping.helper.abandoned = abandoned
         try:
-            return self.folder.scores(samples, prompts, groups)
+            return self.folder.scores(asked.pictures, asked.prompts, asked.groups, asked.fps)
         except stopping.Stopped:
             return None
         finally:
@@ -144,7 +150,21 @@ class Scorer:
         await asyncio.to_thread(self.threads.shutdown)
 
 
-def _groups(prompts: list[str]) -> list[int]:
+@dataclass(frozen=True)
+class Asked:
+    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, and the videos' frames a
+    second; None: not said."""
+
+    pictures: list[np.ndarray]
+    prompts: list[str]
+    groups: list[int]
+    fps: float | None
+
+
+def _groups(prompts: list[str], given: list[Any]) -> list[int]:
+    if all(map(is_whole, given)):
+        numbers: dict[tuple[int, str], int] = {}
+        return [numbers.setdefault(of, len(numbers)) for of in zip(given, prompts, strict=True)]
     runs = (len(list(same)) for _, same in itertools.groupby(prompts))
     return [number for number, count in enumerate(runs) for _ in range(count)]
 
@@ -156,25 +176,28 @@ def _sent(score: float | None) -> float | str | None:
     return score if math.isfinite(score) else None
 
 
-def _decoded(content: bytes) -> tuple[list[np.ndarray], list[str]]:
-    """Pictures or videos of uint8, and their prompts. Raises Refused: names the sample that is none."""
+def _decoded(content: bytes) -> Asked:
+    """Raises Refused: names the sample that is none."""
     try:
         asked: Mapping[str, Any] = json.loads(content)
         version, media, samples = asked["version"], asked["media"], asked["samples"]
-        encoded = [(str(sample["prompt"]), str(sample["data"])) for sample in samples]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        prompts, encoded = zip(*((str(sample["prompt"]), str(sample["data"])) for sample in samples), strict=True)
+        groups, fps = [sample.get("group") for sample in samples], asked.get("fps")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Refused(400, f"that is no request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
     if version != VERSION or media not in ("png", "mp4"):
         raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
+    if fps is not None and not (is_number(fps) and 1 <= fps <= MOST_FPS):
+        raise Refused(400, f"fps is {quoted(fps)}. Fix: a number from 1 to {MOST_FPS}, or null")
     pictures = []
-    for number, (_, data) in enumerate(encoded):
+    for number, data in enumerate(encoded):
         try:
             pictures.append(_read(media, base64.b64decode(data, validate=True)))
         except (OSError, ValueError, SyntaxError, binascii.Error) as error:
             raise Refused(
                 400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it"
             ) from error
-    return pictures, [prompt for prompt, _ in encoded]
+    return Asked(pictures, list(prompts), _groups(list(prompts), groups), fps)
 
 
 def _read(media: str, content: bytes) -> np.ndarray:

@@ -47,6 +47,7 @@ class RewardVote(RewardNode):
         from ...host import search
         from ...host.access.permissions import check_token
         from ...host.names import plain_name
+        from ...trainer.networks.features import MARKER
         from ...trainer.rewards.server import check_host, check_token_variable
 
         sent = token_variable or None if url else None
@@ -55,7 +56,7 @@ class RewardVote(RewardNode):
             or complaint("url", check_host, url or None)
             or complaint("token_variable", check_token_variable, token_variable)
             or complaint("token_variable", check_token, sent, url)
-            or (learn and complaint("encoder", search.model, encoder, "config.json"))
+            or (learn and complaint("encoder", search.model, encoder, MARKER))
             or (
                 url
                 and learn

@@ -25,6 +25,13 @@ def test_a_wrong_input_is_named(inputs, wrong):
     assert wrong in NODE.VALIDATE_INPUTS(**{"votes": "votes", **inputs})
 
 
+def test_a_folder_that_is_no_encoder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    (tmp_path / "text-model").mkdir()
+    (tmp_path / "text-model" / "config.json").write_text("{}")
+    assert "encoder: " in str(NODE.VALIDATE_INPUTS("votes", learn=True, encoder="text-model"))
+
+
 def test_right_and_linked_inputs_are_taken():
     assert NODE.VALIDATE_INPUTS("votes") is True
     assert NODE.VALIDATE_INPUTS("votes", "http://127.0.0.1:8190/score") is True

@@ -12,14 +12,16 @@ import threading
 import time
 import urllib.request
 
+import imageio.v3 as iio
 import numpy as np
 import pytest
 import torch
 from aiohttp import web
 
-from comfyui_otca.host import stopping
+from comfyui_otca.host import files, stopping
 from comfyui_otca.host.questions import desk
 from comfyui_otca.page.vote_server import application
+from comfyui_otca.trainer.pictures.media import mp4
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.server import png
 from comfyui_otca.trainer.rewards.vote import votes
@@ -116,13 +118,19 @@ def as_a_process():
         server.process.stdout.close()
 
 
+def video_request(fps):
+    clips = [mp4(np.full((4, 16, 16, 3), 60 * number, np.uint8), 12.0) for number in range(2)]
+    samples = [{"prompt": "p", "data": base64.b64encode(clip).decode()} for clip in clips]
+    return {"version": 1, "media": "mp4", "fps": fps, "samples": samples}
+
+
 def request(count=2, **change):
     pictures = [png(np.full((4, 4, 3), 40 * number, np.uint8)) for number in range(count)]
     samples = [{"prompt": "p", "data": base64.b64encode(picture).decode()} for picture in pictures]
     return {"version": 1, "media": "png", "fps": None, "samples": samples, **change}
 
 
-def scoring(url, kind="vote", **options):
+def scoring(url, kind="vote", prompts=PROMPTS, **options):
     """A thread that asks for scores of four pictures of two prompts: (thread, list for its result, event that stops it)."""
     reward, found, abandoned = reward_class(kind)(url=f"{url}/score", **options), [], threading.Event()
     images = torch.arange(4)[:, None, None, None].expand(4, 4, 4, 3) / 8
@@ -131,7 +139,7 @@ def scoring(url, kind="vote", **options):
         stopping.helper.abandoned = abandoned
         try:
             scored = (
-                reward.score(images, PROMPTS) if kind == "http" else reward.score_groups(images, PROMPTS, [0, 0, 1, 1])
+                reward.score(images, prompts) if kind == "http" else reward.score_groups(images, prompts, [0, 0, 1, 1])
             )
             found.append(scored)
         except (stopping.Stopped, RewardError) as error:
@@ -199,6 +207,8 @@ def test_a_killed_server_loses_no_vote(tmp_path, as_a_process):
         (request(1), 400, "only one picture of the prompt"),
         (request(version=2), 400, "version 2"),
         (request(media="gif"), 400, "gif"),
+        (request(fps="x"), 400, "fps is"),
+        (request(fps=1e6), 400, "fps is"),
         ({"samples": []}, 400, "no request for scores"),
         (request(samples=[{"prompt": "p", "data": "AAAA"}] * 2), 400, "sample 0 cannot be read as png"),
         (request(samples=[{"prompt": "p", "data": "?"}] * 2), 400, "sample 0 cannot be read as png"),
@@ -207,6 +217,36 @@ def test_a_killed_server_loses_no_vote(tmp_path, as_a_process):
 def test_what_is_no_request_is_refused_by_name(server, content, status, wrong):
     got, answer = server.ask("/score", content)
     assert got == status and wrong in answer["error"]
+
+
+def test_two_groups_of_one_prompt_stay_two(server):
+    thread, found, _ = scoring(server.url, prompts=["a red circle"] * 4)
+    for question, best in zip(server.questions(2), (0, 1), strict=True):
+        assert len(question["pictures"]) == 2
+        answer = {"kind": "pair", "winner": best, "loser": 1 - best}
+        server.ask(f"/otca/votes/{question['id']}", {"answer": answer})
+    thread.join(PATIENCE)
+    (scores,) = found
+    assert scores[0] == -scores[1] == scores[3] == -scores[2] > 0
+
+
+def test_videos_are_kept_at_the_frames_a_second_of_the_request(server):
+    thread = threading.Thread(target=server.ask, args=("/score", video_request(5.0)))
+    thread.start()
+    (question,) = server.questions(1)
+    pictures = sorted((server.folder.folder / votes.FOLDER).iterdir())
+    assert [iio.immeta(path, plugin="FFMPEG")["fps"] for path in pictures] == [5.0, 5.0]
+    server.ask(f"/otca/votes/{question['id']}", {"answer": {"kind": "skip"}})
+    thread.join(PATIENCE)
+
+
+def test_a_full_disk_is_told_with_its_fix(server, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    status, answer = server.ask("/score", request())
+    assert status == 507 and "No space left on device" in answer["error"] and "Fix: make room" in answer["error"]
 
 
 def test_a_damaged_file_reaches_the_training_as_an_error(server):

@@ -7,7 +7,8 @@ The request, a POST of application/json, and the two forms of the answer:
     {"scores": {"vq": [0.25, …], "mq": [1.5, …]}}
 
 `data` is a whole PNG, or an mp4 of `fps` frames a second, in base64. Where the prompt says more than its text, a sample has that
-beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else there is no such key. null is what could not be scored, though it
+beside `prompt`, as in `"metadata": {"text": "OPEN"}`; else there is no such key. In the same way Reward: Vote says which samples
+are of one group, as in `"group": 3`. null is what could not be scored, though it
 should have been, and "does not apply" what this reward has no opinion of, by design. An answer may have ANSWER_BYTES, and
 SAMPLE_BYTES more for each sample. A server to begin with: assets/examples/reward_server.py.
 """
@@ -65,14 +66,16 @@ class HTTPReward(ServerReward):
         self.score_key = score_key
 
     def score(self, images: Tensor, prompts: Sequence[str]) -> list[float | None]:
-        return self._column(images, prompts)
+        return self.column(images, prompts)
 
     def score_videos(self, videos: Tensor, prompts: Sequence[str]) -> list[float | None]:
-        return self._column(videos, prompts)
+        return self.column(videos, prompts)
 
-    def _column(self, batch: Tensor, prompts: Sequence[str]) -> list[float | None]:
-        asked = (tuple(prompts), json.dumps([dict(metadata_of(prompt)) for prompt in prompts], sort_keys=True))
-        columns = self.server.once(batch, asked, lambda: self.server.scores(batch, prompts))
+    def column(self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None) -> list[float | None]:
+        """The scores of pictures or videos; `groups` are sent along where they are given."""
+        said = json.dumps([dict(metadata_of(prompt)) for prompt in prompts], sort_keys=True)
+        asked = (tuple(prompts), said, None if groups is None else tuple(groups))
+        columns = self.server.once(batch, asked, lambda: self.server.scores(batch, prompts, groups))
         if self.score_key not in columns:
             names = ", ".join(sorted(columns)) if any(columns) else "one score a sample, without a name"
             fix = f"set score_key to one of {names}" if any(columns) else "leave score_key empty"
@@ -92,11 +95,14 @@ class ScoreServer(Server):
         super().__init__(url, timeout, retries, token_variable)
         self.batch_size, self.fps = batch_size, fps
 
-    def scores(self, batch: Tensor, prompts: Sequence[str]) -> dict[str, list[float | None]]:
+    def scores(
+        self, batch: Tensor, prompts: Sequence[str], groups: Sequence[int] | None = None
+    ) -> dict[str, list[float | None]]:
         """{name of a score: one a sample}; the name is empty where the server gives only one.
 
         Args:
             batch: pictures [B, H, W, 3] or videos [B, F, H, W, 3] in [0, 1].
+            groups: the number of each sample's group, where the server is to know.
 
         Raises:
             NotAllowed: the user has not allowed that host, or not that it gets the token.
@@ -105,7 +111,8 @@ class ScoreServer(Server):
         frames = media.eight_bits(batch).numpy()
         kind = "mp4" if batch.ndim == 5 else "png"
         encoded = [media.mp4(clip, self.fps) if kind == "mp4" else png(clip) for clip in frames]
-        samples = [_sample(prompt, data) for prompt, data in zip(prompts, encoded, strict=True)]
+        numbers = [None] * len(encoded) if groups is None else groups
+        samples = [_sample(*of) for of in zip(prompts, encoded, numbers, strict=True)]
         head = {"version": VERSION, "media": kind, "fps": self.fps if kind == "mp4" else None}
         size = self.batch_size or len(samples)
         parts = [samples[start : start + size] for start in range(0, len(samples), size)]
@@ -142,10 +149,12 @@ class ScoreServer(Server):
         return {name: list(map(_score, column)) for name, column in columns.items()}
 
 
-def _sample(prompt: str, data: bytes) -> dict[str, Any]:
+def _sample(prompt: str, data: bytes, group: int | None) -> dict[str, Any]:
     """One of a request's samples."""
     metadata = metadata_of(prompt)
     more: Mapping[str, Any] = {"metadata": dict(metadata)} if metadata else {}
+    if group is not None:
+        more = {**more, "group": group}
     return {"prompt": prompt, **more, "data": base64.b64encode(data).decode()}
 
 

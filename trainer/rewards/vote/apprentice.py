@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from PIL import Image
 
 from ...pictures import media
 from . import head
@@ -93,7 +94,7 @@ class Apprentice:
     def _read(self, picture: str) -> np.ndarray | None:
         try:
             pixels = media.read(self.folder / picture)
-        except (OSError, ValueError, SyntaxError) as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             logger.warning("%s cannot be read (%s): nothing is learned of votes on it", self.folder / picture, error)
             return None
         frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels

@@ -16,7 +16,7 @@ from ....host.questions import Question, desk
 from ...pictures import media
 from ..server import png
 from . import votes
-from .votes import FILE, FOLDER, Answer, Vote
+from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,6 +52,7 @@ class VoteFolder:
     def __init__(self, folder: Path, fps: float = 16.0, encoder: str = ""):
         self.folder, self.fps, self.encoder = folder, fps, encoder
         self._writing = threading.Lock()
+        self._last: dict[str, Vote] = {}  # of each question's id, whoever asked it: what the next answer replaces
 
     @property
     def file(self) -> Path:
@@ -66,13 +67,18 @@ class VoteFolder:
         return Apprentice(self.folder, self.encoder)
 
     def scores(
-        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+        self,
+        samples: Sequence[np.ndarray | None],
+        prompts: Sequence[str],
+        groups: Sequence[int],
+        fps: float | None = None,
     ) -> list[Score]:
         """[B] scores, from what was said of these groups' pictures before, or else from what is said now.
 
         Args:
             samples: B pictures [H, W, 3] or videos [F, H, W, 3] of uint8; None for what cannot be shown.
             groups: which of them are of one group.
+            fps: of these videos; None: the folder's.
 
         Returns:
             NaN for a sample that cannot be shown; None in a group that nobody ranks, and for a picture of which nothing is said.
@@ -80,10 +86,10 @@ class VoteFolder:
         Raises:
             Damaged: votes.jsonl, with the line.
         """
-        found = self._groups(samples, prompts, groups)
+        found = self._groups(samples, prompts, groups, fps or self.fps)
         said = votes.read(self.file)
         questions = self._questions(
-            [group for group in found if len(group.pictures) > 1 and not group.about(said)], said
+            [group for group in found if len(group.pictures) > 1 and not self._is_answered(group, said)], said
         )
         if questions:
             desk.ask(questions)
@@ -96,23 +102,28 @@ class VoteFolder:
         return scores
 
     def _groups(
-        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int]
+        self, samples: Sequence[np.ndarray | None], prompts: Sequence[str], groups: Sequence[int], fps: float
     ) -> list[Group]:
         """The groups in their order, with their pictures on disk."""
         members: dict[int, dict[str, list[int]]] = {group: {} for group in groups}
         prompt_of = dict(zip(groups, map(str, prompts), strict=True))
         for sample, (pixels, group) in enumerate(zip(samples, groups, strict=True)):
             if pixels is not None:
-                members[group].setdefault(self._kept(pixels), []).append(sample)
+                members[group].setdefault(self._kept(pixels, fps), []).append(sample)
         return [Group(prompt_of[group], tuple(of), tuple(map(tuple, of.values()))) for group, of in members.items()]
 
-    def _kept(self, pixels: np.ndarray) -> str:
+    def _is_answered(self, group: Group, said: Sequence[Vote]) -> bool:
+        """Whether the standing votes saw every picture of a group; where something learns from them, one vote will do."""
+        shown = {picture for vote in group.about(said) for picture in vote.pictures}
+        return bool(shown) if self.encoder else shown == set(group.pictures)
+
+    def _kept(self, pixels: np.ndarray, fps: float) -> str:
         """The path of a picture, which is written where it is not there."""
         name = votes.picture_path(pixels)
         path = self.folder / name
         if not files.is_plain_file(path):
             (self.folder / FOLDER).mkdir(parents=True, exist_ok=True)
-            files.write_bytes(path, media.mp4(pixels, self.fps) if pixels.ndim == 4 else png(pixels))
+            files.write_bytes(path, media.mp4(pixels, fps) if pixels.ndim == 4 else png(pixels))
         return name
 
     def _questions(self, groups: Sequence[Group], said: Sequence[Vote]) -> list[Question]:
@@ -131,29 +142,37 @@ class VoteFolder:
         return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
     def _question(self, prompt: str, pictures: tuple[str, ...], learned: str = "") -> Question:
+        # A prompt out of JSON may hold half a character, which is no UTF-8.
+        told = "\n".join([prompt, *sorted(pictures)]).encode(errors="surrogatepass")
+        question_id = hashlib.sha256(told).hexdigest()[:16]
         return Question(
-            id=hashlib.sha256("\n".join([prompt, *sorted(pictures)]).encode()).hexdigest()[:16],
+            id=question_id,
             text=prompt,
             pictures=[self.folder / picture for picture in pictures],
-            keep=self._keeper(prompt, pictures),
+            keep=self._keeper(question_id, prompt, pictures),
             about={"learned": learned},
         )
 
-    def _keeper(self, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
-        """What keeps the answers to a question: each but the first one replaces the one before."""
-        last: list[str] = []
+    def _keeper(self, question_id: str, prompt: str, pictures: tuple[str, ...]) -> Callable[[Any], None]:
+        """What keeps the answers to a question: each but the first one replaces the one before, also of an earlier request."""
 
         def keep(answer: Any) -> None:
-            parsed = Answer("withdrawn") if answer is None else votes.parse_answer(answer, len(pictures))
-            vote = Vote(prompt, pictures, parsed, last[0] if last else None)
+            parsed = Answer(WITHDRAWN) if answer is None else votes.parse_answer(answer, len(pictures))
+            if answer is not None and parsed.kind == WITHDRAWN:
+                raise ValueError(f"has the kind {WITHDRAWN!r}, by which nothing is said")
             with self._writing:
+                before = self._last.get(question_id)
+                if answer is None and (before is None or before.answer.kind == WITHDRAWN):
+                    raise ValueError("takes back a vote, and there is none")
+                vote = Vote(prompt, pictures, parsed, before.id if before else None)
                 votes.append(self.file, vote)
-            last[:] = [vote.id]
+                self._last[question_id] = vote
 
         return keep
 
     def _scores(self, group: Group, said: Sequence[Vote]) -> Sequence[Score]:
-        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged."""
+        """By what was said of the whole group; else by what was learned, unless what was shown of it was not judged. None for
+        a group that was not answered, and of which what was learned is not sure."""
         about, apprentice = group.about(said), self.apprentice
         whole = any(set(vote.pictures) == set(group.pictures) for vote in about)
         masked = about and not any(vote.pairs for vote in about)
@@ -161,6 +180,8 @@ class VoteFolder:
             return votes.group_scores(about, group.prompt, group.pictures)
         with apprentice.busy:
             apprentice.learn(said)
+            if not about and not apprentice.is_sure(group.pictures):
+                return [None] * len(group.pictures)
             return apprentice.scores(group.pictures)
 
 

@@ -28,6 +28,10 @@ RETRIES = 10  # where it is started again meanwhile: about eight minutes
 class VoteReward(GroupReward):
     """Bradley-Terry scores of each group, from what somebody says of its pictures on the canvas or at a vote server.
 
+    Raises:
+        FileNotFoundError: there is no such encoder.
+        RewardError: its weights cannot be read.
+
     Args:
         votes: name of the folder of votes, see `paths.votes_folder`; not used with `url`.
         url: of an `otca vote` that asks instead, and keeps the votes where it runs; empty: the canvas asks.
@@ -51,13 +55,14 @@ class VoteReward(GroupReward):
     ):
         super().__init__(name, **use)
         self.folder = VoteFolder(paths.votes_folder() / plain_name(votes), fps, encoder if learn else "")
+        if learn and not url:
+            _ = self.folder.apprentice  # a wrong encoder is found now, and not after the first pictures
         asked = {"timeout": WEEK, "retries": RETRIES, "batch_size": 0, "token_variable": token_variable, "fps": fps}
         self.server = HTTPReward(name, url=url, **asked) if url else None
 
     def score_groups(self, samples: Tensor, prompts: Sequence[str], groups: Sequence[int]) -> list[float | None]:
         if self.server is not None:
-            ask = self.server.score_videos if samples.ndim == 5 else self.server.score
-            return ask(samples, prompts)
+            return self.server.column(samples, prompts, groups)
         if not desk.someone_answers():
             raise RewardError(NOBODY)
         return self.folder.scores(as_pictures(samples), prompts, groups)

@@ -36,7 +36,8 @@ logger = logging.getLogger(__name__)
 
 FILE, FOLDER = "votes.jsonl", "votes"
 VERSION = 1
-KINDS = ("order", "pair", "alike", "skip", "withdrawn")
+WITHDRAWN = "withdrawn"
+KINDS = ("order", "pair", "alike", "skip", WITHDRAWN)
 PICTURE = re.compile(rf"{FOLDER}/([0-9a-f]{{16}})\.(png|mp4)")
 # Prior on a picture's score in the Bradley-Terry model: with it an order without contradictions has finite scores too.
 PRIOR_STD = 1.0
@@ -126,7 +127,7 @@ def standing(votes: Iterable[Vote]) -> list[Vote]:
     """Those that count: replaced by no later one, and not withdrawn."""
     votes = list(votes)
     replaced = {vote.replaces for vote in votes}
-    return [vote for vote in votes if vote.id not in replaced and vote.answer.kind != "withdrawn"]
+    return [vote for vote in votes if vote.id not in replaced and vote.answer.kind != WITHDRAWN]
 
 
 def parse_answer(value: Any, count: int) -> Answer:

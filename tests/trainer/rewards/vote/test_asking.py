@@ -154,6 +154,8 @@ def test_an_answer_can_be_changed_and_taken_back_until_the_round_is_over(folder,
         ({"kind": "order", "order": [[0], [9]]}, "names picture 9"),
         ({}, "has no 'kind'"),
         ("best", "holds a text, and not an object"),
+        ({"kind": "withdrawn"}, "has the kind 'withdrawn'"),
+        (None, "takes back a vote, and there is none"),
     ],
 )
 def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask, answer, wrong):
@@ -162,6 +164,43 @@ def test_an_empty_or_wrong_answer_is_refused_and_the_question_stays(folder, ask,
     with pytest.raises(ValueError, match=wrong):
         desk.answer(first.id, answer)
     assert first.answer is None and not folder.file.exists()
+
+
+def test_what_a_request_repeated_can_be_taken_back_and_corrected(folder, ask):
+    first = ask(folder, pictures(2), PROMPTS[:2], GROUPS[:2])
+    (question,) = first.questions(1)
+    again = ask(folder, pictures(2), PROMPTS[:2], [5, 5])
+    again.questions(2)
+    keep_of_first, keep_of_again = [asked.keep for asked in desk.questions() if asked.id == question.id]
+    keep_of_first({"kind": "order", "order": [[0], [1]]})
+    first.stop()
+    keep_of_again(None)
+    assert votes.standing(votes.read(folder.file)) == []
+    with pytest.raises(ValueError, match="there is none"):
+        keep_of_again(None)
+    desk.answer(question.id, {"kind": "order", "order": [[1], [0]]})
+    (vote,) = votes.standing(votes.read(folder.file))
+    low, high = again.end()
+    assert vote.answer.order == ((1,), (0,)) and low < high
+
+
+def test_a_vote_on_part_of_a_group_leaves_the_group_to_be_asked_about(folder, ask):
+    waiting = ask(folder, pictures(2), PROMPTS[:2], GROUPS[:2])
+    desk.answer(waiting.questions(1)[0].id, {"kind": "pair", "winner": 1, "loser": 0})
+    waiting.end()
+    waiting = ask(folder, pictures(3), PROMPTS[:3], GROUPS[:3])
+    (question,) = waiting.questions(1)
+    assert len(question.pictures) == 3
+    desk.answer(question.id, BEST_IS_2)
+    low, middle, high = waiting.end()
+    assert low < middle < high, "by both votes"
+
+
+def test_a_prompt_with_half_a_character_is_asked_about(folder, ask):
+    waiting = ask(folder, pictures(2), ["\ud800"] * 2, [0, 0])
+    desk.answer(waiting.questions(1)[0].id, {"kind": "pair", "winner": 1, "loser": 0})
+    low, high = waiting.end()
+    assert low < high and votes.read(folder.file)[0].prompt == "\ud800"
 
 
 def test_contradictory_votes_leave_a_group_without_a_preference(folder):
@@ -233,6 +272,26 @@ def test_with_learn_what_is_sure_is_not_asked_and_of_the_rest_four_pictures(tmp_
     assert len(votes.read(folder.file)) == 6
 
 
+def test_with_learn_a_group_that_is_neither_sure_nor_answered_has_no_scores(tmp_path, ask):
+    folder = VoteFolder(tmp_path / "votes", encoder="shapes-clip")
+    waiting = ask(folder, shapes(3, 0), ["p"] * 3, [0] * 3)
+    (question,) = waiting.questions(1)
+    desk.answer(question.id, {"kind": "alike"})
+    waiting.end()
+    (vote,) = votes.read(folder.file)
+    votes.append(folder.file, votes.Vote("p", vote.pictures, votes.Answer("withdrawn"), vote.id))
+    (group,) = folder._groups(shapes(3, 0), ["p"] * 3, [0] * 3, 16.0)
+    assert folder._scores(group, votes.read(folder.file)) == [None] * 3
+
+
+def test_a_picture_that_is_far_too_large_is_not_learned(tmp_path, monkeypatch, caplog):
+    folder, (pixels, _) = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), shapes(2, 0)
+    name = folder._kept(pixels, 16.0)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert folder.apprentice.scores([name]) == [None]
+    assert "cannot be read" in caplog.text
+
+
 def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learned(tmp_path, caplog):
     folder, names = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), []
     for number, pixels in enumerate(shapes(3, 0)):
@@ -261,6 +320,12 @@ def test_videos_are_kept_as_mp4(folder, ask):
     (question,) = waiting.questions(1)
     assert [path.suffix for path in question.pictures] == [".mp4", ".mp4"]
     assert b"ftyp" in question.pictures[0].read_bytes()[:16]
+
+
+def test_a_wrong_encoder_is_found_when_the_reward_is_built(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_VOTES", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no-such-encoder"):
+        reward_class("vote")(learn=True, encoder="no-such-encoder")
 
 
 def test_the_reward_refuses_where_nobody_could_answer(tmp_path, monkeypatch):
