@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -178,6 +179,24 @@ def test_of_one_vote_pictures_are_held_out():
         left = taste._restricted(one, fold)
         assert set(left.files) == fold and left.order == ((0, 1), (2,))
     assert taste._restricted(one, {"l1", "l2"}) is None
+
+
+def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
+    names = [f"p{n}" for n in range(20)]
+    pairs = [Comparison(pair, ((0,), (1,))) for pair in itertools.combinations(names, 2)]
+    folds = taste._folds(pairs, taste._parts(pairs))
+    assert [len(fold) for fold in folds] == [4] * 5 and set().union(*folds) == set(names)
+    rows = {name: np.eye(20)[n] + n for n, name in enumerate(names)}
+    assert taste.held_out(pairs, rows).accuracy.count == 5 * 6  # the pairs within a fold
+
+
+def test_why_nothing_was_left_out(tmp_path, capsys):
+    for name, red in (("a.png", 220), ("b.png", 20), ("c.png", 120)):
+        picture(tmp_path / name, red)
+    rows = [{"chosen": one, "rejected": other} for one, other in (("a.png", "b.png"), ("a.png", "c.png"))] * 10
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
+    assert code == 0 and "votes connect nearly all pictures" in shown.out and "too few votes" not in shown.out
 
 
 def test_the_calibration_table_by_hand():
