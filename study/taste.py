@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from ..host import json_lines
 from ..host.text import quoted
@@ -151,7 +152,7 @@ def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
     for file in files:
         try:
             picture = read(file)
-        except OSError as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(
                 f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it"
             ) from error

@@ -155,6 +155,16 @@ def test_an_unreadable_picture_is_named(tmp_path, capsys):
     assert code == 2 and f"{name} cannot be read as a picture" in shown.err
 
 
+@pytest.mark.parametrize("error", [ValueError, SyntaxError, Image.DecompressionBombError])
+def test_whatever_pillow_raises_names_the_picture(tmp_path, monkeypatch, error):
+    def read(file):
+        raise error("broken")
+
+    monkeypatch.setattr(taste, "read", read)
+    with pytest.raises(ValueError, match="a.png cannot be read as a picture .*Fix: "):
+        taste._features(None, [tmp_path / "a.png"], 8)
+
+
 # --- what is held out -------------------------------------------------------------------------------------------------
 
 

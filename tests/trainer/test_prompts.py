@@ -55,7 +55,7 @@ def test_a_bad_line_is_named(tmp_path, line):
     "value", ["NaN", "1e999", "[" * 30 + "]" * 30, "[" * 200000], ids=["NaN", "too large", "deep", "very deep"]
 )
 def test_metadata_that_our_own_files_could_not_hold_are_refused(tmp_path, value):
-    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": "x", "worth": %s}' % value)
+    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": "x", "worth": ' + value + "}")
     with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like.*Fix: "):
         read_prompts("", file)
 
