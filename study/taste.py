@@ -74,6 +74,8 @@ def read_source(source: Path) -> list[Comparison]:
 def _pair(path: Path, row: Mapping) -> Comparison | None:
     """None where both pictures are alike. Raises ValueError where the row is no pair."""
     if "chosen" in row and "rejected" in row:
+        if row["chosen"] == row["rejected"]:
+            raise ValueError(f"has the same picture {quoted(row['chosen'])} as chosen and as rejected")
         return Comparison(_pictures(path, (row["chosen"], row["rejected"])), ((0,), (1,)))
     for names in NAMES:
         if all(name in row for name in names) and "label_0" in row:

@@ -115,13 +115,15 @@ def test_pair_files(tmp_path, first, second):
         ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
         ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
         ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
+        ({"chosen": "a.png", "rejected": "a.png"}, 'the same picture "a.png" as chosen and as rejected'),
         ({"chosen": "a.png", "rejected": "a.mp4"}, "is about the video a.mp4"),
         ({"image_0": "a.png", "image_1": "a.png", "label_0": 2}, "has label_0 = 2, and not 1, 0 or 0.5"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, capsys, row, says):
     picture(tmp_path / "a.png", 100)
-    good = {"chosen": "a.png", "rejected": "a.png"}
+    picture(tmp_path / "b.png", 50)
+    good = {"chosen": "a.png", "rejected": "b.png"}
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (good, row, good))) + "\n")
     code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
     assert code == 2 and "p.jsonl" in shown.err and "line 2" in shown.err and says in shown.err
