@@ -7,6 +7,7 @@ never opened through a link, never as a pipe or a device, and never read beyond 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import stat
@@ -172,3 +173,12 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 24):
+            digest.update(part)
+    return digest.hexdigest()

@@ -170,14 +170,19 @@ class TrainingRun:
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, run_name, wandb_project=""):
+    def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
         from ..host.access.permissions import check
+        from ..trainer.prompts import prompt_lines
 
         def may_send(project):
             for want in cls.WANTS(wandb_project=project):
                 check(want)
 
-        return complaint("wandb_project", may_send, wandb_project) or _plain_name("run_name", run_name)
+        return (
+            complaint("wandb_project", may_send, wandb_project)
+            or complaint("evaluation_prompts", prompt_lines, evaluation_prompts or "")
+            or _plain_name("run_name", run_name)
+        )
 
     @classmethod
     def WANTS(cls, wandb_project="", **_):

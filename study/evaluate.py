@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import json
 import math
@@ -21,7 +20,7 @@ import numpy as np
 
 from ..host import stopping
 from ..host.checks import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe
-from ..host.files import write_text
+from ..host.files import sha256, write_text
 from ..host.json_files import read_json
 from ..host.names import named_path, plain_name
 from ..inference import guidance, loading
@@ -31,11 +30,12 @@ from ..trainer.flow import lora, saved
 from ..trainer.flow.files import ADAPTER
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
+from ..trainer.prompts import distinct, key
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.folder import RunError
 from ..trainer.run.layout import json_line, read_lines
-from ..trainer.types import metadata_of
+from ..trainer.types import Prompt, metadata_of
 from . import evaluation_plot
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups
@@ -133,9 +133,9 @@ def evaluate(
     Raises:
         host.Stopped: what is done is in the folder.
         RunError: the folder holds another evaluation.
-        ValueError, FileNotFoundError: a model, adapter or size that cannot be used.
+        ValueError, FileNotFoundError: a model, adapter, size or prompt that cannot be used.
     """
-    prompts = list(dict.fromkeys(prompts))
+    prompts = distinct(prompts)
     names = [reward.name for reward in rewards.values()]
     check_names(names)
     model, chosen = loading.load(source, node_classes, size=size, batch_size=batch_size, **settings)
@@ -259,7 +259,7 @@ def _identity(
         **{f"sampler.{name}": value for name, value in sampler.items()},
         **{f"method.{method.name}": _made_of(source, model, method) for method in methods if method.name != BASE},
         **{
-            f"reward.{reward.name}": [asked, _hash(reward.path)] if isinstance(reward, PythonReward) else [asked]
+            f"reward.{reward.name}": [asked, sha256(reward.path)] if isinstance(reward, PythonReward) else [asked]
             for asked, reward in rewards.items()
         },
     }
@@ -269,16 +269,8 @@ def _made_of(source: str, model: FlowModel, method: Method) -> list[str]:
     """The hashes of its files, and of guides how much of each."""
     adapters = [guidance.find(guide.source) for guide in method.guides] or ([method.adapter] if method.adapter else [])
     files = [file for adapter in adapters for file in lora.files(model, adapter).values()]
-    hashes = [_hash(file) for file in files or saved.files(model, Path(source).expanduser())]
+    hashes = [sha256(file) for file in files or saved.files(model, Path(source).expanduser())]
     return [*hashes, *(str(guide.gammas) for guide in method.guides)]
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager
@@ -326,6 +318,15 @@ def _check_scores(row: dict) -> None:
     check(row.get("scores"), dict, {})
 
 
+def _same_metadata(folder: Path, rows: Sequence[dict], before: Mapping[str, Any], prompts: Sequence[str]) -> None:
+    """Raises RunError where prompts that have scores say something else beside their texts now."""
+    scored = {row["prompt"] for row in rows}
+    if other := [p for p in prompts if p in scored and key(p) != key(Prompt(p, before.get(p)))]:
+        raise RunError(
+            f"{folder} holds scores of {', '.join(map(repr, other[:3]))} with other metadata. Fix: choose another --output"
+        )
+
+
 class _Record:
     """The folder: its settings, and the scores of every picture.
 
@@ -347,11 +348,12 @@ class _Record:
                 )
         self.prompts = list(dict.fromkeys([*before["prompts"], *prompts]))  # numbered as they came
         now = {prompt: dict(metadata_of(prompt)) for prompt in prompts if metadata_of(prompt)}
+        rows = read_lines(folder / SCORES, _check_scores)
+        _same_metadata(folder, rows, before.get("metadata") or {}, prompts)
         self.metadata = {**(before.get("metadata") or {}), **now}
         folder.mkdir(parents=True, exist_ok=True)
         settings = {**before, **identity, "prompts": self.prompts, "metadata": self.metadata}
         write_text(folder / SETTINGS, json.dumps(settings, indent=1))
-        rows = read_lines(folder / SCORES, _check_scores)
         write_text(folder / SCORES, "".join(map(json_line, rows)))  # without a line that a kill cut short
         self.rows = {(row["method"], row["prompt"], row["seed"]): row for row in rows}
 

@@ -8,7 +8,6 @@ contributed to REFERENCES, so that everybody else's files are compared with them
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..host import paths
+from ..host.files import sha256
 from ..host.json_files import read_json
 from ..trainer.networks import RewardError
 from ..trainer.networks.published import Published
@@ -110,7 +110,7 @@ def check(path: Path, kind: str = "", options: Mapping[str, str] | None = None, 
         return Checked(path, kind, (Finding("layout", WRONG, str(error)),), None)
     files = [*files_of(path), *(files_of(reward.network.path) if kind in ON_A_CLIP else ())]
     scores, sizes = _scores(reward), _sizes(reward.network)
-    hashes = {file.name: _sha256(file) for file in files}
+    hashes = {file.name: sha256(file) for file in files}
     record = {
         "version": 1,
         "kind": kind,
@@ -301,7 +301,7 @@ def _reference_finding(kind: str, record: Mapping) -> Finding:
     known = {file.name: read_json(file) for file in sorted(REFERENCES.glob(f"{kind}-*.json"))}
     if not known:
         return Finding("reference", UNKNOWN, f"nobody has contributed one of {kind} yet: you could be the first")
-    name = next((name for name, each in known.items() if each["files"] == record["files"]), None)
+    name = next((name for name, each in known.items() if _hashes(each) == _hashes(record)), None)
     if name is None:
         return Finding("reference", UNKNOWN, f"those that are there are of other files: {', '.join(known)}")
     ours, theirs = (
@@ -310,6 +310,11 @@ def _reference_finding(kind: str, record: Mapping) -> Finding:
     apart = (torch.cat(ours) - torch.cat(theirs)).abs().max().item()
     text = f"the largest difference from {name} is {apart:.1e}, allowed are {TOLERANCE:g}"
     return Finding("reference", RIGHT if apart <= TOLERANCE else WRONG, text)
+
+
+def _hashes(record: Mapping) -> list[str]:
+    """Of its files, whatever their names."""
+    return sorted(file["sha256"] for file in record["files"].values())
 
 
 def _columns(record: Mapping) -> list[tuple[str, list[float]]]:
@@ -324,14 +329,6 @@ def versions(device: str) -> dict[str, str]:
     names = ("torch", "transformers", "pillow")
     found = {name: importlib.metadata.version(name) for name in names}
     return {**found, "python": platform.python_version(), "machine": platform.machine(), "device": device}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 24):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def table(checked: Checked) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from ..host import json_lines
 from ..host.text import quoted
@@ -24,6 +25,10 @@ OTHERS = 16  # of the other side, that each liked or disliked picture is compare
 BINS = 5  # of the calibration, from 0.5 to 1
 NAMES = (("image_0", "image_1"), ("jpg_0", "jpg_1"))  # of pair files with label_0
 _FIX = "correct or remove that line"
+_NOTHING_LEFT_OUT = (
+    f"held-out accuracy: none, for votes connect nearly all pictures (fewer than {FOLDS} parts have none in common), and no two "
+    f"that were compared are in the same of {FOLDS} sets of pictures to leave out. Fix: vote on more pictures"
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ def read_source(source: Path) -> list[Comparison]:
 def _pair(path: Path, row: Mapping) -> Comparison | None:
     """None where both pictures are alike. Raises ValueError where the row is no pair."""
     if "chosen" in row and "rejected" in row:
+        if row["chosen"] == row["rejected"]:
+            raise ValueError(f"has the same picture {quoted(row['chosen'])} as chosen and as rejected")
         return Comparison(_pictures(path, (row["chosen"], row["rejected"])), ((0,), (1,)))
     for names in NAMES:
         if all(name in row for name in names) and "label_0" in row:
@@ -147,7 +154,7 @@ def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
     for file in files:
         try:
             picture = read(file)
-        except OSError as error:
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ValueError(
                 f"{file} cannot be read as a picture ({error}). Fix: remove it, and what names it"
             ) from error
@@ -270,7 +277,7 @@ def _folds(comparisons: Sequence[Comparison], parts: Sequence[Collection[Path]])
         for level in comparison.order:  # so that every fold has pictures of every level
             files = [comparison.files[number] for number in level if comparison.files[number] not in placed]
             generator.shuffle(files)
-            for place, file in enumerate(files):
+            for place, file in enumerate(files, len(placed)):  # goes on where the level before ended
                 folds[place % FOLDS].add(file)
             placed.update(files)
     return folds
@@ -299,7 +306,7 @@ def report(taste: Head) -> str:
         f"prior variance {taste.posterior.strength:.3g}"
     ]
     if "accuracy" not in about:
-        return "\n".join([*lines, "held-out accuracy: none, for there are too few votes to leave some out"])
+        return "\n".join([*lines, _NOTHING_LEFT_OUT])
     accuracy = about["accuracy"]
     lines += [
         f"held-out accuracy: {accuracy['mean']:.3f}, 95 % interval {accuracy['low']:.3f} … {accuracy['high']:.3f}, "

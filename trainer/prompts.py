@@ -6,14 +6,19 @@ import functools
 import json
 import logging
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from ..host import json_files
 from ..host.access import opening, permissions
-from .types import Prompt, Prompts
+from .types import Prompt, Prompts, metadata_of
 
 logger = logging.getLogger(__name__)
+
+MOST_DEPTH = 20  # of lists and objects in a line: less than the files that metadata are written into may have
 
 
 class PromptError(ValueError):
@@ -112,11 +117,58 @@ def _json_lines(content: str, path: Path) -> list[str]:
         if not line.strip():
             continue
         try:
-            metadata = {**json.loads(line)}
-            prompt = metadata.pop("prompt")
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            prompts.append(json_prompt(line))
+        except ValueError as error:
             raise PromptError(
-                f'{path}, line {number} is no object like {{"prompt": "…"}} ({error!r}). Fix: one such object a line'
+                f'{path}, line {number} is no object like {{"prompt": "…"}}: {error}. Fix: one such object a line'
             ) from error
-        prompts.append(Prompt(str(prompt).strip(), metadata))
     return prompts
+
+
+def json_prompt(text: str) -> Prompt:
+    """Of an object {"prompt": …}, whose other keys are its metadata. Raises ValueError: says what is wrong with it."""
+    metadata = json_files.parse(text, MOST_DEPTH)
+    if not isinstance(metadata, dict) or "prompt" not in metadata:
+        raise ValueError("has no prompt")
+    return Prompt(str(metadata.pop("prompt")).strip(), metadata)
+
+
+def prompt_of(text: str) -> str:
+    """Plain text as it is; what begins with { is an object {"prompt": …}, as a line of a .jsonl file.
+
+    Raises:
+        PromptError: it is no such object.
+    """
+    if not text.startswith("{"):
+        return text
+    try:
+        return json_prompt(text)
+    except ValueError as error:
+        raise PromptError(
+            f'prompt {text[:60]!r} is no object like {{"prompt": "…"}}: {error}. Fix: such an object, or plain text'
+        ) from error
+
+
+def prompt_lines(text: str) -> list[str]:
+    """The prompts of a text, one a line, each as `prompt_of` reads it."""
+    return [prompt_of(line.strip()) for line in text.splitlines() if line.strip()]
+
+
+def key(prompt: str) -> tuple[str, str]:
+    """Equal for prompts that say the same, beside their texts too."""
+    return str(prompt), json.dumps(metadata_of(prompt), sort_keys=True, default=str)
+
+
+def distinct(prompts: Sequence[str]) -> list[str]:
+    """Each prompt once, in their order.
+
+    Raises:
+        PromptError: equal texts with different metadata, which could not be told apart by their texts.
+    """
+    texts = Counter(text for text, _ in set(map(key, prompts)))
+    if twice := [text for text in dict.fromkeys(prompts) if texts[text] > 1]:
+        raise PromptError(
+            f"{len(twice)} prompts stand there twice with different metadata: {', '.join(map(repr, twice[:3]))}. Fix: another "
+            "text for each, or one of them"
+        )
+    return list(dict.fromkeys(prompts))

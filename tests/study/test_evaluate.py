@@ -274,6 +274,23 @@ def test_what_a_prompt_says_beside_its_text_reaches_the_rewards_and_stays_beside
     assert sorted(json.loads(line)["worth"] for line in beside) == [3.0, 4.0]
 
 
+def test_scores_of_other_metadata_are_not_kept(tmp_path, red, capsys):
+    red.write_text("def score(images, prompts):\n    return [prompt.metadata.get('worth', 0) for prompt in prompts]\n")
+    prompts = tmp_path / "prompts.jsonl"
+    common = ["eval", "shapes-flux", "--seeds", "1", "--steps", "2", "--output", str(tmp_path / "out")]
+    common += ["--prompts", str(prompts), "--reward", "python:file=red.py"]
+    row = {"prompt": "a red circle", "worth": 3.0}
+    prompts.write_text(json.dumps(row))
+    assert main(common) == 0 and main(common) == 0
+    for other in ({**row, "worth": 4.0}, {"prompt": "a red circle"}):
+        prompts.write_text(json.dumps(other))
+        assert main(common) == 2
+        assert "scores of 'a red circle' with other metadata. Fix: " in capsys.readouterr().err
+    assert [row["scores"]["red"] for row in lines(tmp_path / "out")] == [3.0]
+    prompts.write_text("\n".join(map(json.dumps, (row, {**row, "worth": 4.0}))))
+    assert main(common) == 2 and "twice with different metadata: 'a red circle'" in capsys.readouterr().err
+
+
 def test_a_reward_of_ones_own_that_has_changed(asked, red, capsys):
     assert asked("shapes-flux", "--reward", "python:file=red.py") == 0
     red.write_text("def score(images, prompts):\n    return images[..., 1].mean((1, 2))\n")

@@ -163,7 +163,11 @@ def test_a_contributed_reference(tmp_path):
     written.write_text(json.dumps(content))
     apart = check(SHAPES_CLIP)
     assert verdicts(apart)["reference"] == WRONG and apart.wrong and "is 2.0e-03" in text(apart, "reference")
-    content["files"]["model.safetensors"]["sha256"] = "0"
+    content["scores"]["other 2"][3] -= 0.002
+    content["files"] = {f"renamed-{name}": file for name, file in content["files"].items()}
+    written.write_text(json.dumps(content))
+    assert verdicts(check(SHAPES_CLIP))["reference"] == RIGHT
+    content["files"]["renamed-model.safetensors"]["sha256"] = "0"
     written.write_text(json.dumps(content))
     assert f"of other files: {written.name}" in text(check(SHAPES_CLIP), "reference")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -114,13 +115,15 @@ def test_pair_files(tmp_path, first, second):
         ({"chosen": "a.png"}, "has neither chosen and rejected, nor image_0, image_1 and label_0"),
         ({"chosen": "a.png", "rejected": "c.png"}, 'names the picture "c.png", which is not in'),
         ({"chosen": "a.png", "rejected": [{"role": "user"}]}, "where the path of a picture is needed"),
+        ({"chosen": "a.png", "rejected": "a.png"}, 'the same picture "a.png" as chosen and as rejected'),
         ({"chosen": "a.png", "rejected": "a.mp4"}, "is about the video a.mp4"),
         ({"image_0": "a.png", "image_1": "a.png", "label_0": 2}, "has label_0 = 2, and not 1, 0 or 0.5"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, capsys, row, says):
     picture(tmp_path / "a.png", 100)
-    good = {"chosen": "a.png", "rejected": "a.png"}
+    picture(tmp_path / "b.png", 50)
+    good = {"chosen": "a.png", "rejected": "b.png"}
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (good, row, good))) + "\n")
     code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
     assert code == 2 and "p.jsonl" in shown.err and "line 2" in shown.err and says in shown.err
@@ -154,6 +157,16 @@ def test_an_unreadable_picture_is_named(tmp_path, capsys):
     assert code == 2 and f"{name} cannot be read as a picture" in shown.err
 
 
+@pytest.mark.parametrize("error", [ValueError, SyntaxError, Image.DecompressionBombError])
+def test_whatever_pillow_raises_names_the_picture(tmp_path, monkeypatch, error):
+    def read(file):
+        raise error("broken")
+
+    monkeypatch.setattr(taste, "read", read)
+    with pytest.raises(ValueError, match="a.png cannot be read as a picture .*Fix: "):
+        taste._features(None, [tmp_path / "a.png"], 8)
+
+
 # --- what is held out -------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +191,24 @@ def test_of_one_vote_pictures_are_held_out():
         left = taste._restricted(one, fold)
         assert set(left.files) == fold and left.order == ((0, 1), (2,))
     assert taste._restricted(one, {"l1", "l2"}) is None
+
+
+def test_pairs_that_share_all_their_pictures_are_spread_over_the_folds():
+    names = [f"p{n}" for n in range(20)]
+    pairs = [Comparison(pair, ((0,), (1,))) for pair in itertools.combinations(names, 2)]
+    folds = taste._folds(pairs, taste._parts(pairs))
+    assert [len(fold) for fold in folds] == [4] * 5 and set().union(*folds) == set(names)
+    rows = {name: np.eye(20)[n] + n for n, name in enumerate(names)}
+    assert taste.held_out(pairs, rows).accuracy.count == 5 * 6  # the pairs within a fold
+
+
+def test_why_nothing_was_left_out(tmp_path, capsys):
+    for name, red in (("a.png", 220), ("b.png", 20), ("c.png", 120)):
+        picture(tmp_path / name, red)
+    rows = [{"chosen": one, "rejected": other} for one, other in (("a.png", "b.png"), ("a.png", "c.png"))] * 10
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, shown = fit(capsys, tmp_path / "p.jsonl", "--output", tmp_path / "t.safetensors")
+    assert code == 0 and "votes connect nearly all pictures" in shown.out and "too few votes" not in shown.out
 
 
 def test_the_calibration_table_by_hand():

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.host import paths
-from comfyui_otca.trainer.prompts import PromptError, choose, file_state, read_prompts
-from comfyui_otca.trainer.types import metadata_of
+from comfyui_otca.trainer.prompts import PromptError, choose, distinct, file_state, read_prompts
+from comfyui_otca.trainer.types import Prompt, metadata_of
 
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -49,6 +49,22 @@ def test_a_bad_line_is_named(tmp_path, line):
     file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n' + line)
     with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like"):
         read_prompts("", file)
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "1e999", "[" * 30 + "]" * 30, "[" * 200000], ids=["NaN", "too large", "deep", "very deep"]
+)
+def test_metadata_that_our_own_files_could_not_hold_are_refused(tmp_path, value):
+    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": "x", "worth": ' + value + "}")
+    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like.*Fix: "):
+        read_prompts("", file)
+
+
+def test_equal_texts_with_other_metadata_are_named():
+    same = [Prompt("a sign", {"text": "OPEN"}), "a fox", Prompt("a sign", {"text": "OPEN"})]
+    assert distinct(same) == ["a sign", "a fox"] and metadata_of(distinct(same)[0]) == {"text": "OPEN"}
+    with pytest.raises(PromptError, match="different metadata: 'a sign'. Fix: "):
+        distinct([*same, Prompt("a sign", {"text": "SHUT"})])
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.txt", "\n# only a comment\n"), ("a.jsonl", "\n")])

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ...host import json_files
 from ..networks import RewardError
 from ..types import JUDGE_ANSWERS, metadata_of
 from .chat import Asked, ChatServer, Reply, data_urls
@@ -33,6 +34,7 @@ LABEL = re.compile(r"\s*([A-Za-z]\w*):\s+(?=\S)", re.ASCII)
 NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?\.?", re.ASCII)
 WORD = re.compile(r"[\W_]*([^\W_]+)")
 YES, NO = "yes", "no"
+LEAST_KNOWN = 0.5  # of P(yes) + P(no): below it, most of the probability is on neither
 # Spaces as tokenizers write them, quotation marks and Markdown, around a token or instead of one.
 AROUND = " \t\r\n\u0120\u010a\u2581\"'`*_.,:;!"
 
@@ -217,7 +219,7 @@ def parse_scale(text: str) -> tuple[float, float]:
 def parse_extra(text: str) -> dict[str, Any]:
     """More fields of a request. Raises ValueError for what is no JSON object, and for fields that are the reward's own."""
     try:
-        extra = json.loads(text) if text.strip() else {}
+        extra = json_files.parse(text) if text.strip() else {}
     except ValueError:
         extra = None
     if not isinstance(extra, dict) or (own := [name for name in OURS if name in extra]):
@@ -264,6 +266,8 @@ def probability_of_yes(reply: Reply) -> float:
     }
     if not listed or _plain(listed[0][0]) not in mass or not (total := mass[YES] + mass[NO]) > 0:
         raise ValueError(f"it answered {shown(reply.text)}, and the probability of its first word is not known")
+    if total < LEAST_KNOWN:
+        raise ValueError(f"it answered {shown(reply.text)}, and yes and no together are only {total:.2f} probable")
     return mass[YES] / total
 
 

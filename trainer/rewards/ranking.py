@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,8 @@ import torch
 
 from ..advantages import standing
 from ..networks import RewardError
-from ..types import LEFT_OUT, Prompt, Scores
+from ..prompts import key, prompt_lines, prompt_of
+from ..types import LEFT_OUT, Scores
 from .base import Reward, score_stack
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Ranking:
     """B samples by K ranking and H held-out rewards.
 
     Attributes:
-        scores: grouped by prompt.
+        scores: grouped by prompt and its metadata.
         standings: [B, K + H], (r - mean) / std over all samples, whatever their prompts; NaN without a score.
         totals: [B], Σ_k coefficient_k · standing_k, over the rewards that rank; NaN: no place of its own, see `order`.
         order: [B] numbers of the samples, best first; equal ones as they came, those without a total last.
@@ -78,29 +78,17 @@ def prompts_of(text: str, count: int, one_a_line: bool) -> list[str]:
     """The prompt of each of `count` samples; {"prompt": …} is one with metadata, as a line of a .jsonl file.
 
     Raises:
-        ValueError: another number of lines, or such an object without a prompt.
+        ValueError: another number of lines, or no such object.
     """
     if not one_a_line:
-        return [_prompt(text.strip())] * count
-    prompts = [_prompt(line.strip()) for line in text.splitlines() if line.strip()]
+        return [prompt_of(text.strip())] * count
+    prompts = prompt_lines(text)
     if len(prompts) != count:
         raise ValueError(
             f"prompt has {len(prompts)} lines for {count} pictures or videos. Fix: a line for each, or switch "
             "prompt_per_image off, and all of the text is the prompt of all"
         )
     return prompts
-
-
-def _prompt(text: str) -> str:
-    if not text.startswith("{"):
-        return text
-    try:
-        metadata = {**json.loads(text)}
-        return Prompt(str(metadata.pop("prompt")).strip(), metadata)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f'prompt {text[:60]!r} is no object like {{"prompt": "…"}} ({error!r}). Fix: such an object, or plain text'
-        ) from error
 
 
 def rank(
@@ -118,8 +106,10 @@ def rank(
         raise RewardError(
             "K = 0 rewards rank the pictures: all of them are held out. Fix: connect a reward whose held_out switch is off"
         )
-    texts = list(dict.fromkeys(prompts))
-    groups = torch.tensor([texts.index(prompt) for prompt in prompts])
+    keys = list(map(key, prompts))
+    numbers = {one: number for number, one in enumerate(dict.fromkeys(keys))}
+    groups = torch.tensor([numbers[one] for one in keys])
+    texts = [prompts[keys.index(one)] for one in numbers]
     scores = score_stack(rewards, samples, texts, groups, on_step)
     standings = standing(replace(scores, groups=torch.zeros_like(groups)))
     ours = standings[:, : len(scores.names)]

@@ -13,6 +13,7 @@ from ...host import distributed, files
 from .. import rollout
 from ..flow.files import read_tensors, write_tensors
 from ..pictures import grids
+from ..prompts import prompt_lines
 from ..rewards.base import score
 from ..types import Prompt, metadata_of
 from .layout import SAMPLES
@@ -31,7 +32,7 @@ EVALUATION_SEED = 1_000_000  # far from the small numbers that people train with
 def prompts(settings: RunSettings, evaluations: Sequence[Mapping], report: Report) -> list[str]:
     """Those that the settings name; else those of the first evaluation, so that the points of one curve are comparable; at the
     first one, those of the iteration."""
-    if chosen := [line.strip() for line in settings.evaluation_prompts.splitlines() if line.strip()]:
+    if chosen := prompt_lines(settings.evaluation_prompts):
         return chosen
     if evaluations and (texts := evaluations[0].get("prompts")):
         metadata = evaluations[0].get("metadata") or [{}] * len(texts)

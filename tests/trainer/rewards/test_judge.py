@@ -194,6 +194,7 @@ def test_answers_keep_their_order(chatting):
         (said("Nowhere", [{"No": 0.9, "Yes": 0.1}]), "'Nowhere', which begins with neither"),
         (said("<think>", [{"<think>": 0.9, "yes": 0.1}]), "neither yes nor no"),
         (said("yes", [{"maybe": 0.9, "yes": 0.1}]), "the probability of its first word is not known"),
+        (said("Yes", [{"yes": 0.3, "Maybe": 0.61}]), "yes and no together are only 0.30 probable"),
         (said("", []), "it answered nothing"),
         (said("yes", None), "is not known"),
     ],
@@ -373,7 +374,12 @@ def test_a_placeholder_that_nothing_fills(question):
 
 @pytest.mark.parametrize(
     ("extra", "told"),
-    [("{", "is no JSON object"), ("[1]", "is no JSON object"), ('{"messages": [], "n": 2}', "sets messages, n")],
+    [
+        ("[" * 200000, "is no JSON object"),
+        ("{", "is no JSON object"),
+        ("[1]", "is no JSON object"),
+        ('{"messages": [], "n": 2}', "sets messages, n"),
+    ],
 )
 def test_extra_fields_that_cannot_be(extra, told):
     with pytest.raises(ValueError, match=told):

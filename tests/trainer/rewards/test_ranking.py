@@ -127,7 +127,7 @@ def test_a_prompt_with_metadata():
     one, other = ranking.prompts_of(f"{line}\na fox", 2, True)
     assert (one, other) == ("two cats", "a fox")
     assert metadata_of(one) == {"include": [{"class": "cat", "count": 2}]} and metadata_of(other) == {}
-    for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox"):
+    for wrong in ('{"text": "a fox"}', "{a fox}", "{a fox", '{"prompt": "a fox", "worth": NaN}'):
         with pytest.raises(ValueError, match='is no object like {"prompt": "…"}.*Fix: '):
             ranking.prompts_of(wrong, 1, False)
 
@@ -142,6 +142,19 @@ def test_metadata_reaches_the_rewards():
 
     rank(Asks("a", [1.0, 2.0]), prompts=ranking.prompts_of('{"prompt": "x", "words": 3}', 2, False))
     assert asked == [3, 3]
+
+
+def test_equal_texts_keep_their_own_metadata():
+    asked = []
+
+    class Asks(Says):
+        def score(self, images, prompts):
+            asked.extend(metadata_of(prompt).get("text") for prompt in prompts)
+            return super().score(images, prompts)
+
+    lines = [f'{{"prompt": "a sign", "text": "{text}"}}' for text in ("OPEN", "SHUT", "OPEN")]
+    ranked = rank(Asks("a", [1.0, 2.0, 3.0]), prompts=ranking.prompts_of("\n".join(lines), 3, True))
+    assert asked == ["OPEN", "SHUT", "OPEN"] and ranked.scores.groups.tolist() == [0, 1, 0]
 
 
 def test_frames():

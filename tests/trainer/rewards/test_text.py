@@ -62,6 +62,7 @@ def written(text: str, size: int = 48, side: int = 320) -> torch.Tensor:
         ('a sign that says "Open late"', ["Open late"]),
         ("a sign “Café du Nord” above a door „Nr. 7“", ["Café du Nord", "Nr. 7"]),
         ("un panneau « Bonjour »", ["Bonjour"]),
+        ("看板に「開」と『営業中』", ["開", "営業中"]),
         ("a poster with 'Hello World' on it", ["Hello World"]),
         ("a shirt with 'don't panic' in red", ["don't panic"]),
         ("a shirt with ‘Don’t panic’ in red", ["Don’t panic"]),

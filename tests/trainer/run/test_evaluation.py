@@ -28,6 +28,11 @@ def test_prompts_of_the_settings_go_before_those_of_the_first_evaluation_and_the
     assert first == ["a cat", "a dog"] and [*map(metadata_of, first)] == [{}, {"count": 2}]
 
 
+def test_prompts_of_the_settings_may_say_more_than_their_texts():
+    chosen = prompts(RunSettings(evaluation_prompts='a bird\n {"prompt": "a sign", "text": "OPEN"}'), [], TRAINED)
+    assert chosen == ["a bird", "a sign"] and [*map(metadata_of, chosen)] == [{}, {"text": "OPEN"}]
+
+
 @pytest.mark.parametrize("metadata", [[{}], [{}, 1]])
 def test_damaged_metadata_is_named(metadata):
     with pytest.raises(ValueError, match="one object for each prompt"):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from ....host import json_files
 from ...networks import RewardError, features
 from .posterior import Posterior
 
@@ -105,7 +106,7 @@ class Head:
             with safe_open(path, "np") as file:
                 about = dict(file.metadata() or {})
                 arrays = {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}
-        except (OSError, SafetensorError, ValueError) as error:
+        except (OSError, SafetensorError, ValueError, TypeError) as error:
             raise RewardError(f"{path} cannot be read as a taste ({error}). Fix: {_FIX}") from error
         if about.pop("format", None) != FORMAT:
             raise RewardError(f"{path} is no taste: its metadata have no format {FORMAT!r}. Fix: {_FIX}")
@@ -114,7 +115,7 @@ class Head:
         centre, scale, mean, basis, covariance = cls._checked(path, arrays)
         try:
             encoder, digest, strength = about.pop("encoder"), about.pop("encoder_sha256"), float(about.pop("strength"))
-            more = {name: json.loads(value) for name, value in about.items()}
+            more = {name: json_files.parse(value) for name, value in about.items()}
         except (KeyError, ValueError) as error:
             raise RewardError(f"{path} has damaged metadata ({error}). Fix: {_FIX}") from error
         return cls(Scaling(centre, scale), Posterior(mean, basis, covariance, strength), encoder, digest, more)
@@ -124,12 +125,17 @@ class Head:
         missing = [name for name in TENSORS if name not in arrays]
         if missing:
             raise RewardError(f"{path} has no {missing[0]!r}, which every taste has. Fix: {_FIX}")
-        width, rank = len(arrays["mean"]), len(arrays["covariance"])
+        width, rank = arrays["mean"].size, len(np.atleast_1d(arrays["covariance"]))
         shapes = ((width,), (width,), (width,), (width, rank), (rank, rank))
         for name, shape in zip(TENSORS, shapes, strict=True):
-            if arrays[name].shape != shape or np.isnan(arrays[name]).any():
+            if arrays[name].shape != shape or _damaged(name, arrays[name]):
                 raise RewardError(f"{path} has a {name!r} of shape {arrays[name].shape} that is damaged. Fix: {_FIX}")
         return [arrays[name] for name in TENSORS]
+
+
+def _damaged(name: str, array: np.ndarray) -> bool:
+    """An infinite scale alone is right: of what does not vary."""
+    return bool(np.isnan(array).any() or (name != "scale" and np.isinf(array).any()))
 
 
 @functools.cache

@@ -156,7 +156,11 @@ def test_damaged_files_are_refused(learner, tmp_path):
         ({}, {**about, "version": "2"}, "of version 2, and this version reads 1"),
         ({"mean": torch.full_like(tensors["mean"], torch.nan)}, about, r"'mean' of shape \(8,\) that is damaged"),
         ({"basis": tensors["basis"][:-1].clone()}, about, "'basis' of shape .* that is damaged"),
+        ({"mean": torch.full_like(tensors["mean"], torch.inf)}, about, "'mean' of shape .* that is damaged"),
+        ({"mean": torch.tensor(1.0)}, about, "that is damaged"),
+        ({"mean": tensors["mean"].bfloat16()}, about, "cannot be read as a taste"),
         ({}, {**about, "strength": "strong"}, "damaged metadata"),
+        ({}, {**about, "votes": "[" * 200000}, "damaged metadata"),
     ):
         save_file({**tensors, **wrong}, path, metadata)
         with pytest.raises(RewardError, match=says):
