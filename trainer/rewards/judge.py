@@ -29,7 +29,8 @@ OURS = ("model", "messages", "max_tokens", "logprobs", "stream", "n")  # fields 
 NO_QUESTION = "it has no question. Fix: write one more line into questions, or disconnect that output"
 MOST_TOLD = 3  # answers without a score that one line of the log shows
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.-]*)\}", re.ASCII)
+PLACEHOLDER = re.compile(r"\{(prompt|metadata\.[\w.-]+)\}", re.ASCII)
+MEANT_AS_ONE = re.compile(r"\{[\w.\s-]*\}")  # what somebody may have taken for one
 LABEL = re.compile(r"\s*([A-Za-z]\w*):\s+(?=\S)", re.ASCII)
 NUMBER = re.compile(r"([+-]?\d+(?:\.\d+)?)(?:\s*/\s*(\d+(?:\.\d+)?))?\.?", re.ASCII)
 WORD = re.compile(r"[\W_]*([^\W_]+)")
@@ -150,8 +151,8 @@ def check_question(question: str) -> str:
     """A question that can be asked. Raises ValueError for an empty one, and for a placeholder that nothing fills."""
     if not question.strip():
         raise ValueError("the question is empty. Fix: for example Does this picture show {prompt}?")
-    for match in PLACEHOLDER.finditer(question):
-        if match[1] != "prompt" and not match[1].startswith("metadata."):
+    for match in MEANT_AS_ONE.finditer(question):
+        if not PLACEHOLDER.fullmatch(match[0]):
             raise ValueError(
                 f"{match[0]} is no placeholder. Fix: {{prompt}}, or {{metadata.KEY}} for what is beside it"
             )

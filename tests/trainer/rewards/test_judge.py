@@ -366,7 +366,9 @@ def test_metadata_fills_a_question_or_it_does_not_apply(chatting):
     assert [text_of(asked).splitlines()[0] for _, asked in requests] == ["Is OPEN written 2 times?"]
 
 
-@pytest.mark.parametrize("question", ["Is it {promt}?", "{metadata}", "Is it {prompt.x}?"])
+@pytest.mark.parametrize(
+    "question", ["Is it {promt}?", "{metadata}", "Is it {prompt.x}?", "Is it { prompt }?", "Is it {metadata.}?"]
+)
 def test_a_placeholder_that_nothing_fills(question):
     with pytest.raises(ValueError, match=r"is no placeholder. Fix: \{prompt\}"):
         judge.VLMJudge(url="http://127.0.0.1/v1", model="m", question=question)
