@@ -13,6 +13,7 @@ from .server import PACK, ComfyUI
 
 OF_OURS = re.compile(rf"/extensions/{PACK}|/otca|otca", re.IGNORECASE)
 READY_SECONDS = 60
+PRESSES, PRESS_SECONDS = 3, 5
 RUN_SECONDS = 240
 
 BROWSER_OPTIONS = [
@@ -175,14 +176,46 @@ class Canvas:
         return self.page.evaluate("async () => (await app.graphToPrompt()).output")
 
     def press(self, node: int, name: str) -> None:
-        """Presses a node's button widget, which only Nodes 2.0 has in the page's own elements."""
+        """Presses a node's button widget, which only Nodes 2.0 has in the page's own elements.
+
+        The other renderers draw it where the last frame had it. A node that grows meanwhile moves it away, so it is pressed
+        again until it has heard of that.
+        """
         self.show(node)
         if self.renderer == "nodes2":
             self.page.locator(f'[data-node-id="{node}"]').get_by_role("button", name=name).click()
             return
         self.wait(
-            """([id, name]) => app.graph.getNodeById(id).widgets.find(w => w.name === name).last_y > 0""", [node, name]
+            """([id, name]) => {
+                const widget = app.graph.getNodeById(id).widgets.find(w => w.name === name);
+                if (!(widget.last_y > 0)) return false;
+                const { callback } = widget;
+                otcaTest.pressed = false;
+                widget.callback = function (...values) {
+                    widget.callback = callback;
+                    otcaTest.pressed = true;
+                    return callback.apply(this, values);
+                };
+                return true;
+            }""",
+            [node, name],
         )
+        for _ in range(PRESSES):
+            self._click(node, name)
+            heard = self.page.evaluate(
+                """async seconds => {
+                    const end = Date.now() + 1000 * seconds;
+                    while (!otcaTest.pressed && Date.now() < end) await new Promise(done => setTimeout(done, 50));
+                    return otcaTest.pressed;
+                }""",
+                PRESS_SECONDS,
+            )
+            if heard:
+                return
+        raise AssertionError(f"the button {name} did not hear of {PRESSES} clicks")
+
+    def _click(self, node: int, name: str) -> None:
+        """Clicks where a button widget was drawn last."""
         place = self.page.evaluate(
             """([id, name]) => {
                 const node = app.graph.getNodeById(id), widget = node.widgets.find(w => w.name === name);
