@@ -1,9 +1,8 @@
 """`otca vote`: the panel as a small web server of its own, for trainings that run where nobody has a browser.
 
 It speaks the protocol of Reward: HTTP (trainer/rewards/http.py). Samples of one group number and prompt are a group, or where
-numbers are missing the consecutive ones of one prompt. A request waits
-until its groups are voted on. Where the training stops, its questions leave the page; the same pictures ask the same again, and
-what was answered before is read from the folder of votes.
+numbers are missing the consecutive ones of one prompt. A request waits until its groups are voted on. Where the training stops,
+its questions leave the page; the same pictures ask the same again, and what was answered before is read from the folder of votes.
 """
 
 from __future__ import annotations

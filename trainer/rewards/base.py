@@ -352,6 +352,7 @@ def score_stack(
     columns = {reward.name: torch.cat([part.values[reward.name] for part in parts]) for reward in single}
     columns |= compared.values
     seconds = {reward.name: sum(part.seconds[reward.name] for part in parts) for reward in single}
+    seconds.update(compared.seconds)
 
     def stack(chosen):
         return torch.stack([columns[r.name] for r in chosen], 1) if chosen else torch.empty(len(images), 0)
@@ -365,5 +366,5 @@ def score_stack(
         held_out_names=tuple(reward.name for reward in held_out),
         rewards=tuple(rewards),
         prompts=tuple(prompts),
-        seconds={name: {**seconds, **compared.seconds}[name] for name in names},
+        seconds={name: seconds[name] for name in names},
     )
