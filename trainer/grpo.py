@@ -185,10 +185,7 @@ def _no_stop() -> None:
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     """The size of each step's part in the gradient, [B, T'], for each sample of the whole batch."""
     pull = advantages.step_advantage.abs()
-    if settings.kl_coefficient:  # pulls at every step of every sample, so each must have a chance to be drawn
-        mean = pull.mean(1, keepdim=True)
-        pull = (pull + torch.where(mean == 0, 1.0, mean)) * advantages.valid[:, None]
-    return pull
+    return sampled_steps.everywhere(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
 class _Backward:
