@@ -57,7 +57,8 @@ class SDESampler:
                     [kind for kind in KINDS if kind != "ode"],
                     default.kind,
                     tip="How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
-                    "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance.",
+                    "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
+                    "precise: flow_sde solved exactly over each step.",
                 ),
                 "eta": number(
                     default.eta, 0.001, 4, step=0.01, tip="How much noise each step adds (η). cps: at most 1."

@@ -15,10 +15,10 @@ import torch
 from ..host import distributed
 from .credit import sampled_steps
 from .groups import group_advantages
-from .losses import LOSSES, clipped_objective
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import Gaussian
 from .types import NextRollout, UpdateSettings
+from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ def update(
         pulls = _pull(advantages, settings) != 0
         metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
     drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
-    if 5 * drift > clip and settings.epochs > 1:
+    if 5 * drift > clip and settings.epochs > 1 and not backward.compares_means:  # a divergence is no ratio
         logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
     metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
     metrics["seconds/update"] = time.perf_counter() - started
@@ -117,7 +117,7 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
     trajectories, optimizer = backward.trajectories, model.policy.optimizer_for(settings)
     kept = _take_graphs(trajectories, settings, sampling, staleness)
     old, noise = None, None
-    if backward.regulated and (staleness or settings.epochs > 1):
+    if (backward.regulated or backward.compares_means) and (staleness or settings.epochs > 1):
         noise = sampled_noise(trajectories)  # without it the sampled points are the means of the policy that sampled
     if staleness:
         old = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
@@ -185,10 +185,7 @@ def _no_stop() -> None:
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     """The size of each step's part in the gradient, [B, T'], for each sample of the whole batch."""
     pull = advantages.step_advantage.abs()
-    if settings.kl_coefficient:  # pulls at every step of every sample, so each must have a chance to be drawn
-        mean = pull.mean(1, keepdim=True)
-        pull = (pull + torch.where(mean == 0, 1.0, mean)) * advantages.valid[:, None]
-    return pull
+    return sampled_steps.everywhere(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
 class _Backward:
@@ -209,7 +206,7 @@ class _Backward:
             # A credit scales the log-ratio of the densities.
             stds = [trajectories.stds[step] for step in trajectories.trained]
             self.scale = [scale / (2 * std**2) for scale, std in zip(self.scale, stds, strict=True)]
-        self.regulated = credit.regulated
+        self.regulated, self.compares_means = credit.regulated, settings.objective in USES_DIVERGENCE
         self.total = max(1, int(advantages.valid.sum())) * len(
             trajectories.trained
         )  # a sample that is not valid does not count
@@ -303,14 +300,16 @@ class _Backward:
             each = (-1, *[1] * (log_prob.ndim - 1))
             advantage, weight = advantage.view(each) * self.spatial[rows].to(device), stands_for.view(each)
         reference = log_prob.detach() if old is None else old[rows, position].to(device)
-        ratio_of = log_prob
+        ratio_of, means = log_prob, {}
         if noise is not None:
-            ratio_of = log_prob + self._regulation(
-                gaussian, following - gaussian.std * noise[rows, position].to(device)
-            )
+            divergence = self._divergence(gaussian, following - gaussian.std * noise[rows, position].to(device))
+            if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
+                full = trajectories.settings.log_prob_norm == "full"
+                ratio_of = log_prob + (divergence if full else divergence * (2 * gaussian.std**2))
+            means = {"divergence": divergence.detach()} if self.compares_means else {}
         scale = self.scale[position]
         loss_of = LOSSES[settings.objective]
-        loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight)
+        loss, statistics = loss_of(scale * ratio_of, scale * reference, advantage, settings.clip_range, weight, **means)
         statistics["weight"] = stands_for.mean()
         if settings.kl_coefficient:
             with torch.no_grad(), model.policy.reference():
@@ -323,11 +322,9 @@ class _Backward:
         self.tally.add(loss.detach(), statistics, len(rows), self.total)
         return log_prob, loss * (model.policy.loss_scale.value * len(rows) * self.processes / self.total)
 
-    def _regulation(self, gaussian: Gaussian, old_mean: Tensor) -> Tensor:
-        """mean‖Δμ‖²/(2·std²), by which log-ratios are too small on average (GRPO-Guard, 2510.22319); shaped as log-probs."""
-        squared = (gaussian.mean.float() - old_mean).square()
-        if self.trajectories.settings.log_prob_norm == "full":
-            squared = squared / (2 * gaussian.std**2)
+    def _divergence(self, gaussian: Gaussian, old_mean: Tensor) -> Tensor:
+        """KL of the transition to that of the policy that sampled, mean‖Δμ‖²/(2·std²); shaped as log-probs."""
+        squared = (gaussian.mean.float() - old_mean).square() / (2 * gaussian.std**2)
         return squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
 
 

@@ -47,7 +47,7 @@ STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
-LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
+LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
 JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
@@ -147,7 +147,7 @@ class UpdateSettings:
     """How the policy is moved."""
 
     learning_rate: float
-    clip_range: float = 1e-4
+    clip_range: float = 1e-4  # of the ratio; `log_hinge`: its margin; `dppo`: the KL τ from which entries are dropped
     kl_coefficient: float = 0.0
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0
