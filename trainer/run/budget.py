@@ -43,6 +43,12 @@ class Budget:
     def __str__(self) -> str:
         return f"{self.amount:,.10g} {self.unit}"
 
+    def share(self, history: Sequence[Mapping], without: int = 0) -> float:
+        """Of it, as used by all iterations on record but the last ones `without`."""
+        if len(history) <= without:
+            return 0.0
+        return used(history, self.unit, [history[-1]["iteration"] - without])[0] / self.amount
+
     def write(self, folder: Path) -> None:
         write_text(folder / BUDGET, json_line(asdict(self)))
 
@@ -76,7 +82,7 @@ class Meter:
     """Of one run: what its iterations use in this process, and how far that is through its budget."""
 
     def __init__(self, folder: Path):
-        self.budget = read(folder)
+        self.budget = None if comfyui.in_comfyui() else read(folder)  # on the canvas a person says when it ends
         self.restart()
 
     def restart(self) -> None:
@@ -94,20 +100,15 @@ class Meter:
         own = time.process_time() - self._began if on_cpu else seconds
         return {USED: distributed.each(torch.tensor(own, dtype=torch.float64)).sum().item()}
 
-    def share(self, history: Sequence[Mapping], without: int = 0) -> float:
-        """Of the budget, as used by all iterations on record but the last ones `without`; 0 where there is no budget."""
-        if self.budget is None or len(history) <= without:
-            return 0.0
-        [total] = used(history, self.budget.unit, [history[-1]["iteration"] - without])
-        return total / self.budget.amount
-
     def due(self, history: Sequence[Mapping], every: int) -> bool:
         """Whether an evaluation is due after the last iteration: `every` so many, or as the budget says."""
         if self.budget is None:
             return history[-1]["iteration"] % every == 0
         parts = self.budget.evaluations
-        return int(self.share(history) * parts) > int(self.share(history, without=1) * parts)
+        return int(self.budget.share(history) * parts) > int(self.budget.share(history, without=1) * parts)
 
     def spent(self, history: Sequence[Mapping]) -> str | None:
         """A sentence for a human where the budget is used up, so that the run ends here; else None."""
-        return f"its budget of {self.budget} is used up" if self.share(history) >= 1 else None
+        if self.budget is None or not self.budget.share(history) >= 1:  # NaN: nothing of its unit is on record
+            return None
+        return f"its budget of {self.budget} is used up"

@@ -375,7 +375,7 @@ class _Progress:
             return
         number, left = f"{row['iteration']}/{self.total}", f"ETA {self._left(row['iteration'])}"
         if self.meter.budget is not None:
-            number, left = row["iteration"], f"{self.meter.share(history):.0%} of {self.meter.budget}"
+            number, left = row["iteration"], f"{self.meter.budget.share(history):.0%} of {self.meter.budget}"
         self.say(
             f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
         )

@@ -44,7 +44,7 @@ def test_an_evaluation_whenever_a_part_is_used_up(tmp_path):
     assert [own.due(history[:n], every=1) for n in range(1, 7)] == [False, True, False, True, False, True]
     assert [own.spent(history[:n]) is not None for n in range(7)] == [False] * 6 + [True]
     assert own.spent(history) == "its budget of 300 forwards is used up"
-    assert own.share(history[:3]) == pytest.approx(156 / 300)
+    assert own.budget.share(history[:3]) == pytest.approx(156 / 300)
 
 
 def test_without_a_budget_iterations_decide(tmp_path):
