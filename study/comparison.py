@@ -23,6 +23,7 @@ from ..trainer.run.verdicts import fell, measured
 from .measures import area, non_dominated, reached_for_good
 from .statistics import Interval, holm, mean_interval, paired_p
 
+EARLY = (0.35, 0.5)  # shares of what the baseline used in all
 VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
 
 _KL_WINDOW = 8  # iterations: each measures the divergence at another one of the trained steps
@@ -144,6 +145,15 @@ def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
 
 
 @dataclass(frozen=True)
+class Early:
+    """A workflow when it has used a share of what the baseline used in all, minus the baseline at its end, paired by seed."""
+
+    share: float
+    score: Interval
+    judge: Interval | None
+
+
+@dataclass(frozen=True)
 class Row:
     """A workflow over its seeds. Intervals are of means over seeds; gains and scores as of `Outcome`, at the end.
 
@@ -157,9 +167,10 @@ class Row:
         difference: of final scores to the baseline, seed by seed; None for itself.
         p, corrected: of the paired t test of that, and after Holm's correction over all workflows.
         area: under the score's curve, its mean height; `area_difference` as `difference`.
-        reached: {unit: what each seed used until its score was at the baseline's final one (the mean over the seeds that both
-            have) for good}; infinity where it never was.
-        share: {unit: the interval of that, as a share of what the baseline used in all}; only where all seeds got there.
+        reached: {unit: what was used until the score was for good at the baseline's final one}: of the mean over the seeds that
+            both have, and from where its interval touches that to where all of it lies above; infinity for never.
+        reached_by_seed: the same of each seed by itself, to the mean of the baseline's final scores.
+        early: what it has come to at each of EARLY; empty for the baseline.
         gains: of every trained reward.
         spread: the gains' standard deviation over the trained rewards, of their means over seeds.
         held_out: means of every held-out reward, and `held_out_difference` as `difference`; empty for the baseline.
@@ -167,10 +178,8 @@ class Row:
     """
 
     name: str
-    learning_rate: float
     seeds: list[int]
     iterations: float
-    samples: int
     used: dict[str, list[float]]
     curve: list[Interval]
     rewards: dict[str, list[Interval]]
@@ -183,8 +192,8 @@ class Row:
     corrected: float
     area: Interval
     area_difference: Interval | None
-    reached: dict[str, list[float]]
-    share: dict[str, Interval]
+    reached: dict[str, Interval]
+    reached_by_seed: dict[str, list[float]]
     gains: dict[str, Interval]
     spread: float
     held_out: dict[str, Interval]
@@ -195,6 +204,9 @@ class Row:
     with_gradient: float
     declined: dict[str, int]  # {held-out reward: the number of seeds with which it ended below where it began}
     unscored: int  # of all seeds
+    learning_rate: float = math.nan
+    samples: int = 0
+    early: Sequence[Early] = ()
     undominated: bool = False
 
     @property
@@ -224,10 +236,13 @@ def summarise(
     """
     _check_start(outcomes)
     outcomes = _cut(outcomes) if budget is None else _at_parts(outcomes, budget)
-    rows = [
-        _row(name, runs, outcomes[baseline], rates[name], samples[name], name == baseline)
-        for name, runs in outcomes.items()
-    ]
+    base, unit = outcomes[baseline], budget.unit if budget else FORWARDS
+    rows = []
+    for name, runs in outcomes.items():
+        row = _row(name, runs, base, name == baseline)
+        pairs = [] if name == baseline else _pairs(runs, base)
+        early = [_early(pairs, share, unit, judge) for share in EARLY if pairs]
+        rows.append(replace(row, learning_rate=rates[name], samples=samples[name], early=early))
     corrected = holm([row.p for row in rows])
     points = [(row.final.mean, row.held_out[judge].mean) for row in rows] if judge else []
     undominated = non_dominated(points) if judge else [False] * len(rows)
@@ -236,28 +251,29 @@ def summarise(
     ]
 
 
-def _row(
-    name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], rate: float, samples: int, is_baseline: bool
-) -> Row:
+def _pairs(by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[tuple[Outcome, Outcome]]:
+    return [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+
+
+def _row(name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], is_baseline: bool) -> Row:
     runs = list(by_seed.values())
-    pairs = [] if is_baseline else [(by_seed[seed], base[seed]) for seed in by_seed if seed in base]
+    pairs = [] if is_baseline else _pairs(by_seed, base)
     if not pairs and not is_baseline:
         raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
 
     def paired(figure: Callable[[Outcome], float]) -> Interval | None:
         return mean_interval([figure(mine) - figure(theirs) for mine, theirs in pairs]) if pairs else None
 
+    common = pairs or [(run, run) for run in runs]
+    target = statistics.fmean(theirs.score[-1] for _, theirs in common)
     differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
     gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
     finals = [run.score[-1] for run in runs]
     means = [{**run.trained, **run.held_out} for run in runs]
-    reached, share = _time_to_score(by_seed, base)
     return Row(
         name=name,
-        learning_rate=rate,
         seeds=list(by_seed),
         iterations=statistics.fmean(run.iterations[-1] for run in runs),
-        samples=samples,
         used={unit: np.mean([run.used[unit] for run in runs], 0).tolist() for unit in UNITS},
         curve=_over_seeds([run.score for run in runs]),
         rewards={reward: _over_seeds([run_means[reward] for run_means in means]) for reward in means[0]},
@@ -270,8 +286,8 @@ def _row(
         corrected=math.nan,
         area=mean_interval([run.area for run in runs]),
         area_difference=paired(lambda run: run.area),
-        reached=reached,
-        share=share,
+        reached={unit: _reached(common, unit) for unit in UNITS},
+        reached_by_seed={unit: [reached_for_good(run.used[unit], run.score, target) for run in runs] for unit in UNITS},
         gains=gains,
         spread=float(np.std([interval.mean for interval in gains.values()])),
         held_out={reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out},
@@ -291,19 +307,25 @@ def _row(
     )
 
 
-def _time_to_score(
-    by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome]
-) -> tuple[dict[str, list[float]], dict[str, Interval]]:
-    """`Row.reached` and `Row.share`. One target for all seeds: that of a single seed would be as noisy as its last evaluation."""
-    common = [run for seed, run in base.items() if seed in by_seed]
-    target = statistics.fmean(run.score[-1] for run in common)
-    reached, share = {}, {}
-    for unit in UNITS:
-        whole = statistics.fmean(run.used[unit][-1] for run in common)
-        reached[unit] = [reached_for_good(run.used[unit], run.score, target) for run in by_seed.values()]
-        if np.isfinite(reached[unit]).all():
-            share[unit] = mean_interval([amount / whole for amount in reached[unit]])
-    return reached, share
+def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
+    """By inversion of the paired t interval: a time is in the interval where the score then minus the baseline's final one, seed
+    by seed, is not clearly other than 0. So it knows that the baseline's score is uncertain too."""
+    lead = _over_seeds([mine.score - theirs.score[-1] for mine, theirs in pairs])
+    times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
+    # Where the upper bound gets to 0, the score may be there already; where the lower one does, it surely is.
+    mean, low, high = (
+        reached_for_good(times, [getattr(point, bound) for point in lead], 0.0) for bound in ("mean", "high", "low")
+    )
+    return Interval(mean, low, high, len(pairs)) if len(pairs) > 1 else Interval(mean, math.nan, math.nan, 1)
+
+
+def _early(pairs: Sequence[tuple[Outcome, Outcome]], share: float, unit: str, judge: str) -> Early:
+    def lead(mine: Outcome, theirs: Outcome, of: Callable[[Outcome], np.ndarray]) -> float:
+        return float(np.interp(share * theirs.used[unit][-1], mine.used[unit], of(mine)) - of(theirs)[-1])
+
+    score = mean_interval([lead(*pair, lambda run: run.score) for pair in pairs])
+    judged = mean_interval([lead(*pair, lambda run: run.held_out[judge]) for pair in pairs]) if judge else None
+    return Early(share, score, judged)
 
 
 def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:

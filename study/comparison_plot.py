@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 _BASELINE = "#000000"
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's, but for the pale yellow
 _FAINT, _FEW = 0.08, 3  # opacity of the bands of more workflows than a few, which cover each other
+_MANY = 12  # names, from which on they are written smaller
 _NAME_GAP = 0.052  # of an axis' height, between two names
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1.2)))  # after all colours were used once
 
 
 def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
-    """Above: the score over what was used, with its bands, and final differences to the baseline. In the middle: the score against
-    the judge and against the divergence from the untrained model, and the time to the baseline's score. Below: every reward, and
-    diversity."""
+    """Three rows: the score over what was used, and final differences to the baseline; the score against the judge and against
+    the divergence from the untrained model, and the time to the baseline's score; every reward, and diversity."""
     styles = _styles(rows, facts.baseline)
     rewards = list(rows[0].rewards)
     columns, more = len(rewards) + 1, 0.1 * len(rows)
@@ -38,7 +38,7 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     left.axhline(target, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
     over = "one seed each" if facts.screening else "bands are 95 % over seeds"
     left.set_title(f"Score: mean standardised rise of the trained rewards; {over}", fontsize=10)
-    _differences(right, rows, styles, facts.baseline)
+    _differences(right, rows, styles, facts)
     judged, diverging, times = middle.subplots(1, 3, width_ratios=(1.3, 1.3, 1))
     _pareto(judged, rows, styles, facts)
     _score_over_kl(diverging, rows, styles)
@@ -61,6 +61,10 @@ def _styles(rows: Sequence[Row], baseline: str) -> dict[str, dict]:
     return {**styles, baseline: {"color": _BASELINE, "linestyle": "-"}}
 
 
+def _marker(style: Mapping) -> str:
+    return "o" if style["linestyle"] == "-" else "s"
+
+
 def _curves(axis, rows: Sequence[Row], curves: Sequence[Sequence[Interval]], styles, unit: str) -> None:
     for row, curve in zip(rows, curves, strict=True):
         low, high = [point.low for point in curve], [point.high for point in curve]
@@ -80,13 +84,14 @@ def _dress(axis) -> None:
 
 
 def _names_beside(axis, points: Sequence[tuple[str, float, float]], styles: Mapping[str, dict]) -> None:
-    """The name of each (name, x, y) to the right of all, moved apart where they would cover each other; a line leads to its point."""
+    """The name of each (name, x, y) to the right of all, moved apart from the others; a line leads to its point."""
     low, high = axis.get_ylim()
     end = max(axis.get_xlim()[1], *(x for _, x, _ in points))
-    gap = (high - low) * _NAME_GAP
     order = sorted((point for point in points if np.isfinite(point[1:]).all()), key=lambda point: point[2])
+    gap = (high - low) * min(_NAME_GAP, 1 / max(1, len(order)))
     heights = [y for _, _, y in order]
     for _ in range(200):
+        heights = [min(max(height, low), high) for height in heights]
         for i in range(len(heights) - 1):
             if (lacking := gap - (heights[i + 1] - heights[i])) > 1e-12:
                 heights[i], heights[i + 1] = heights[i] - lacking / 2, heights[i + 1] + lacking / 2
@@ -95,7 +100,7 @@ def _names_beside(axis, points: Sequence[tuple[str, float, float]], styles: Mapp
             name,
             (x, y),
             (end + 0.04 * (end - axis.get_xlim()[0]), height),
-            fontsize=9,
+            fontsize=9 if len(order) <= _MANY else 7.5,
             va="center",
             color=styles[name]["color"],
             annotation_clip=False,
@@ -120,7 +125,10 @@ def _pareto(axis, rows: Sequence[Row], styles: Mapping[str, dict], facts: Facts)
         color = styles[row.name]["color"]
         axis.plot([score.low, score.high], [judged.mean] * 2, color=color, linewidth=1, alpha=0.6)
         axis.plot([score.mean] * 2, [judged.low, judged.high], color=color, linewidth=1, alpha=0.6)
-        axis.plot(score.mean, judged.mean, marker="o", markersize=6, color=color, markeredgecolor="white", linestyle="")
+        marker = _marker(styles[row.name])
+        axis.plot(
+            score.mean, judged.mean, marker=marker, markersize=6, color=color, markeredgecolor="white", linestyle=""
+        )
         if row.undominated:
             axis.plot(score.mean, judged.mean, marker="o", markersize=12, color=color, fillstyle="none", linestyle="")
     axis.axhline(facts.untrained_held_out[facts.judge], color="#555555", linewidth=0.8, linestyle=":", zorder=1)
@@ -144,28 +152,30 @@ def _score_over_kl(axis, rows: Sequence[Row], styles: Mapping[str, dict]) -> Non
 
 
 def _times(axis, rows: Sequence[Row], styles: Mapping[str, dict], facts: Facts) -> None:
-    """A dot a seed, and the mean with its interval where all seeds got there; a seed that did not is an arrow at the edge."""
-    whole = next(row for row in rows if row.name == facts.baseline).used[facts.unit][-1]
-    shares = [np.array(row.reached[facts.unit]) / whole for row in rows]
-    ends = [row.used[facts.unit][-1] / whole for row in rows]
-    edge = 1.06 * max(1, *ends)
-    for height, (row, share) in enumerate(zip(rows, shares, strict=True)):
-        color = styles[row.name]["color"]
-        axis.plot(np.minimum(share, edge), [height] * len(share), linestyle="", marker="|", markersize=7, color=color)
-        if np.isinf(share).any():
-            axis.plot(edge, height, linestyle="", marker=">", markersize=6, color=color)
-    known = [row.share.get(facts.unit, Interval(np.nan, np.nan, np.nan, 0)) for row in rows]
-    _dots(axis, rows, known, styles, names=True)
-    axis.set_xlim(0, 1.04 * edge)
+    """The mean with its interval, and a stroke a seed; what is never reached lies at the right edge."""
+    unit = facts.unit
+    whole = next(row for row in rows if row.name == facts.baseline).used[unit][-1]
+    edge = 1.25 * max(row.used[unit][-1] for row in rows) / whole
+
+    def shown(amount: float) -> float:
+        return min(amount / whole, edge)
+
+    for height, row in enumerate(rows):
+        seeds = [shown(amount) for amount in row.reached_by_seed[unit]]
+        axis.plot(seeds, [height] * len(seeds), linestyle="", marker="|", markersize=8, color=styles[row.name]["color"])
+    bounds = [(row.reached[unit].mean, row.reached[unit].low, row.reached[unit].high) for row in rows]
+    _dots(axis, rows, [Interval(*map(shown, own), 0) for own in bounds], styles, names=True)
+    axis.set_xlim(0, 1.03 * edge)
     axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value < edge else "never")
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1, edge])
     axis.tick_params(axis="y", labelsize=7)
-    axis.set_title(f"{facts.unit} to {facts.baseline}'s final score; ▸: never", fontsize=9)
+    axis.set_title(f"{unit} to {facts.baseline}'s score; strokes: seeds", fontsize=8)
 
 
 def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapping[str, dict], names: bool) -> None:
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
-        color, marker = styles[row.name]["color"], "o" if styles[row.name]["linestyle"] == "-" else "s"
+        color, marker = styles[row.name]["color"], _marker(styles[row.name])
         axis.plot(
             [interval.low, interval.high],
             [height, height],
@@ -185,11 +195,12 @@ def _dots(axis, rows: Sequence[Row], intervals: Sequence[Interval], styles: Mapp
     axis.spines[["top", "right", "left"]].set_visible(False)
 
 
-def _differences(axis, rows: Sequence[Row], styles: Mapping[str, dict], baseline: str) -> None:
+def _differences(axis, rows: Sequence[Row], styles: Mapping[str, dict], facts: Facts) -> None:
     others = [(row, row.difference) for row in rows if row.difference is not None]
     _dots(axis, [row for row, _ in others], [difference for _, difference in others], styles, names=True)
     axis.axvline(0, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
-    axis.set_title(f"Final score minus {baseline}, paired by seed, 95 %", fontsize=10)
+    paired = "" if facts.screening else ", paired by seed, 95 %"
+    axis.set_title(f"Final score minus {facts.baseline}{paired}", fontsize=10)
 
 
 def _diversity(axis, rows: Sequence[Row], styles: Mapping[str, dict], before: float) -> None:

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..trainer.run.budget import BACKWARD, FORWARDS, UNITS
-from .comparison import VERDICT_SEEDS
-from .statistics import mean_interval
+from ..trainer.run.budget import BACKWARD, UNITS
+from .comparison import EARLY, VERDICT_SEEDS
 
 if TYPE_CHECKING:
     from .comparison import Row
@@ -65,7 +64,8 @@ class Facts:
 
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
-    parts = [_head(facts), _scores(rows, sweep, facts), _times(rows, facts), _rewards(rows, facts), _cost(rows)]
+    parts = [_head(facts), _scores(rows, sweep, facts), _times(rows, facts), _early(rows, facts)]
+    parts += [_rewards(rows, facts), _cost(rows)]
     if sweep is not None:
         parts.append(_sweep(sweep))
     if facts.differing:
@@ -90,7 +90,7 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
     if facts.unfinished:
         lines = [f"- {name}: {why}" for name, why in facts.unfinished.items()]
         parts.append(["**Diverged, failed or not finished, and in no figure above:**", "", *lines])
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
 def _head(facts: Facts) -> list[str]:
@@ -138,28 +138,50 @@ def _scores(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> list[str]
 
 
 def _times(rows: Sequence[Row], facts: Facts) -> list[str]:
-    head = ["workflow", "seeds that reach it"]
+    head = ["workflow"]
     for unit in UNITS:
         head += [f"{unit} to {facts.baseline}'s final score", f"of all that {facts.baseline} used"]
+    head += [f"seed by seed ({facts.unit})", "seeds that reach it"]
+    base = next(row for row in rows if row.name == facts.baseline)
     body = []
     for row in rows:
-        count = sum(map(math.isfinite, row.reached[FORWARDS]))
-        cells = [cell for unit in UNITS for cell in _reached(row, unit)]
-        body.append([row.name, f"{count} of {len(row.seeds)}", *cells])
+        cells = []
+        for unit in UNITS:
+            whole = base.used[unit][-1]
+            cells += [_amount(row.reached[unit], 1, ",.0f"), _amount(row.reached[unit], whole, ".0%")]
+        amounts = row.reached_by_seed[facts.unit]
+        count = sum(map(math.isfinite, amounts))
+        cells += [", ".join(_or_never(amount, ",.0f") for amount in amounts), f"{count} of {len(row.seeds)}"]
+        body.append([row.name, *cells])
     return _table(head, body)
 
 
-def _reached(row: Row, unit: str) -> tuple[str, str]:
-    """What was used until the score, with its interval; where not all seeds got there, only the range of those that did."""
-    amounts = row.reached[unit]
-    there = sorted(filter(math.isfinite, amounts))
-    if unit in row.share:
-        return _plus_minus(mean_interval(amounts), ",.0f"), _plus_minus(row.share[unit], ".0%")
-    if any(map(math.isnan, amounts)):  # this unit was not measured
-        return "", ""
-    if not there:
-        return "not reached", ""
-    return f"not reached by all; others {' … '.join(f'{end:,.0f}' for end in sorted({there[0], there[-1]}))}", ""
+def _early(rows: Sequence[Row], facts: Facts) -> list[str]:
+    """Nothing where there is only the baseline."""
+    head, body = ["workflow"], []
+    for share in EARLY:
+        head += [f"score at {share:.0%} of {facts.baseline}'s {facts.unit}, minus its final one"]
+        head += [f"{facts.judge} there, minus its final one"] if facts.judge else []
+    for row in rows:
+        cells = []
+        for early in row.early:
+            cells += [_bracketed(early.score)] + ([] if early.judge is None else [_bracketed(early.judge, "+.3f")])
+        body += [[row.name, *cells]] if cells else []
+    return _table(head, body) if body else []
+
+
+def _amount(interval: Interval, whole: float, form: str) -> str:
+    """In parts of the whole; empty where the unit was not measured."""
+    if math.isnan(interval.mean) or math.isnan(whole):
+        return ""
+    mean = _or_never(interval.mean / whole, form)
+    if math.isnan(interval.low):
+        return mean
+    return f"{mean} ({_or_never(interval.low / whole, form)} … {_or_never(interval.high / whole, form)})"
+
+
+def _or_never(value: float, form: str) -> str:
+    return "never" if math.isinf(value) else f"{value:{form}}"
 
 
 def _pairs(difference: Interval, seeds: int) -> str:
@@ -207,7 +229,7 @@ def _cost(rows: Sequence[Row]) -> list[str]:
             f"{row.with_gradient:.0f}",
             f"{row.seconds:.2f}",
             *(_number(row.used[unit][-1], ",.0f") for unit in UNITS),
-            _plus_minus(row.kl[-1], ".3g"),
+            _number(row.kl[-1].mean, ".3g"),
         ]
         for row in rows
     ]
@@ -255,9 +277,11 @@ def _differing(facts: Facts) -> list[str]:
 def _notes(facts: Facts) -> str:
     return (
         "Area: mean height of the score's line over forwards, from before training to the end. To "
-        f"{facts.baseline}'s final score: where the line through a seed's evaluations gets to its mean over seeds and stays "
-        "there. Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how "
-        "far the score fell below its best so far, mean over seeds. Dominated by none: no other workflow is as good or better "
+        f"{facts.baseline}'s final score: where the line through the evaluations gets there and stays, as the mean over the "
+        "seeds that both have; in brackets, from where the 95 % interval of the paired difference to that score touches 0 to "
+        "where it lies above; seed by seed, to its mean over seeds. Never: not within what was used. Least and spread: the "
+        "smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the score fell below its "
+        "best so far, mean over seeds. Dominated by none: no other workflow is as good or better "
         f"in both, and better in one. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
         "pictures at different seeds, of which it takes two. p: paired t test of final scores, corrected after Holm."
     )
