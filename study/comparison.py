@@ -139,8 +139,8 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
 
 def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
     """kl/reference, over the last iterations until this one. It is measured after each update."""
-    recent = [row.get("kl/reference") for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
-    known = [value for value in recent if measured(value)]
+    recent = [row for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
+    known = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]
     return statistics.fmean(known) if known else 0.0 if iteration == 0 else math.nan
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..trainer.pictures import figures
-from .statistics import Interval
 
 if TYPE_CHECKING:
     from .comparison import Row
     from .comparison_report import Facts
+    from .statistics import Interval
 
 _BASELINE = "#000000"
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")  # Okabe and Ito's, but for the pale yellow
@@ -163,8 +164,9 @@ def _times(axis, rows: Sequence[Row], styles: Mapping[str, dict], facts: Facts) 
     for height, row in enumerate(rows):
         seeds = [shown(amount) for amount in row.reached_by_seed[unit]]
         axis.plot(seeds, [height] * len(seeds), linestyle="", marker="|", markersize=8, color=styles[row.name]["color"])
-    bounds = [(row.reached[unit].mean, row.reached[unit].low, row.reached[unit].high) for row in rows]
-    _dots(axis, rows, [Interval(*map(shown, own), 0) for own in bounds], styles, names=True)
+    times = [row.reached[unit] for row in rows]
+    times = [replace(own, mean=shown(own.mean), low=shown(own.low), high=shown(own.high)) for own in times]
+    _dots(axis, rows, times, styles, names=True)
     axis.set_xlim(0, 1.03 * edge)
     axis.axvline(1, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value < edge else "never")

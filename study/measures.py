@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def reached_for_good(used: Sequence[float], scores: Sequence[float], target: float) -> float:
+def reached_for_good(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray, target: float) -> float:
     """What was used when the line through the evaluations got to the target and did not fall below it again.
 
     An evaluation without a score, NaN, is left out. Infinity where the last score is below the target, or there is none.
@@ -27,7 +27,7 @@ def reached_for_good(used: Sequence[float], scores: Sequence[float], target: flo
     return float(x + (target - y) / (next_y - y) * (next_x - x))
 
 
-def area(used: Sequence[float], scores: Sequence[float]) -> float:
+def area(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray) -> float:
     """The mean height of the line through the evaluations: ∫ score d(used) / ∫ d(used). NaN where a score is missing."""
     x, y = np.asarray(used, dtype=float), np.asarray(scores, dtype=float)
     return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / (x[-1] - x[0])) if len(x) > 1 else math.nan
@@ -35,7 +35,9 @@ def area(used: Sequence[float], scores: Sequence[float]) -> float:
 
 def non_dominated(points: Sequence[Sequence[float]]) -> list[bool]:
     """Of each point whether no other one is at least as large in everything and larger in something. One with a NaN is not."""
-    array = np.asarray(points, dtype=float)
-    known = np.isfinite(array).all(1)
-    beaten = [any(bool((other >= own).all() and (other > own).any()) for other in array[known]) for own in array]
-    return [bool(there and not worse) for there, worse in zip(known, beaten, strict=True)]
+    known = [tuple(point) for point in points if np.isfinite(point).all()]
+
+    def beaten(own: tuple[float, ...]) -> bool:
+        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in known)
+
+    return [tuple(point) in known and not beaten(tuple(point)) for point in points]

@@ -61,11 +61,10 @@ def read(folder: Path) -> Budget | None:
 
 def cost(row: Mapping, unit: str) -> float | None:
     """Of one iteration, a row of metrics.jsonl; None where that was not measured."""
-    keys = ("forwards/all", "forwards/with_gradient") if unit == FORWARDS else (USED,)
-    values = [row.get(key) for key in keys]
-    if not all(map(measured, values)):
+    weights = {"forwards/all": 1.0, "forwards/with_gradient": BACKWARD} if unit == FORWARDS else {USED: 1.0}
+    if not all(measured(row.get(key)) for key in weights):
         return None
-    return values[0] + BACKWARD * values[1] if unit == FORWARDS else values[0]
+    return sum(weight * row[key] for key, weight in weights.items())
 
 
 def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> list[float]:

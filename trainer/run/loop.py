@@ -169,10 +169,13 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             with _as_well_as_can_be():
                 run.close()
     distributed.meet()  # nobody leaves while another may still fail
-    reason = run.meter.spent(run.history) or run.early_stop()
-    run.mark("finished", total, reason=reason if run.iteration < total else None)
+    run.mark("finished", total, reason=_ended_early(run, total))
     _summary(run, total, say)
     return 0
+
+
+def _ended_early(run: Run, total: int) -> str | None:
+    return (run.meter.spent(run.history) or run.early_stop()) if run.iteration < total else None
 
 
 def _old_stop(folder: Path) -> bool:
