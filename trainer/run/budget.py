@@ -6,6 +6,7 @@ has it too, and whether it is used up is read off metrics.jsonl alone.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -47,7 +48,8 @@ class Budget:
         """Of it, as used by all iterations on record but the last ones `without`."""
         if len(history) <= without:
             return 0.0
-        return used(history, self.unit, [history[-1]["iteration"] - without])[0] / self.amount
+        total = used(history, self.unit, [history[-1]["iteration"] - without])[0]
+        return 0.0 if math.isnan(total) else total / self.amount
 
     def write(self, folder: Path) -> None:
         write_text(folder / BUDGET, json_line(asdict(self)))
@@ -70,7 +72,7 @@ def cost(row: Mapping, unit: str) -> float | None:
 def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> list[float]:
     """What was used until the end of each of these iterations, 0 for 0.
 
-    An iteration that the record has lost counts as the mean of those that it has. NaN where it has none of that unit.
+    An iteration that was not measured, or whose line was lost, counts as the mean of the others. NaN where there are none.
     """
     costs = {row["iteration"]: value for row in history if (value := cost(row, unit)) is not None}
     lost = statistics.fmean(costs.values()) if costs else float("nan")
@@ -82,19 +84,20 @@ class Meter:
 
     def __init__(self, folder: Path):
         self.budget = None if comfyui.in_comfyui() else read(folder)  # on the canvas a person says when it ends
-        self.restart()
+        self._began: float | None = None  # the end of the last iteration, in seconds of computing
 
     def restart(self) -> None:
-        """What was done since the last iteration is no part of the next one: loading, evaluating, saving."""
+        """What was done since the last iteration is no part of the next one: evaluating, saving."""
         self._began = time.process_time()
 
     def take(self, seconds: float, on_cpu: bool) -> dict[str, float]:
         """What the iteration used that just ended, in all processes together, as one figure of metrics.jsonl.
 
         On the CPU that is seconds of computing, of all threads, so that it does not matter what else the machine does. What
-        waits for an accelerator computes nothing, so there it is `seconds`, those by the clock.
+        waits for an accelerator computes nothing, so there it is `seconds`, those by the clock. A process' first iteration is not
+        measured: it also loads and imports much, and a run that was resumed would pay for that twice.
         """
-        if comfyui.in_comfyui():  # whose process does other things too
+        if self._began is None or comfyui.in_comfyui():  # whose process does other things too
             return {}
         own = time.process_time() - self._began if on_cpu else seconds
         return {USED: distributed.each(torch.tensor(own, dtype=torch.float64)).sum().item()}
@@ -108,6 +111,6 @@ class Meter:
 
     def spent(self, history: Sequence[Mapping]) -> str | None:
         """A sentence for a human where the budget is used up, so that the run ends here; else None."""
-        if self.budget is None or not self.budget.share(history) >= 1:  # NaN: nothing of its unit is on record
+        if self.budget is None or self.budget.share(history) < 1:
             return None
         return f"its budget of {self.budget} is used up"

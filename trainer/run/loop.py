@@ -131,7 +131,6 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             else f"{folder} has no checkpoint yet: starting from the beginning"
         )
     run.begin(start)
-    run.meter.restart()
     every, at_end = _targets(workflow)
     advancing = workflow.advancing()
 

@@ -36,6 +36,8 @@ def test_what_was_used_until_an_iteration():
     # 20, 30, the mean 30 of what is known, 40.
     assert used(history, "forwards", [0, 1, 3, 4]) == [0, 20, 80, 120]
     assert math.isnan(used([{"iteration": 1}], "forwards", [1])[0])
+    assert Budget("seconds", 3, 2).share([{"iteration": 1}]) == 0
+    assert Budget("seconds", 3, 2).share([{"iteration": 1}, row(2)]) == 1, "the first counts as the second"
 
 
 def test_an_evaluation_whenever_a_part_is_used_up(tmp_path):
@@ -57,6 +59,8 @@ def test_seconds_are_of_computing_on_the_cpu_alone(tmp_path, monkeypatch):
     clock = iter([10.0, 12.5])
     monkeypatch.setattr(budget.time, "process_time", lambda: next(clock))
     own = Meter(tmp_path)
+    assert own.take(9.0, on_cpu=True) == own.take(9.0, on_cpu=False) == {}, "the first iteration loads much"
+    own.restart()
     assert own.take(7.0, on_cpu=True) == {"seconds/used": 2.5}
     assert own.take(7.0, on_cpu=False) == {"seconds/used": 7.0}, "what waits for an accelerator computes nothing"
     monkeypatch.setattr(comfyui, "in_comfyui", lambda: True)
@@ -102,7 +106,7 @@ def test_it_ends_when_its_budget_is_used_up_and_goes_on_with_a_larger_one(train,
     # 2 groups of 3: the first step once a group, as its noise is shared, 3 more steps, and 2 samples twice for the divergence
     # from the reference; a backward pass through 3 of the 4 steps, whose graphs were kept.
     assert [cost(each, "forwards") for each in history] == [2 + 3 * 6 + 4 + 2 * (2 + 2 * 6)] * 3, "52, 104, 156"
-    assert all(each["seconds/used"] > 0 for each in history)
+    assert "seconds/used" not in history[0] and all(each["seconds/used"] > 0 for each in history[1:])
     assert [each["iteration"] for each in read_lines(folder / "evaluation.jsonl")] == [0, 2, 3], (
         "at a half, and at the end"
     )
