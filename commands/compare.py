@@ -10,6 +10,7 @@ from . import options
 
 if TYPE_CHECKING:
     from ..study.trainings import Settings
+    from ..trainer.run.budget import Budget
     from ..trainer.workflow.running import Workflow
 
 
@@ -31,9 +32,26 @@ def add(commands) -> None:
 
 def _training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="NAME", help="that others are compared with (default: the first)")
-    parser.add_argument("--iterations", type=options.positive, metavar="N", help="(default: the baseline's own)")
-    parser.add_argument("--seeds", type=options.positive, default=3, metavar="N", help="trainings of each (default 3)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--iterations", type=options.positive, metavar="N", help="(default: the baseline's own)")
+    length.add_argument(
+        "--forwards",
+        type=options.positive,
+        metavar="N",
+        help="each training ends when it has used so many, a backward pass counted as two. Samples and steps may differ then",
+    )
+    length.add_argument(
+        "--seconds",
+        type=options.positive,
+        metavar="N",
+        help="the same by seconds of training; on the CPU, of computing",
+    )
+    parser.add_argument("--seeds", type=options.positive, metavar="N", help="trainings of each (default 5)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument(
+        "--screen", action="store_true", help="one training of each, with the first tuning seed: no verdict follows"
+    )
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="train these; the report is of all")
     parser.add_argument(
         "--learning-rates",
         type=float,
@@ -43,11 +61,19 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
         help="one is for all; of several the best is chosen for each workflow, on other seeds (default: each workflow's own)",
     )
     parser.add_argument(
+        "--rates",
+        type=_own_rates,
+        action="append",
+        default=[],
+        metavar="NAME=RATE,…",
+        help="of one workflow, instead of --learning-rates. May be given more than once",
+    )
+    parser.add_argument(
         "--tuning-seeds",
         type=options.positive,
-        default=2,
+        default=3,
         metavar="N",
-        help="trainings to choose by, of each rate (default 2)",
+        help="trainings to choose by, of each rate (default 3)",
     )
     parser.add_argument(
         "--tuning-iterations", type=options.positive, metavar="N", help="their length (default: that of --iterations)"
@@ -55,9 +81,23 @@ def _training_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=options.positive, default=1, metavar="N", help="trainings at a time (default 1)")
 
 
+def _own_rates(text: str) -> tuple[str, list[float]]:
+    name, _, rates = text.rpartition("=")
+    try:
+        return name, sorted({float(rate) for rate in rates.split(",")})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=RATE or NAME=RATE,RATE") from error
+
+
 def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluate-every", type=options.positive, metavar="N", help="iterations (default: a tenth of all, rounded up)"
+    )
+    parser.add_argument(
+        "--evaluations", type=options.positive, metavar="N", help="with --forwards or --seconds: how many (default 10)"
+    )
+    parser.add_argument(
+        "--judge", default="", metavar="NAME", help="held-out reward to hold scores against (default: the first)"
     )
     parser.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
     parser.add_argument(
@@ -76,7 +116,7 @@ def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     """Trains workflows from the same start on the same prompts, with the same seeds and samples, and compares what became of
-    them: curves with confidence bands, differences to a baseline, held-out rewards, diversity and cost.
+    them: curves with confidence bands, differences to a baseline, time to its score, held-out rewards, diversity and cost.
 
     Ctrl-C keeps what is done, and the same command continues from there.
     """
@@ -123,6 +163,8 @@ def _workflows(arguments: argparse.Namespace) -> dict[str, Workflow]:
 def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) -> Settings:
     """What the command line leaves open is as on the baseline's Training Run."""
     from ..study import fairness
+    from ..study.compare import TUNING_SEED
+    from ..study.comparison import VERDICT_SEEDS
     from ..study.trainings import Settings
     from ..trainer.prompts import read_prompts
 
@@ -130,16 +172,40 @@ def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) 
     if not (arguments.prompts or inputs["evaluation_prompts"].strip()):
         raise ValueError(f"{baseline} has no evaluation_prompts on its Training Run. Fix: --prompts FILE")
     iterations = arguments.iterations or inputs["iterations"]
+    seeds = arguments.seeds or VERDICT_SEEDS
     return Settings(
         iterations=iterations,
-        seeds=range(arguments.seed, arguments.seed + arguments.seeds),
+        seeds=(TUNING_SEED,) if arguments.screen else range(arguments.seed, arguments.seed + seeds),
         evaluate_every=arguments.evaluate_every or -(-iterations // 10),
         prompts="\n".join(read_prompts(inputs["evaluation_prompts"], arguments.prompts or "")),
         evaluation_seeds=arguments.evaluation_seeds or inputs["evaluation_seeds"],
+        budget=_budget(arguments),
+        evaluation_steps=fairness.evaluation_steps(workflow),
         learning_rates=sorted(set(arguments.learning_rates)),
+        own_rates=dict(arguments.rates),
+        only=arguments.only,
+        screening=arguments.screen,
+        judge=arguments.judge,
         tuning_seeds=arguments.tuning_seeds,
         tuning_iterations=arguments.tuning_iterations or iterations,
         jobs=arguments.jobs,
         device=arguments.device,
         features=arguments.features,
     )
+
+
+def _budget(arguments: argparse.Namespace) -> Budget | None:
+    from ..trainer.run.budget import FORWARDS, SECONDS, Budget
+
+    has_budget = bool(arguments.forwards or arguments.seconds)
+    others = ("evaluate_every", "tuning_iterations") if has_budget else ("evaluations",)
+    for name in others:
+        if getattr(arguments, name):
+            kind, fix = ("a budget", "--evaluations") if has_budget else ("iterations", "--forwards or --seconds too")
+            raise ValueError(f"--{name.replace('_', '-')} does not go with {kind}. Fix: leave it out, or give {fix}")
+    if arguments.screen and arguments.seeds:
+        raise ValueError("--screen takes one seed. Fix: leave out --seeds")
+    if not has_budget:
+        return None
+    unit = FORWARDS if arguments.forwards else SECONDS
+    return Budget(unit, arguments.forwards or arguments.seconds, arguments.evaluations or 10)

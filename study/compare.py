@@ -1,7 +1,7 @@
 """`otca compare`: trains workflows from the same start on the same prompts, and compares what became of them.
 
 Its folder holds <workflow>/lr<rate>/seed<number>/, each the folder of a run, and comparison.json, comparison.md and
-comparison.png.
+comparison.png, or screening.json, .md and .png.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..host.json_files import read_json
 from ..inference import loading
 from ..trainer.networks import features
 from ..trainer.pictures import grids
+from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
 from ..trainer.run.folder import RunError
 from ..trainer.run.layout import EVALUATIONS, json_line, read_lines
@@ -27,11 +29,12 @@ from ..trainer.workflow.running import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity, fairness
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
-from .trainings import Say, Settings, Training, check_folder, run, state, trainings
+from .trainings import DIVERGED, Say, Settings, Training, check_folder, diverged, run, state, trainings
 
-# The first seed of the trainings that only choose a learning rate. No comparison should use it again.
+# The first seed of the trainings that only choose a workflow or a learning rate. No comparison should use it again.
 TUNING_SEED = 1000
-JSON, TABLE, FIGURE = "comparison.json", "comparison.md", "comparison.png"
+FEW = 3  # tuning seeds, below which a rate may be chosen by luck
+COMPARISON, SCREENING = "comparison", "screening"  # the names of what is written
 DIVERSITY = "diversity.json"
 
 logger = logging.getLogger(__name__)
@@ -55,42 +58,56 @@ def compare(
         FileNotFoundError: the encoder of `features` was not found.
         host.Stopped: what is done is in the folder.
     """
-    fairness.check_equal(workflows, baseline)
-    _check_settings(settings)
-    rates = {name: settings.learning_rates or (fairness.rate(workflow),) for name, workflow in workflows.items()}
-    tuning_seeds = range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds) if len(settings.learning_rates) > 1 else ()
+    fairness.check_equal(workflows, baseline, any_size=settings.budget is not None)
+    rates = {name: settings.rates(name, workflow) for name, workflow in workflows.items()}
+    tuned = {name: workflow for name, workflow in workflows.items() if len(rates[name]) > 1}
+    _check_settings(settings, rates, tuned)
+    tuning_seeds = range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds)
+    if tuned and settings.tuning_seeds < FEW:
+        say(
+            f"learning rates are chosen by {settings.tuning_seeds} trainings each, so by luck too. Fix: --tuning-seeds {FEW}"
+        )
     shorter = replace(settings, iterations=settings.tuning_iterations)
-    tuning = trainings(workflows, rates, tuning_seeds, shorter, folder)
+    tuning = trainings(tuned, rates, tuning_seeds, shorter, folder)
     for training in (*tuning, *trainings(workflows, rates, settings.seeds, settings, folder)):
         check_folder(training)
     failed: dict[str, str] = {}
-    sweep = None
-    if tuning:
+
+    def train_all(some: Sequence[Training]) -> None:
         if train:
-            failed |= run(tuning, settings, say)
-        sweep = choose(tuning, tuning_seeds, shorter.iterations)
-        rates = {name: (rate,) for name, rate in sweep.chosen.items()}
+            failed.update(run([each for each in some if each.name in (settings.only or workflows)], settings, say))
+
+    train_all(tuning)
+    sweep = choose(tuning, tuning_seeds) if tuning else None
+    rates = {name: own for name, own in rates.items() if name not in tuned}
+    rates |= {name: (rate,) for name, rate in (sweep.chosen if sweep else {}).items()}
     chosen = {name: workflow for name, workflow in workflows.items() if name in rates}
     compared = trainings(chosen, rates, settings.seeds, settings, folder)
-    if train:
-        failed |= run(compared, settings, say)
+    train_all(compared)
     unfinished = {str(each): failed.get(str(each)) or state(each) for each in (*tuning, *compared) if not each.finished}
     unfinished |= {name: "no learning rate whose trainings all ended" for name in workflows.keys() - chosen.keys()}
-    finished = [training for training in compared if training.finished]
-    table = _report(finished, workflows, baseline, settings, sweep, unfinished, folder)
-    return table, not unfinished
+    table = _report(compared, workflows, baseline, settings, sweep, unfinished, folder)
+    # What diverged is a result, and there is nothing left to do about it.
+    return table, all(why.startswith(DIVERGED) for why in unfinished.values())
 
 
-def _check_settings(settings: Settings) -> None:
+def _check_settings(settings: Settings, rates: Mapping[str, Sequence[float]], tuned: Mapping[str, Workflow]) -> None:
     """Raises ValueError for what would otherwise be noticed only after everything was trained."""
     if len(settings.prompts.splitlines()) * settings.evaluation_seeds < 2:
         raise ValueError("one picture has no spread to measure rises in. Fix: more --prompts or --evaluation-seeds")
-    if any(not 0 < rate < math.inf for rate in settings.learning_rates):
-        rates = ", ".join(f"{rate:g}" for rate in settings.learning_rates)
-        raise ValueError(f"--learning-rates must be above 0, not {rates}")
-    if len(settings.learning_rates) > 1 and (
-        shared := set(settings.seeds) & set(range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds))
-    ):
+    for name in (*settings.own_rates, *settings.only):
+        if name not in rates:
+            raise ValueError(f"{name!r} is no workflow. Fix: one of {', '.join(rates)}")
+    for name, some in rates.items():
+        if any(not 0 < rate < math.inf for rate in some):
+            raise ValueError(f"{name}: learning rates must be above 0, not {', '.join(f'{rate:g}' for rate in some)}")
+    if settings.screening and tuned:
+        raise ValueError(
+            f"a screening takes one learning rate of each workflow, and {next(iter(tuned))} has "
+            f"{len(rates[next(iter(tuned))])}. Fix: one --learning-rates for all, or --rates NAME=RATE"
+        )
+    shared = set(settings.seeds) & set(range(TUNING_SEED, TUNING_SEED + settings.tuning_seeds))
+    if tuned and shared:
         raise ValueError(
             f"learning rates are chosen with the seeds from {TUNING_SEED} on, {min(shared)} among them, and the comparison must "
             "not use these again. Fix: another --seed"
@@ -98,7 +115,7 @@ def _check_settings(settings: Settings) -> None:
     features.find(settings.features)
 
 
-def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) -> Sweep:
+def choose(tuning: Sequence[Training], seeds: Sequence[int]) -> Sweep:
     """Chooses for every workflow the rate with the best mean final score over all these seeds; of equal rates the lower.
 
     A rate that failed or ended without a score with any seed is out; a workflow without any rate left is not in `chosen`.
@@ -106,8 +123,13 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
     """
     scores: dict[str, dict[float, float]] = {training.name: {} for training in tuning}
     declined: dict[str, set[float]] = {name: set() for name in scores}
+    fallen_apart: dict[str, set[float]] = {name: set() for name in scores}
+    asked: dict[str, set[float]] = {name: set() for name in scores}
     chosen = {}
     for training in tuning:
+        asked[training.name].add(training.rate)
+        if diverged(training):
+            fallen_apart[training.name].add(training.rate)
         alike = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
         if all(other.finished for other in alike):
             outcomes = [comparison.read(other.folder) for other in alike]
@@ -119,17 +141,15 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], iterations: int) ->
     for name, by_rate in scores.items():
         if by_rate:
             chosen[name] = max(sorted(by_rate), key=lambda rate: (rate not in declined[name], by_rate[rate]))
-    rates = sorted({training.rate for training in tuning})
-    return Sweep(
-        list(seeds), iterations, scores, chosen, rates, {name: sorted(some) for name, some in declined.items()}
-    )
+    listed = [{name: sorted(some) for name, some in each.items()} for each in (asked, declined, fallen_apart)]
+    return Sweep(list(seeds), tuning[0].length, scores, chosen, *listed)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
 def _report(
-    finished: Sequence[Training],
+    compared: Sequence[Training],
     workflows: Mapping[str, Workflow],
     baseline: str,
     settings: Settings,
@@ -137,6 +157,7 @@ def _report(
     unfinished: Mapping[str, str],
     folder: Path,
 ) -> str:
+    finished = [training for training in compared if training.finished]
     if not any(training.name == baseline for training in finished):
         reasons = "; ".join(f"{name}: {why}" for name, why in unfinished.items() if name.partition(", ")[0] == baseline)
         raise RunError(
@@ -156,13 +177,17 @@ def _report(
     }
     outcomes = {name: by_seed for name, by_seed in outcomes.items() if by_seed and name not in unfinished}
     rates = {training.name: training.rate for training in finished}
-    samples = fairness.samples(workflows[baseline])
-    rows = comparison.summarise(outcomes, rates, samples, baseline)
     first = next(training for training in finished if training.name == baseline)
     before = outcomes[baseline][first.seed]
+    judge = _judge(settings, before)
+    samples = {name: fairness.samples(workflow) for name, workflow in workflows.items()}
+    rows = comparison.summarise(outcomes, rates, samples, baseline, settings.budget, judge)
     facts = Facts(
         baseline=baseline,
-        samples=samples,
+        length=first.length,
+        unit=settings.budget.unit if settings.budget else FORWARDS,
+        screening=settings.screening,
+        judge=judge,
         prompts=len(settings.prompts.splitlines()),
         evaluation_seeds=settings.evaluation_seeds,
         features=settings.features,
@@ -173,14 +198,26 @@ def _report(
             for name, workflow in workflows.items()
             if name in outcomes and name != baseline
         },
+        diverged=dict(Counter(training.name for training in compared if diverged(training))),
         unfinished=unfinished,
     )
     table = comparison_report.markdown(rows, sweep, facts)
-    write_text(folder / TABLE, table)
-    grids.save(comparison_plot.picture(rows, facts), folder / FIGURE)
+    name = SCREENING if settings.screening else COMPARISON
+    write_text(folder / f"{name}.md", table)
+    grids.save(comparison_plot.picture(rows, facts), folder / f"{name}.png")
     content = {"facts": asdict(facts), "sweep": sweep and asdict(sweep), "workflows": [asdict(row) for row in rows]}
-    write_text(folder / JSON, json_line(content))
+    write_text(folder / f"{name}.json", json_line(content))
     return table
+
+
+def _judge(settings: Settings, baseline: Outcome) -> str:
+    """The held-out reward that scores are held against; empty where nothing is held out."""
+    if settings.judge and settings.judge not in baseline.held_out:
+        raise RunError(
+            f"--judge {settings.judge!r} is no held-out reward. Fix: one of {', '.join(baseline.held_out) or 'none'}, or leave "
+            "it out"
+        )
+    return settings.judge or next(iter(baseline.held_out), "")
 
 
 def _diversity(training: Training, settings: Settings, untrained: bool = False) -> float:
@@ -188,14 +225,13 @@ def _diversity(training: Training, settings: Settings, untrained: bool = False) 
     if settings.evaluation_seeds < 2:
         return math.nan
     path = training.folder / DIVERSITY
-    key = f"{settings.features}, {'before training' if untrained else f'{training.iterations} iterations'}"
+    key = f"{settings.features}, {'before training' if untrained else training.length}"
     measured = _measured_before(path)
     if key not in measured:
         [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
         seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
         model, how = loading.load_run(training.folder, training.workflow.node_classes)
-        steps = fairness.run_inputs(training.workflow)["evaluation_steps"]
-        how = replace(how, steps=steps or how.steps)
+        how = replace(how, steps=fairness.evaluation_steps(training.workflow))
         with model.policy.reference() if untrained else contextlib.nullcontext():
             measured[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
         write_text(path, json_line(measured))

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from ..trainer.run.budget import FORWARDS, UNITS, Budget, used
 from ..trainer.run.folder import RunError
 from ..trainer.run.layout import EVALUATIONS, METRICS, read_lines
 from ..trainer.run.verdicts import fell, measured
+from .measures import area, non_dominated, reached_for_good
 from .statistics import Interval, holm, mean_interval, paired_p
 
+EARLY = (0.35, 0.5)  # shares of what the baseline used in all
+VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
+
+_KL_WINDOW = 8  # iterations: each measures the divergence at another one of the trained steps
 # Of a standard deviation: untrained models score alike up to rounding, and the batch shapes of an evaluation are the same.
 _ALIKE = 0.01
 
@@ -34,16 +40,20 @@ class Outcome:
         trained, held_out: each reward's means, {name: [E]}.
         spread: each trained reward's standard deviation before training.
         diversity: of the trained model's pictures, NaN where it was not measured.
-        seconds: of an iteration, the median.
+        used: forwards and seconds until each evaluation, {unit: [E]}, as `budget.Budget` counts them.
+        kl: [E] mean‖v - v_ref‖² to the untrained model, 0 before training, then the mean over the last iterations.
+        seconds: of an iteration by the clock, the median.
         forwards, with_gradient: of an iteration, the mean.
         declined: held-out rewards that ended below where they began, see `verdicts.fell`.
         unscored: scores that a reward could not give in the last evaluation; they are in no mean.
     """
 
-    iterations: tuple[int, ...]
+    iterations: tuple[float, ...]
     trained: Mapping[str, np.ndarray]
     held_out: Mapping[str, np.ndarray]
     spread: Mapping[str, float]
+    used: Mapping[str, np.ndarray]
+    kl: np.ndarray
     diversity: float
     seconds: float
     forwards: float
@@ -65,6 +75,20 @@ class Outcome:
         """The score's largest fall below the best that it had reached."""
         return float((np.maximum.accumulate(self.score) - self.score).max())
 
+    @property
+    def area(self) -> float:
+        return area(self.used[FORWARDS], self.score)
+
+    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Outcome:
+        """With other points for its evaluations; `change` takes and gives what holds for each of them."""
+        trained, held_out, amounts = (
+            {name: change(values) for name, values in kind.items()} for kind in (self.trained, self.held_out, self.used)
+        )
+        iterations = tuple(change(np.array(self.iterations)).tolist())
+        return replace(
+            self, iterations=iterations, trained=trained, held_out=held_out, used=amounts, kl=change(self.kl)
+        )
+
 
 _COSTS = ("seconds/iteration", "forwards/all", "forwards/with_gradient")  # of an iteration
 
@@ -76,8 +100,8 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         RunError: its record has lost too much, or a trained reward told no two pictures apart before training, so that its rise
             has no unit.
     """
-    evaluations = read_lines(folder / EVALUATIONS)
-    history = [row for row in read_lines(folder / METRICS) if all(measured(row.get(key)) for key in _COSTS)]
+    evaluations, lines = read_lines(folder / EVALUATIONS), read_lines(folder / METRICS)
+    history = [row for row in lines if all(measured(row.get(key)) for key in _COSTS)]
     first = evaluations[0]["rewards"] if evaluations else {}
     if not history or not evaluations or any(row["rewards"].keys() != first.keys() for row in evaluations):
         raise RunError(
@@ -96,11 +120,14 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         name: np.array([row["rewards"][name]["mean"] for row in evaluations], dtype=float)  # null becomes NaN
         for name in first
     }
+    iterations = tuple(row["iteration"] for row in evaluations)
     return Outcome(
-        iterations=tuple(row["iteration"] for row in evaluations),
+        iterations=iterations,
         trained={name: means[name] for name in trained},
         held_out={name: values for name, values in means.items() if name not in trained},
         spread={name: first[name]["std"] for name in trained},
+        used={unit: np.array(used(lines, unit, iterations), dtype=float) for unit in UNITS},
+        kl=np.array([_divergence(lines, iteration) for iteration in iterations]),
         diversity=diversity,
         seconds=statistics.median(row["seconds/iteration"] for row in history),
         forwards=statistics.fmean(row["forwards/all"] for row in history),
@@ -110,39 +137,63 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
     )
 
 
+def _divergence(lines: Sequence[Mapping], iteration: int) -> float:
+    """kl/reference, over the last iterations until this one. It is measured after each update."""
+    recent = [row for row in lines if iteration - _KL_WINDOW < row["iteration"] <= iteration]
+    known = [row["kl/reference"] for row in recent if measured(row.get("kl/reference"))]
+    return statistics.fmean(known) if known else 0.0 if iteration == 0 else math.nan
+
+
+@dataclass(frozen=True)
+class Early:
+    """A workflow when it has used a share of what the baseline used in all, minus the baseline at its end, paired by seed."""
+
+    share: float
+    score: Interval
+    judge: Interval | None
+
+
 @dataclass(frozen=True)
 class Row:
-    """A workflow over its seeds. Intervals are of means over seeds; gains and scores as of `Outcome`, at the last evaluation.
+    """A workflow over its seeds. Intervals are of means over seeds; gains and scores as of `Outcome`, at the end.
 
     Attributes:
-        samples: seen until each of the E evaluations.
-        curve, rewards: over these, the score and every reward's mean.
+        iterations: at the end, the mean over seeds.
+        samples: to an iteration.
+        used: until each of the E evaluations, {unit: [E]}, means over seeds.
+        curve, rewards, kl: there, the score, every reward's mean, and the divergence from the untrained model.
         deviation: of the final score between seeds.
         drop: mean over seeds of the largest fall from the best score so far.
         difference: of final scores to the baseline, seed by seed; None for itself.
         p, corrected: of the paired t test of that, and after Holm's correction over all workflows.
-        reached: samples at which the mean curve first gets to the baseline's final score (the mean over the seeds that both
-            have); None: never.
-        reached_by: how many seeds get there.
+        area: under the score's curve, its mean height; `area_difference` as `difference`.
+        reached: {unit: what was used until the score was for good at the baseline's final one}: of the mean over the seeds that
+            both have, and from where its interval touches that to where all of it lies above; infinity for never.
+        reached_by_seed: the same of each seed by itself, to the mean of the baseline's final scores.
+        early: what it has come to at each of EARLY; empty for the baseline.
         gains: of every trained reward.
         spread: the gains' standard deviation over the trained rewards, of their means over seeds.
         held_out: means of every held-out reward, and `held_out_difference` as `difference`; empty for the baseline.
+        undominated: whether no other workflow is as good or better in both the score and the judge, and better in one.
     """
 
     name: str
-    learning_rate: float
     seeds: list[int]
-    samples: list[int]
+    iterations: float
+    used: dict[str, list[float]]
     curve: list[Interval]
     rewards: dict[str, list[Interval]]
+    kl: list[Interval]
     final: Interval
     deviation: float
     drop: float
     difference: Interval | None
     p: float
     corrected: float
-    reached: float | None
-    reached_by: int
+    area: Interval
+    area_difference: Interval | None
+    reached: dict[str, Interval]
+    reached_by_seed: dict[str, list[float]]
     gains: dict[str, Interval]
     spread: float
     held_out: dict[str, Interval]
@@ -153,6 +204,10 @@ class Row:
     with_gradient: float
     declined: dict[str, int]  # {held-out reward: the number of seeds with which it ended below where it began}
     unscored: int  # of all seeds
+    learning_rate: float = math.nan
+    samples: int = 0
+    early: Sequence[Early] = ()
+    undominated: bool = False
 
     @property
     def least(self) -> str:
@@ -161,61 +216,85 @@ class Row:
 
 
 def summarise(
-    outcomes: Mapping[str, Mapping[int, Outcome]], rates: Mapping[str, float], samples: int, baseline: str
+    outcomes: Mapping[str, Mapping[int, Outcome]],
+    rates: Mapping[str, float],
+    samples: Mapping[str, int],
+    baseline: str,
+    budget: Budget | None = None,
+    judge: str = "",
 ) -> list[Row]:
     """A row a workflow, in the order given.
 
     Args:
         outcomes: by workflow and seed.
-        samples: to an iteration.
+        samples: to an iteration, of each workflow.
+        budget: that all had; None: all had the same number of iterations.
+        judge: the held-out reward that scores are held against; empty: none.
 
     Raises:
         RunError: trainings that did not start from one model, or share no seed with the baseline.
     """
-    outcomes = _cut(outcomes)
     _check_start(outcomes)
-    rows = [
-        _row(name, runs, outcomes[baseline], rates[name], samples, name == baseline) for name, runs in outcomes.items()
+    outcomes = _cut(outcomes) if budget is None else _at_parts(outcomes, budget)
+    base, unit = outcomes[baseline], budget.unit if budget else FORWARDS
+    rows = []
+    for name, runs in outcomes.items():
+        row = _row(name, runs, base, name == baseline)
+        pairs = [] if name == baseline else _pairs(runs, base)
+        early = [_early(pairs, share, unit, judge) for share in EARLY if pairs]
+        rows.append(replace(row, learning_rate=rates[name], samples=samples[name], early=early))
+    corrected = holm([row.p for row in rows])
+    points = [(row.final.mean, row.held_out[judge].mean) for row in rows] if judge else []
+    undominated = non_dominated(points) if judge else [False] * len(rows)
+    return [
+        replace(row, corrected=p, undominated=own) for row, p, own in zip(rows, corrected, undominated, strict=True)
     ]
-    return [replace(row, corrected=p) for row, p in zip(rows, holm([row.p for row in rows]), strict=True)]
 
 
-def _row(
-    name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], rate: float, samples: int, is_baseline: bool
-) -> Row:
+def _pairs(by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[tuple[Outcome, Outcome]]:
+    return [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+
+
+def _row(name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], is_baseline: bool) -> Row:
     runs = list(by_seed.values())
-    pairs = [] if is_baseline else [(by_seed[seed], base[seed]) for seed in by_seed if seed in base]
+    pairs = [] if is_baseline else _pairs(by_seed, base)
     if not pairs and not is_baseline:
         raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
+
+    def paired(figure: Callable[[Outcome], float]) -> Interval | None:
+        return mean_interval([figure(mine) - figure(theirs) for mine, theirs in pairs]) if pairs else None
+
+    common = pairs or [(run, run) for run in runs]
+    target = statistics.fmean(theirs.score[-1] for _, theirs in common)
     differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
-    target = statistics.fmean(run.score[-1] for seed, run in base.items() if seed in by_seed)
-    seen = [iteration * samples for iteration in runs[0].iterations]
-    curve = _over_seeds([run.score for run in runs])
     gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
     finals = [run.score[-1] for run in runs]
     means = [{**run.trained, **run.held_out} for run in runs]
     return Row(
         name=name,
-        learning_rate=rate,
         seeds=list(by_seed),
-        samples=seen,
-        curve=curve,
+        iterations=statistics.fmean(run.iterations[-1] for run in runs),
+        used={unit: np.mean([run.used[unit] for run in runs], 0).tolist() for unit in UNITS},
+        curve=_over_seeds([run.score for run in runs]),
         rewards={reward: _over_seeds([run_means[reward] for run_means in means]) for reward in means[0]},
+        kl=_over_seeds([run.kl for run in runs]),
         final=mean_interval(finals),
         deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
         drop=statistics.fmean(run.drop for run in runs),
         difference=mean_interval(differences) if pairs else None,
-        p=paired_p(differences),
+        p=paired_p(differences) if len(pairs) >= VERDICT_SEEDS else math.nan,
         corrected=math.nan,
-        reached=first_crossing(seen, [point.mean for point in curve], target),
-        reached_by=sum(first_crossing(seen, run.score, target) is not None for run in runs),
+        area=mean_interval([run.area for run in runs]),
+        area_difference=paired(lambda run: run.area),
+        reached={unit: _reached(common, unit) for unit in UNITS},
+        reached_by_seed={unit: [reached_for_good(run.used[unit], run.score, target) for run in runs] for unit in UNITS},
         gains=gains,
         spread=float(np.std([interval.mean for interval in gains.values()])),
         held_out={reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out},
         held_out_difference={
-            reward: mean_interval([mine.held_out[reward][-1] - theirs.held_out[reward][-1] for mine, theirs in pairs])
+            reward: interval
             for reward in runs[0].held_out
-            if pairs
+            if (interval := paired(lambda run, reward=reward: float(run.held_out[reward][-1]))) is not None
         },
         diversity=mean_interval([run.diversity for run in runs]),
         seconds=statistics.median(run.seconds for run in runs),
@@ -228,22 +307,25 @@ def _row(
     )
 
 
-def first_crossing(samples: Sequence[float], scores: Sequence[float] | np.ndarray, target: float) -> float | None:
-    """Samples at which the line through the evaluations first reaches the target; None where it never does.
+def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
+    """By inversion of the paired t interval: a time is in the interval where the score then minus the baseline's final one, seed
+    by seed, is not clearly other than 0. So it knows that the baseline's score is uncertain too."""
+    lead = _over_seeds([mine.score - theirs.score[-1] for mine, theirs in pairs])
+    times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
+    # Where the upper bound gets to 0, the score may be there already; where the lower one does, it surely is.
+    mean, low, high = (
+        reached_for_good(times, [getattr(point, bound) for point in lead], 0.0) for bound in ("mean", "high", "low")
+    )
+    return Interval(mean, low, high, len(pairs)) if len(pairs) > 1 else Interval(mean, math.nan, math.nan, 1)
 
-    An evaluation without a score, NaN, is left out.
-    """
-    scored = [(seen, score) for seen, score in zip(samples, scores, strict=True) if not math.isnan(score)]
-    if not scored:
-        return None
-    samples, scores = zip(*scored, strict=True)
-    if scores[0] >= target:
-        return float(samples[0])
-    for i in range(1, len(samples)):
-        if scores[i] >= target:
-            part = (target - scores[i - 1]) / (scores[i] - scores[i - 1])
-            return float(samples[i - 1] + part * (samples[i] - samples[i - 1]))
-    return None
+
+def _early(pairs: Sequence[tuple[Outcome, Outcome]], share: float, unit: str, judge: str) -> Early:
+    def lead(mine: Outcome, theirs: Outcome, of: Callable[[Outcome], np.ndarray]) -> float:
+        return float(np.interp(share * theirs.used[unit][-1], mine.used[unit], of(mine)) - of(theirs)[-1])
+
+    score = mean_interval([lead(*pair, lambda run: run.score) for pair in pairs])
+    judged = mean_interval([lead(*pair, lambda run: run.held_out[judge]) for pair in pairs]) if judge else None
+    return Early(share, score, judged)
 
 
 def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:
@@ -257,12 +339,19 @@ def _cut(outcomes: Mapping[str, Mapping[int, Outcome]]) -> dict[str, dict[int, O
 
     def cut(run: Outcome) -> Outcome:
         keep = [run.iterations.index(iteration) for iteration in common]
-        trained, held_out = (
-            {name: means[keep] for name, means in kind.items()} for kind in (run.trained, run.held_out)
-        )
-        return replace(run, iterations=tuple(common), trained=trained, held_out=held_out)
+        return run.changed(lambda values: values[keep])
 
     return {name: {seed: cut(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
+
+
+def _at_parts(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget) -> dict[str, dict[int, Outcome]]:
+    """All at the same equal parts of the budget, on the lines through their evaluations, which come an iteration later."""
+    parts = np.linspace(0, budget.amount, budget.evaluations + 1)
+
+    def at(run: Outcome) -> Outcome:
+        return run.changed(lambda values: np.interp(parts, run.used[budget.unit], values))
+
+    return {name: {seed: at(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
 
 
 def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..trainer.run.budget import BACKWARD, UNITS
+from .comparison import EARLY, VERDICT_SEEDS
+
 if TYPE_CHECKING:
     from .comparison import Row
     from .statistics import Interval
@@ -14,35 +17,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """How learning rates were chosen: each one's mean final score over the tuning seeds; one without a score is left out."""
+    """How learning rates were chosen, by workflow; one that was given a single rate is not in it.
+
+    Attributes:
+        length: of the trainings.
+        scores: each rate's mean final score over the tuning seeds; one without a score is left out.
+        rates: that were asked for.
+        declined: rates at which a held-out reward fell.
+        diverged: rates at which a training did.
+    """
 
     seeds: Sequence[int]
-    iterations: int
-    scores: Mapping[str, Mapping[float, float]] = field(default_factory=dict)  # {workflow: {rate: score}}
+    length: str
+    scores: Mapping[str, Mapping[float, float]] = field(default_factory=dict)
     chosen: Mapping[str, float] = field(default_factory=dict)
-    rates: Sequence[float] = ()  # that were asked for
-    declined: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # {workflow: rates at which a held-out reward fell}
+    rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    declined: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    diverged: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables need to say beside their figures."""
+    """What the tables need to say beside their figures.
+
+    Attributes:
+        length: of every training: its iterations, or its budget in `unit`.
+        judge: the held-out reward that scores are held against; empty where there is none.
+        differing: {workflow: what differs from the baseline's}.
+        diverged: {workflow: how many of its trainings}.
+        unfinished: {training: why}.
+    """
 
     baseline: str
-    samples: int  # to an iteration
+    length: str
+    unit: str
+    screening: bool
+    judge: str
     prompts: int
     evaluation_seeds: int
     features: str
     untrained_diversity: float
     untrained_held_out: Mapping[str, float]
-    differing: Mapping[str, Sequence[str]]  # {workflow: what differs from the baseline's}
-    unfinished: Mapping[str, str]  # {training: why}
+    differing: Mapping[str, Sequence[str]]
+    diverged: Mapping[str, int]
+    unfinished: Mapping[str, str]
 
 
 def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
-    parts = [_head(rows, facts), _scores(rows, facts), _rewards(rows, facts), _cost(rows, facts)]
+    parts = [_head(facts), _scores(rows, sweep, facts), _times(rows, facts), _early(rows, facts)]
+    parts += [_rewards(rows, facts), _cost(rows)]
     if sweep is not None:
         parts.append(_sweep(sweep))
     if facts.differing:
@@ -66,45 +89,99 @@ def markdown(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> str:
         )
     if facts.unfinished:
         lines = [f"- {name}: {why}" for name, why in facts.unfinished.items()]
-        parts.append(["**Not finished, and in no figure above:**", "", *lines])
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+        parts.append(["**Diverged, failed or not finished, and in no figure above:**", "", *lines])
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 
-def _head(rows: Sequence[Row], facts: Facts) -> list[str]:
-    total = rows[0].samples[-1]
-    return [
-        "# Comparison",
-        "",
-        f"{total:,} samples each: {total // facts.samples} iterations of {facts.samples}. Judged on "
-        f"{facts.prompts} prompts × {facts.evaluation_seeds} seeds, by the deterministic sampler, the same for all. Score: mean "
-        "over the trained rewards of the rise since before training, in standard deviations of that reward before training. "
-        "± and brackets: 95 % of Student's t over training seeds, each by itself; differences are paired by seed, and bold where "
-        "theirs is without 0. p is corrected for the number of workflows, so the two may disagree: then trust p.",
-    ]
+def _head(facts: Facts) -> list[str]:
+    title = ["# Screening, without verdict", "", "One seed of each: what differs here may be chance. "]
+    if not facts.screening:
+        title = ["# Comparison", "", ""]
+    title[-1] += (
+        f"{facts.length} each. Judged on {facts.prompts} prompts × {facts.evaluation_seeds} seeds, by the deterministic sampler, "
+        "the same for all. Score: mean over the trained rewards of the rise since before training, in standard deviations of "
+        "that reward before training."
+    )
+    if not facts.screening:
+        title[-1] += (
+            " ± and brackets: 95 % of Student's t over training seeds, each by itself; differences are paired by seed, and bold "
+            "where theirs is without 0. p is corrected for the number of workflows that have one, so the two may disagree: then "
+            f"trust p. Fewer than {VERDICT_SEEDS} seeds have none, and no verdict."
+        )
+    return title
 
 
-def _scores(rows: Sequence[Row], facts: Facts) -> list[str]:
-    head = ["workflow", "learning rate", "seeds", "final score", f"minus {facts.baseline}", "p (Holm)"]
-    head += [f"samples to {facts.baseline}'s score", "std over seeds", "largest drop"]
-    return _table(
-        head,
-        [
+def _scores(rows: Sequence[Row], sweep: Sweep | None, facts: Facts) -> list[str]:
+    head = ["workflow", "learning rate", "seeds", "final score", f"minus {facts.baseline}"]
+    head += [] if facts.screening else ["p (Holm)"]
+    head += ["area", f"minus {facts.baseline}", "std over seeds", "largest drop"]
+    body = []
+    for row in rows:
+        untuned = sweep is not None and row.name not in sweep.chosen
+        diverged = facts.diverged.get(row.name, 0)
+        p = _p(row.corrected) if row.difference is None or row.difference.count >= VERDICT_SEEDS else "no verdict"
+        body.append(
             [
                 row.name,
-                f"{row.learning_rate:g}",
-                str(len(row.seeds)),
+                f"{row.learning_rate:g}{' (not tuned)' if untuned else ''}",
+                f"{len(row.seeds)}{f', {diverged} diverged' if diverged else ''}",
                 _plus_minus(row.final, "+.2f"),
                 "" if row.difference is None else _bracketed(row.difference) + _pairs(row.difference, len(row.seeds)),
-                _p(row.corrected),
-                f"{row.reached:,.0f} ({row.reached_by} of {len(row.seeds)} seeds)"
-                if row.reached is not None
-                else f"not reached ({row.reached_by} of {len(row.seeds)} seeds)",
+                *([] if facts.screening else [p]),
+                _plus_minus(row.area, "+.2f"),
+                "" if row.area_difference is None else _bracketed(row.area_difference),
                 _number(row.deviation, ".2f"),
                 _number(row.drop, ".2f"),
             ]
-            for row in rows
-        ],
-    )
+        )
+    return _table(head, body)
+
+
+def _times(rows: Sequence[Row], facts: Facts) -> list[str]:
+    head = ["workflow"]
+    for unit in UNITS:
+        head += [f"{unit} to {facts.baseline}'s final score", f"of all that {facts.baseline} used"]
+    head += [f"seed by seed ({facts.unit})", "seeds that reach it"]
+    base = next(row for row in rows if row.name == facts.baseline)
+    body = []
+    for row in rows:
+        cells = []
+        for unit in UNITS:
+            whole = base.used[unit][-1]
+            cells += [_amount(row.reached[unit], 1, ",.0f"), _amount(row.reached[unit], whole, ".0%")]
+        amounts = row.reached_by_seed[facts.unit]
+        count = sum(map(math.isfinite, amounts))
+        cells += [", ".join(_or_never(amount, ",.0f") for amount in amounts), f"{count} of {len(row.seeds)}"]
+        body.append([row.name, *cells])
+    return _table(head, body)
+
+
+def _early(rows: Sequence[Row], facts: Facts) -> list[str]:
+    """Nothing where there is only the baseline."""
+    head, body = ["workflow"], []
+    for share in EARLY:
+        head += [f"score at {share:.0%} of {facts.baseline}'s {facts.unit}, minus its final one"]
+        head += [f"{facts.judge} there, minus its final one"] if facts.judge else []
+    for row in rows:
+        cells = []
+        for early in row.early:
+            cells += [_bracketed(early.score)] + ([] if early.judge is None else [_bracketed(early.judge, "+.3f")])
+        body += [[row.name, *cells]] if cells else []
+    return _table(head, body) if body else []
+
+
+def _amount(interval: Interval, whole: float, form: str) -> str:
+    """In parts of the whole; empty where the unit was not measured."""
+    if math.isnan(interval.mean) or math.isnan(whole):
+        return ""
+    mean = _or_never(interval.mean / whole, form)
+    if math.isnan(interval.low):
+        return mean
+    return f"{mean} ({_or_never(interval.low / whole, form)} … {_or_never(interval.high / whole, form)})"
+
+
+def _or_never(value: float, form: str) -> str:
+    return "never" if math.isinf(value) else f"{value:{form}}"
 
 
 def _pairs(difference: Interval, seeds: int) -> str:
@@ -116,6 +193,7 @@ def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
     trained, held_out = list(rows[0].gains), list(rows[0].held_out)
     head = ["workflow", *trained, "least", "spread"]
     head += [cell for name in held_out for cell in (f"{name} (held out)", f"minus {facts.baseline}")] + ["diversity"]
+    head += [f"dominated in score and {facts.judge}"] if facts.judge else []
     body = [
         [
             row.name,
@@ -124,11 +202,13 @@ def _rewards(rows: Sequence[Row], facts: Facts) -> list[str]:
             _number(row.spread, ".2f"),
             *(cell for name in held_out for cell in _held_out(row, name)),
             _plus_minus(row.diversity, ".3f"),
+            *(["**by none**" if row.undominated else ""] if facts.judge else []),
         ]
         for row in rows
     ]
     before = [cell for name in held_out for cell in (_number(facts.untrained_held_out[name], ".3f"), "")]
     untrained = ["before training", *("0" for _ in trained), "", "", *before, _number(facts.untrained_diversity, ".3f")]
+    untrained += [""] if facts.judge else []
     return _table(head, [untrained, *body])
 
 
@@ -137,41 +217,46 @@ def _held_out(row: Row, name: str) -> tuple[str, str]:
     return _plus_minus(row.held_out[name], ".3f"), "" if difference is None else _bracketed(difference, "+.3f")
 
 
-def _cost(rows: Sequence[Row], facts: Facts) -> list[str]:
-    head = ["workflow", "forwards an iteration", "of these with gradient"]
-    head += [f"forwards to {facts.baseline}'s score", "seconds an iteration (median)"]
+def _cost(rows: Sequence[Row]) -> list[str]:
+    head = ["workflow", "iterations", "samples an iteration", "forwards an iteration", "of these with gradient"]
+    head += ["seconds an iteration (median)", "forwards in all", "seconds in all", "KL to the untrained model"]
     body = [
         [
             row.name,
+            f"{row.iterations:,.0f}",
+            str(row.samples),
             f"{row.forwards:.0f}",
             f"{row.with_gradient:.0f}",
-            "not reached" if row.reached is None else f"{row.reached / facts.samples * row.forwards:,.0f}",
             f"{row.seconds:.2f}",
+            *(_number(row.used[unit][-1], ",.0f") for unit in UNITS),
+            _number(row.kl[-1].mean, ".3g"),
         ]
         for row in rows
     ]
     note = (
-        "Forwards are samples × denoising steps through the network, evaluations left out; a backward pass follows those with "
-        "gradient. Seconds depend on what else the machine did, forwards do not."
+        "Forwards are samples × denoising steps through the network. Those in all, and to a score, also count the backward pass "
+        f"that follows one with gradient, as {BACKWARD:g} forwards. Seconds in all, and to a score, are on the CPU seconds of "
+        "computing, of all threads of the process, so that what else the machine does changes little; on an accelerator they "
+        "are by the clock, as those of an iteration. Evaluations are in none. KL: mean of ‖v − v_ref‖² over the last iterations."
     )
     return [*_table(head, body), "", note]
 
 
 def _sweep(sweep: Sweep) -> list[str]:
-    rates = sorted(sweep.rates)
+    rates = sorted({rate for some in sweep.rates.values() for rate in some})
     body = []
     for name, by_rate in sweep.scores.items():
-        cells = [_number(by_rate.get(rate, math.nan), "+.2f") or "no score" for rate in rates]
-        fallen = sweep.declined.get(name, ())
-        cells = [f"{cell} ↓" if rate in fallen else cell for rate, cell in zip(rates, cells, strict=True)]
-        chosen = [
-            f"**{cell}**" if rate == sweep.chosen.get(name) else cell for rate, cell in zip(rates, cells, strict=True)
-        ]
-        edge = sweep.chosen.get(name) in (rates[0], rates[-1])
-        body.append([name, *chosen, "at an edge of the sweep" if edge else ""])
+        chosen, cells = sweep.chosen.get(name), []
+        for rate in rates:
+            cell = _number(by_rate.get(rate, math.nan), "+.2f") or "no score"
+            cell = "diverged" if rate in sweep.diverged.get(name, ()) else cell
+            cell = f"{cell} ↓" if rate in sweep.declined.get(name, ()) else cell
+            cells.append("" if rate not in sweep.rates[name] else f"**{cell}**" if rate == chosen else cell)
+        edge = chosen in (sweep.rates[name][0], sweep.rates[name][-1])
+        body.append([name, *cells, "at an edge of the sweep" if edge else ""])
     seeds = ", ".join(map(str, sweep.seeds))
     return [
-        f"Learning rates, tuned equally: final score after {sweep.iterations} iterations, mean over seeds {seeds}, which are "
+        f"Learning rates, tuned equally: final score after {sweep.length}, mean over seeds {seeds}, which are "
         "used for nothing else. The best is bold, and the one above. ↓: a held-out reward ended below where it began, by more "
         "than one standard error over the pairs of prompt and seed. What rises there was hacked, so such a rate is chosen only "
         "where there is no other.",
@@ -191,11 +276,14 @@ def _differing(facts: Facts) -> list[str]:
 
 def _notes(facts: Facts) -> str:
     return (
-        f"Least and spread: the smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the "
-        f"score fell below its best so far, mean over seeds. Samples to {facts.baseline}'s score: where the mean curve first "
-        f"gets to its final score (of the seeds that both have). Diversity: mean over prompts of 1 - cos of the features "
-        f"({facts.features}) of a prompt's pictures at different seeds, of which it takes two. p: paired t test of final scores, "
-        "corrected after Holm over the workflows."
+        "Area: mean height of the score's line over forwards, from before training to the end. To "
+        f"{facts.baseline}'s final score: where the line through the evaluations gets there and stays, as the mean over the "
+        "seeds that both have; in brackets, from where the 95 % interval of the paired difference to that score touches 0 to "
+        "where it lies above; seed by seed, to its mean over seeds. Never: not within what was used. Least and spread: the "
+        "smallest of the rises, and their standard deviation over the rewards. Largest drop: how far the score fell below its "
+        "best so far, mean over seeds. Dominated by none: no other workflow is as good or better "
+        f"in both, and better in one. Diversity: mean over prompts of 1 - cos of the features ({facts.features}) of a prompt's "
+        "pictures at different seeds, of which it takes two. p: paired t test of final scores, corrected after Holm."
     )
 
 

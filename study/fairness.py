@@ -47,11 +47,16 @@ _EQUAL = {
     ),
     RUN_NODE: ("evaluation_steps",),
 }
+_SIZES = {DATASET_NODE: ("prompts_per_iteration",), SAMPLER_NODE: ("group_size", "steps")}  # of an iteration
 _SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
 
 
-def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
-    """Raises ValueError where one cannot run, or two differ in more than their method."""
+def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: bool = False) -> None:
+    """Raises ValueError where one cannot run, or two differ in more than their method.
+
+    Args:
+        any_size: how large an iteration is may differ, since all have the same budget.
+    """
     for name, workflow in workflows.items():
         if wrong := errors(preflight.problems(workflow)):
             raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(wrong)))
@@ -62,9 +67,9 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
                 raise ValueError(f"{name}: {error}") from error
         if sum(len(workflow.find(kind)) for kind in MODEL_NODES) != 1:
             raise ValueError(f"{name}: it needs exactly one node that loads what is trained. Fix: leave one of them")
-    base = _conditions(workflows[baseline])
+    base = _conditions(workflows[baseline], any_size)
     for name, workflow in workflows.items():
-        conditions = _conditions(workflow)
+        conditions = _conditions(workflow, any_size)
         unequal = [
             f"{what} is {conditions.get(what, 'not given')!r}, not {base.get(what, 'not given')!r}"
             for what in {**base, **conditions}
@@ -80,13 +85,15 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str) -> None:
             )
 
 
-def _conditions(workflow: Workflow) -> dict[str, Any]:
+def _conditions(workflow: Workflow, any_size: bool) -> dict[str, Any]:
     """What has to be equal, by NODE.INPUT; of a node that is not there its defaults."""
     conditions = {}
     for class_type, names in _EQUAL.items():
         nodes = [inputs(workflow, node) for node in workflow.find(class_type)]
         for constants in nodes or [_defaults(workflow.node_classes[class_type])]:
             for name, value in constants.items():
+                if any_size and name in _SIZES.get(class_type, ()):
+                    continue
                 if name not in _SET and (not names or name in names):
                     conditions[f"{class_type}.{name}"] = value
     for node in workflow.find(MAKE_NODE):  # what ComfyUI's own nodes loaded
@@ -186,6 +193,11 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 def rate(workflow: Workflow) -> float:
     return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
+
+
+def evaluation_steps(workflow: Workflow) -> int:
+    """Denoising steps of an evaluation: as its Training Run says, else as many as it samples with."""
+    return run_inputs(workflow)["evaluation_steps"] or inputs(workflow, only(workflow, SAMPLER_NODE))["steps"]
 
 
 def samples(workflow: Workflow) -> int:

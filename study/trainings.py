@@ -11,21 +11,26 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import claim, stopping
 from ..host.files import write_text
-from ..trainer.run import status
+from ..trainer.run import budget, status
+from ..trainer.run.budget import Budget
 from ..trainer.run.folder import RunError
 from ..trainer.run.launch import FOLDER
-from ..trainer.run.layout import LOG, WORKFLOW, read_own
+from ..trainer.run.layout import LOG, METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.run.loop import differences, only
 from ..trainer.types import RUN_NODE, STEP_NODE
 from ..trainer.workflow.running import Workflow
 from . import comparison, fairness
 
+_ANY_NUMBER = 10**6  # of iterations, where a budget ends a training …
+_CHECKPOINT_EVERY = 25  # … and what a kill may cost it
+DIVERGED = "diverged"  # what the state of such a training begins with
+_NON_FINITE = "NonFiniteUpdate"  # what an update raises then, see grpo.py
 _LAST_LINES = 5  # of a failed training's log, for the message
 _GLANCE = 0.3  # seconds between two looks at the processes
 
@@ -37,10 +42,16 @@ class Settings:
     """How all workflows are trained and judged alike.
 
     Attributes:
+        iterations: their length, unless there is a budget, which ends each training at iterations of its own.
         seeds: of the trainings that are compared.
         learning_rates: of several, the best is chosen for each workflow with `tuning_seeds` other seeds; none: each workflow's
             own.
+        own_rates: {workflow: learning rates instead of these}.
+        only: workflows that are trained now; the report is of all. Empty: all.
+        screening: one seed of each, from which no verdict follows.
+        judge: the held-out reward that scores are held against; empty: the first.
         prompts: of the evaluations, one a line.
+        evaluation_steps: of the evaluations, where there is a budget, since then workflows may sample with unequal numbers.
         jobs: trainings at a time.
         features: the image encoder that measures diversity.
     """
@@ -50,12 +61,21 @@ class Settings:
     evaluate_every: int
     prompts: str
     evaluation_seeds: int
+    budget: Budget | None = None
+    evaluation_steps: int = 0
     learning_rates: Sequence[float] = ()
-    tuning_seeds: int = 2
+    own_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    only: Collection[str] = ()
+    screening: bool = False
+    judge: str = ""
+    tuning_seeds: int = 3
     tuning_iterations: int = 0
     jobs: int = 1
     device: str | None = None
     features: str = "shapes-clip"
+
+    def rates(self, name: str, workflow: Workflow) -> Sequence[float]:
+        return self.own_rates.get(name) or self.learning_rates or (fairness.rate(workflow),)
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,7 @@ class Training:
     seed: int
     folder: Path
     workflow: Workflow
+    budget: Budget | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, learning rate {self.rate:g}, seed {self.seed}"
@@ -76,9 +97,15 @@ class Training:
         return self.workflow.graph[only(self.workflow, RUN_NODE)]["inputs"]["iterations"]
 
     @property
+    def length(self) -> str:
+        return f"{self.iterations} iterations" if self.budget is None else str(self.budget)
+
+    @property
     def finished(self) -> bool:
         written = status.read(self.folder)
-        return written.status == "finished" and written.total == self.iterations
+        if written.status != "finished" or self.budget is None:
+            return written.status == "finished" and written.total == self.iterations
+        return self.budget.share(read_lines(self.folder / METRICS)) >= 1
 
 
 def trainings(
@@ -99,6 +126,7 @@ def trainings(
             seed,
             folder / name / f"lr{rate:g}" / f"seed{seed}",
             _prepared(workflow, rate, seed, settings, f"{name}-lr{rate:g}-seed{seed}"),
+            settings.budget,
         )
         for seed in seeds
         for name, workflow in workflows.items()
@@ -124,13 +152,20 @@ def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, ru
         "stop_after_decline": 0,  # so that all see equally many samples
         "wandb_project": "",
     }
+    if settings.budget is not None:
+        run_settings |= {
+            "iterations": _ANY_NUMBER,
+            "evaluate_every": _ANY_NUMBER,
+            "checkpoint_every": _CHECKPOINT_EVERY,
+            "evaluation_steps": settings.evaluation_steps,
+        }
     for name, value in run_settings.items():
         prepared.set(f"{only(prepared, RUN_NODE)}.{name}", value)
     return prepared
 
 
 def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str]:
-    """Trains what is not finished, `settings.jobs` at a time.
+    """Trains what is not finished, `settings.jobs` at a time. What diverged would do so again, and is left as it is.
 
     Returns:
         {a training that failed: the last lines of its log}.
@@ -141,7 +176,7 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
     """
     for training in all_:
         check_folder(training)
-    waiting = [training for training in all_ if not training.finished]
+    waiting = [training for training in all_ if not training.finished and not diverged(training)]
     running: dict[Training, subprocess.Popen | None] = {}
     failed: dict[str, str] = {}
     try:
@@ -157,7 +192,8 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
                     log = training.folder / LOG
-                    failed[str(training)] = f"failed; {log} ends: {_last_lines(log)}"
+                    ends = f"failed; {log} ends: {_last_lines(log)}"
+                    failed[str(training)] = state(training) if diverged(training) else ends
                     say(f"{training}: {failed[str(training)]}")
             time.sleep(_GLANCE)
     finally:
@@ -173,6 +209,7 @@ def check_folder(training: Training) -> None:
     before = read_own(training.folder, WORKFLOW)
     if before is None:
         return
+    _check_budget(training)
     run_node = only(training.workflow, RUN_NODE)
     # The last iteration is always evaluated and saved, so how often that happens before does not matter.
     harmless = (f"{run_node}.evaluate_every: ", f"{run_node}.checkpoint_every: ")
@@ -185,6 +222,18 @@ def check_folder(training: Training) -> None:
         raise RunError(f"{training.folder} was trained otherwise: {'; '.join(changed)}. Fix: choose another --output")
 
 
+def _check_budget(training: Training) -> None:
+    """A larger budget in the same unit goes on with what a smaller one began."""
+    before, now = budget.read(training.folder), training.budget
+    if before is None and now is None:
+        return
+    if before is None or now is None or before.unit != now.unit or before.amount > now.amount:
+        raise RunError(
+            f"{training.folder} was trained for {before or 'a number of iterations'}, and not for {training.length}. Fix: choose "
+            "another --output"
+        )
+
+
 def _longer(before: dict, training: Training, run_node: str) -> str | None:
     """The line of `differences` that says the training is to become longer; None where it is not."""
     then = before.get(run_node, {"inputs": {}})["inputs"].get("iterations", 0)
@@ -195,13 +244,24 @@ def _longer(before: dict, training: Training, run_node: str) -> str | None:
 def state(training: Training) -> str:
     """Why a training is not finished, from the files of its folder."""
     written = status.read(training.folder)
+    if diverged(training):
+        done = len(read_lines(training.folder / METRICS))
+        return f"{DIVERGED} after {done} iterations: {written.error} To train it again: remove its folder"
     if written.status == "failed":
         return f"failed: {written.error}"
+    if written.status == "finished":
+        return f"ended early: {written.reason or f'it was trained for {written.total} iterations'}"
     if written.status == status.UNKNOWN:
         return "not trained yet"
     if status.busy(training.folder, written):
         return "a process still trains it"
     return "begun, and not yet trained to its end"
+
+
+def diverged(training: Training) -> bool:
+    """Whether its updates were not finite any more."""
+    written = status.read(training.folder)
+    return written.status == "failed" and _NON_FINITE in (written.error or "")
 
 
 def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
@@ -214,6 +274,8 @@ def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen
         return None
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / WORKFLOW, json.dumps(training.workflow.graph, indent=1))
+    if training.budget is not None:
+        training.budget.write(folder)
     command = [sys.executable, FOLDER, "train", str(folder), "--resume"]
     command += ["--device", settings.device] if settings.device else []
     threads = str(max(1, (os.cpu_count() or 1) // settings.jobs))

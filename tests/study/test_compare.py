@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -18,7 +19,8 @@ from comfyui_otca.study import compare
 from comfyui_otca.study import trainings as processes
 from comfyui_otca.study.compare import choose
 from comfyui_otca.study.trainings import Settings, run, trainings
-from comfyui_otca.trainer.run import layout, opening
+from comfyui_otca.trainer.run import budget, layout, opening
+from comfyui_otca.trainer.run.budget import Budget
 from comfyui_otca.trainer.run.folder import RunError
 
 ALIKE = Settings(
@@ -29,6 +31,7 @@ ALIKE = Settings(
     evaluation_seeds=2,
     tuning_iterations=2,
 )
+FORWARDS = replace(ALIKE, budget=Budget("forwards", 100, 2), evaluation_steps=4)
 
 
 def finish(training, rise, held_out=(0.5, 0.75)):
@@ -41,14 +44,17 @@ def finish(training, rise, held_out=(0.5, 0.75)):
     (folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
     (folder / "status.json").write_text(json.dumps({"status": "finished", "total": training.iterations}))
     (folder / "diversity.json").write_text(
-        json.dumps({f"shapes-clip, {training.iterations} iterations": 0.5, "shapes-clip, before training": 0.6})
+        json.dumps({f"shapes-clip, {training.length}": 0.5, "shapes-clip, before training": 0.6})
     )
+    last = 2 if training.budget else training.iterations
+    if training.budget:
+        training.budget.write(folder)
     evaluations = [
         {
             "iteration": i,
             "rewards": {
                 "a": {
-                    "mean": 1 + 2 * rise * i / training.iterations,
+                    "mean": 1 + 2 * rise * i / last,
                     "std": 2,
                     "standard_error": 0.5,
                     "held_out": False,
@@ -57,11 +63,12 @@ def finish(training, rise, held_out=(0.5, 0.75)):
                 "judge": {"mean": sum(judged) / 2, "std": 1, "standard_error": 0.5, "held_out": True, "values": judged},
             },
         }
-        for i, judged in ((0, [0.5, 0.75]), (training.iterations, list(held_out)))
+        for i, judged in ((0, [0.5, 0.75]), (last, list(held_out)))
     ]
-    lines = {"iteration": 1, "seconds/iteration": 1, "forwards/all": 24, "forwards/with_gradient": 14}
+    figures = {"seconds/iteration": 1, "seconds/used": 2, "forwards/all": 24, "forwards/with_gradient": 14}
     (folder / "evaluation.jsonl").write_text("".join(map(layout.json_line, evaluations)))
-    (folder / "metrics.jsonl").write_text(json.dumps(lines) + "\n")
+    rows = [{"iteration": number + 1, **figures} for number in range(last)]
+    (folder / "metrics.jsonl").write_text("".join(map(layout.json_line, rows)))
 
 
 # --- which trainings -------------------------------------------------------------------------------------------------
@@ -204,6 +211,75 @@ def test_a_real_process(both, tmp_path):
     assert "done after 1 iterations" in (own.folder / "train.log").read_text()
 
 
+# --- budgets ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_is_the_same_for_all(both, child, tmp_path):
+    first, second = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), FORWARDS, tmp_path)
+    inputs = first.workflow.graph["12"]["inputs"]
+    assert inputs["iterations"] == 10**6 and inputs["checkpoint_every"] == 25 and inputs["evaluation_steps"] == 4
+    finish(first, 1.0)  # 2 iterations of 24 + 2 · 14
+    assert first.finished and not second.finished and (first.length, str(first.budget)) == ("100 forwards",) * 2
+    run([first, second], FORWARDS, print)
+    assert child.begun == [second.folder] and budget.read(second.folder) == FORWARDS.budget
+
+
+def test_a_larger_budget_goes_on_and_another_one_is_refused(both, child, tmp_path):
+    def one(changed):
+        [own] = trainings({"otca": both()["otca"]}, {"otca": (1e-4,)}, (0,), changed, tmp_path)
+        return own
+
+    finish(one(FORWARDS), 1.0)
+    larger = replace(FORWARDS, budget=Budget("forwards", 105, 2))
+    assert not one(larger).finished
+    assert processes.state(one(larger)) == "ended early: it was trained for 1000000 iterations"
+    run([one(larger)], larger, print)
+    assert child.begun == [one(larger).folder] and budget.read(one(larger).folder) == larger.budget
+    for other, words in (
+        (FORWARDS, "was trained for 105 forwards, and not for 100 forwards"),
+        (replace(FORWARDS, budget=Budget("seconds", 200, 2)), "for 105 forwards, and not for 200 seconds"),
+        (ALIKE, "for 105 forwards, and not for 2 iterations"),
+    ):
+        with pytest.raises(RunError, match=f"{words}. Fix: choose another --output"):
+            run([one(other)], other, print)
+    (one(FORWARDS).folder / "budget.json").unlink()
+    with pytest.raises(RunError, match="for a number of iterations, and not for 100 forwards"):
+        run([one(FORWARDS)], FORWARDS, print)
+
+
+def diverge(training):
+    training.folder.mkdir(parents=True)
+    error = 'NodeError: node 11 "GRPO Step" failed: NonFiniteUpdate: 10 updates in a row. Fix: lower learning_rate'
+    (training.folder / "status.json").write_text(json.dumps({"status": "failed", "error": error}))
+    (training.folder / "workflow.json").write_text(json.dumps(training.workflow.graph))
+    (training.folder / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
+
+
+def test_what_diverged_is_told_and_not_tried_again(both, child, tmp_path):
+    first, second = trainings(both(), {"otca": (1e-4,), "uniform": (1e-4,)}, (0,), ALIKE, tmp_path)
+    diverge(first)
+    finish(second, 1.0)
+    assert run([first, second], ALIKE, print) == {} and child.begun == []
+    assert processes.state(first).startswith("diverged after 2 iterations: NodeError: ")
+    table, complete = compare.compare(
+        both(), "uniform", replace(ALIKE, learning_rates=(1e-4,), seeds=(0,)), tmp_path, print
+    )
+    assert complete and "- otca, learning rate 0.0001, seed 0: diverged after 2 iterations: " in table
+    facts = json.loads((tmp_path / "comparison.json").read_text())["facts"]
+    assert facts["diverged"] == {"otca": 1}
+
+
+def test_a_rate_at_which_a_training_diverged_is_out(both, tmp_path):
+    tuning = trainings({"otca": both()["otca"]}, {"otca": (1e-4, 2e-4)}, (1000, 1001), ALIKE, tmp_path)
+    for own in tuning:
+        if (own.rate, own.seed) == (2e-4, 1001):
+            diverge(own)
+        else:
+            finish(own, own.rate * 1e4)
+    sweep = choose(tuning, (1000, 1001))
+    assert sweep.chosen == {"otca": 1e-4} and sweep.diverged == {"otca": [2e-4]}
+
+
 # --- learning rates --------------------------------------------------------------------------------------------------
 
 
@@ -222,11 +298,12 @@ def test_the_best_rate_of_all_seeds_is_chosen(both, tmp_path):
     for own in tuning:
         if (rise := rises[own.name, own.rate][own.seed - 1000]) is not None:
             finish(own, rise)
-    sweep = choose(tuning, (1000, 1001), 2)
+    sweep = choose(tuning, (1000, 1001))
     assert sweep.chosen == {"otca": 2e-4, "uniform": 1e-4}
     assert sweep.scores["otca"] == pytest.approx({1e-4: 1.0, 2e-4: 1.5})
-    assert sweep.rates == [5e-5, *rates], "also those that nobody could score"
-    none = choose([own for own in tuning if (own.name, own.rate) == ("uniform", 4e-4)], (1000, 1001), 2)
+    assert sweep.rates == {"otca": list(rates), "uniform": [5e-5, *rates]}, "also those that nobody could score"
+    assert sweep.length == "2 iterations"
+    none = choose([own for own in tuning if (own.name, own.rate) == ("uniform", 4e-4)], (1000, 1001))
     assert none.scores == {"uniform": {}} and none.chosen == {}
 
 
@@ -237,7 +314,7 @@ def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_pa
     judged = {1e-4: (0.75, 0.5), 2e-4: (0.25, 0.75), 4e-4: (0.25, 0.625)}
     for own in tuning:
         finish(own, own.rate * 1e4, judged[own.rate] if own.name == "otca" else judged[4e-4])
-    sweep = choose(tuning, (1000,), 2)
+    sweep = choose(tuning, (1000,))
     assert sweep.declined == {"otca": [4e-4], "uniform": list(rates)}
     assert sweep.chosen == {"otca": 2e-4, "uniform": 4e-4}
 
@@ -251,10 +328,10 @@ def asked(small_graph, tmp_path):
     for name in ("quickstart", "quickstart_uniform"):
         (tmp_path / f"{name}.json").write_text(json.dumps(small_graph(source=f"{name}.json")))
     files = [f"otca={tmp_path / 'quickstart.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
-    common = ["--output", tmp_path / "out", "--iterations", 2, "--seeds", 2, "--evaluate-every", 2]
+    output = ["--output", tmp_path / "out"]
 
-    def run(*options):
-        return main([str(part) for part in ["compare", *files, *common, *options]])
+    def run(*options, common=("--iterations", 2, "--seeds", 2, "--evaluate-every", 2)):
+        return main([str(part) for part in ["compare", *files, *output, *common, *options]])
 
     return run
 
@@ -289,7 +366,8 @@ def test_two_workflows_two_seeds(asked, in_process, tmp_path, capsys):
     content = json.loads((folder / "comparison.json").read_text())
     otca, uniform = content["workflows"]
     assert (otca["name"], uniform["name"], uniform["difference"]) == ("otca", "uniform", None)
-    assert otca["samples"] == uniform["samples"] == [0, 12] and otca["curve"][0]["mean"] == 0
+    assert otca["samples"] == uniform["samples"] == 6 and otca["curve"][0]["mean"] == 0
+    assert otca["used"]["forwards"] == [0, 2 * (24 + 2 * 14)] and otca["used"]["seconds"][1] > 0
     finals = {}
     for name in ("otca", "uniform"):
         for seed in (0, 1):
@@ -323,26 +401,89 @@ def test_a_report_of_what_is_finished(asked, small_workflow, tmp_path, capsys):
 
 
 def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_workflow, tmp_path, capsys):
-    both = {"otca": small_workflow(), "uniform": small_workflow(source="quickstart_uniform.json")}
-
-    def ends(folder, log):
-        _, name, rate, seed = folder.relative_to(tmp_path).parts
-        rate, seed = float(rate[2:]), int(seed[4:])
-        settings = replace(ALIKE, evaluate_every=2, prompts=both["otca"].graph["12"]["inputs"]["evaluation_prompts"])
-        [own] = trainings({name: both[name]}, {name: (rate,)}, (seed,), settings, tmp_path / "out")
-        for place in folder.iterdir():
-            place.unlink()
-        folder.rmdir()
-        finish(own, rate * 1000 if name == "otca" else -rate)
-        return 0
-
-    child.ends = staticmethod(ends)
+    child.ends = finishes(small_workflow, tmp_path, replace(ALIKE, evaluate_every=2))
     assert asked("--learning-rates", "2e-4", "1e-4", "--tuning-seeds", 1, "--jobs", 2) == 0
     told = [str(place.relative_to(tmp_path / "out")) for place in child.begun]
     tuned = [f"{name}/lr{rate}/seed1000" for name in ("otca", "uniform") for rate in ("0.0001", "0.0002")]
     compared = [f"{name}/seed{seed}" for seed in (0, 1) for name in ("otca/lr0.0002", "uniform/lr0.0001")]
     assert told == tuned + compared
     assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in capsys.readouterr().out
+
+
+def finishes(small_workflow, tmp_path, common):
+    """For `child.ends`: every training ends at once; otca rises by its rate · 1000, uniform by 0.1."""
+    both = {"otca": small_workflow(), "uniform": small_workflow(source="quickstart_uniform.json")}
+
+    def ends(folder, log):
+        _, name, rate, seed = folder.relative_to(tmp_path).parts
+        rate, seed = float(rate[2:]), int(seed[4:])
+        settings = replace(common, prompts=both["otca"].graph["12"]["inputs"]["evaluation_prompts"])
+        [own] = trainings({name: both[name]}, {name: (rate,)}, (seed,), settings, tmp_path / "out")
+        for place in folder.iterdir():
+            place.unlink()
+        folder.rmdir()
+        finish(own, rate * 1000 if name == "otca" else 0.1)
+        return 0
+
+    return staticmethod(ends)
+
+
+@pytest.fixture
+def budgeted(asked):
+    """As `asked`, with a budget of 100 forwards."""
+    return functools.partial(asked, common=("--forwards", 100, "--evaluations", 2))
+
+
+def test_a_screening_takes_one_seed_which_a_sweep_takes_over(budgeted, child, small_workflow, tmp_path, capsys):
+    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
+    out = tmp_path / "out"
+    assert budgeted("--screen", "--learning-rates", "2e-4", "--rates", "otca=1e-4") == 0
+    assert [str(place.relative_to(out)) for place in child.begun] == [
+        "otca/lr0.0001/seed1000",
+        "uniform/lr0.0002/seed1000",
+    ]
+    assert capsys.readouterr().out.count("Screening, without verdict") == 1
+    assert (out / "screening.png").is_file() and not (out / "comparison.md").exists()
+    assert json.loads((out / "screening.json").read_text())["facts"]["length"] == "100 forwards"
+
+    sweep = ("--rates", "uniform=2e-4", "--rates", "otca=1e-4,2e-4", "--tuning-seeds", 1)
+    assert budgeted(*sweep, "--seeds", 1, "--only", "otca") == 1, "uniform is left"
+    assert [str(place.relative_to(out)) for place in child.begun[2:]] == [
+        "otca/lr0.0002/seed1000",
+        "otca/lr0.0002/seed0",
+    ]
+    capsys.readouterr()
+    assert budgeted(*sweep, "--seeds", 1) == 0
+    assert [str(place.relative_to(out)) for place in child.begun[4:]] == ["uniform/lr0.0002/seed0"]
+    printed = capsys.readouterr().out
+    assert "learning rates are chosen by 1 trainings each, so by luck too. Fix: --tuning-seeds 3" in printed
+    assert "| otca | +0.10 | **+0.20** | at an edge of the sweep |" in printed
+    assert "| uniform | 0.0002 (not tuned) | 1 | +0.10 |" in printed
+
+
+def test_five_seeds_unless_told_otherwise(budgeted, child, small_workflow, tmp_path):
+    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
+    assert budgeted() == 0
+    assert sorted(place.name for place in child.begun) == sorted([f"seed{seed}" for seed in range(5)] * 2)
+
+
+def test_sizes_may_differ_under_a_budget_alone(budgeted, asked, child, small_workflow, tmp_path, capsys):
+    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
+    path = tmp_path / "quickstart_uniform.json"
+    graph = json.loads(path.read_text())
+    for entry in graph.values():
+        if entry["class_type"] == "OTCA_SDESampler":
+            entry["inputs"]["group_size"] = 4
+    path.write_text(json.dumps(graph))
+    assert asked() == 2 and "OTCA_SDESampler.group_size is 4, not 3" in capsys.readouterr().err
+    assert asked("--report", common=("--seconds", "4", "--evaluations", "2")) == 2
+    assert "no training of the baseline otca is finished" in capsys.readouterr().err
+
+
+def test_a_judge_that_is_not_held_out(budgeted, child, small_workflow, tmp_path, capsys):
+    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
+    assert budgeted("--seeds", 1, "--judge", "a") == 2
+    assert "--judge 'a' is no held-out reward. Fix: one of judge" in capsys.readouterr().err
 
 
 def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
@@ -375,7 +516,11 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
     ("options", "words"),
     [
         (["--seed", "999", "--learning-rates", "1e-4", "2e-4"], "from 1000 on, 1000 among them.* Fix: another --seed"),
-        (["--learning-rates", "0", "1e-4"], "--learning-rates must be above 0, not 0, 0.0001"),
+        (["--learning-rates", "0", "1e-4"], "otca: learning rates must be above 0, not 0, 0.0001"),
+        (["--rates", "gone=1e-4"], "'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--only", "gone"], "'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--screen", "--learning-rates", "1e-4", "2e-4"], "--screen takes one seed. Fix: leave out --seeds"),
+        (["--evaluations", "5"], "--evaluations does not go with iterations. Fix: leave it out, or give --forwards or"),
         (["--features", "gone"], "model 'gone' was not found"),
         (
             ["--set", "TrainingRun.evaluation_prompts=one", "--evaluation-seeds", "1"],

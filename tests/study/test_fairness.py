@@ -10,7 +10,7 @@ import pytest
 import comfyui_otca
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.model import ModelMemory
-from comfyui_otca.study.fairness import _rewards, _without, check_equal, differing
+from comfyui_otca.study.fairness import _rewards, _without, check_equal, differing, evaluation_steps
 from comfyui_otca.trainer.workflow.running import Workflow
 
 PACK = Path(comfyui_otca.__file__).parent
@@ -53,6 +53,18 @@ def test_unequal_conditions_are_refused(both, node, name, value):
         ValueError, match=f"uniform cannot be compared with otca, since {node}.{name} is {value!r}, not .*Fix: "
     ):
         check_equal(both({node: {name: value}}), "otca")
+
+
+def test_sizes_may_differ_where_all_have_the_same_budget(both):
+    sizes = {"OTCA_PromptDataset": {"prompts_per_iteration": 3}, "OTCA_SDESampler": {"group_size": 4, "steps": 5}}
+    workflows = both(sizes)
+    check_equal(workflows, "otca", any_size=True)
+    told = differing(workflows["uniform"], workflows["otca"])
+    assert {"PromptDataset.prompts_per_iteration = 3 instead of 2", "SDESampler.steps = 5 instead of 4"} <= set(told)
+    assert evaluation_steps(workflows["otca"]) == 4, "as it samples, as Training Run says nothing"
+    assert evaluation_steps(both({"OTCA_TrainingRun": {"evaluation_steps": 7}})["uniform"]) == 7
+    with pytest.raises(ValueError, match="OTCA_SDESampler.guidance is"):
+        check_equal(both({"OTCA_SDESampler": {"guidance": 1.0}}), "otca", any_size=True)
 
 
 def test_the_weights_must_be_held_alike(both):

@@ -43,6 +43,7 @@ CHANGES = "changes.jsonl"  # one object for each iteration whose graph had other
 WORKFLOW = "workflow.json"  # the graph in API form …
 CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is known
 STATUS = "status.json"
+BUDGET = "budget.json"  # what ends the training instead of its number of iterations
 WANDB = "wandb.json"  # project and id of the run there
 LOG = "train.log"  # what a trainer printed that the page started
 PICTURES = ("samples.png", "rewards.png", "credit.png")
@@ -58,6 +59,7 @@ WRITTEN = (
     WORKFLOW,
     CANVAS,
     STATUS,
+    BUDGET,
     STOP,
     WANDB,
     *PICTURES,
@@ -112,6 +114,13 @@ FILES: dict[str, OwnFile] = {
     f"{BEST}/{BEST_FIGURES}": OwnFile(
         "which evaluation was the best; the next one counts as the first",
         fields={"metric": TEXT, "value": NUMBER, "iteration": WHOLE, "before_training": maybe(NUMBER)},
+    ),
+    BUDGET: OwnFile(
+        fields={
+            "unit": one_of("forwards", "seconds"),
+            "amount": ("a number above 0", lambda value: is_number(value) and value > 0),
+            "evaluations": WHOLE,
+        }
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
     WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),

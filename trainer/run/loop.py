@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from .opening import in_the_way, on_record, open_run
 if TYPE_CHECKING:
     from ..flow.base import FlowModel
     from ..rewards import Reward
+    from .budget import Meter
     from .record import Run
 
 logger = logging.getLogger(__name__)
@@ -136,13 +137,13 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
     def at(iteration: int) -> dict:
         return {(node, name): value + iteration for node, name, value in advancing}
 
-    with _Progress(start, total, say) as progress:
+    with _Progress(start, total, run.meter, say) as progress:
         try:
             for iteration in range(start, total):
-                if run.early_stop():
+                if run.early_stop() or run.meter.spent(run.history):
                     break
                 workflow.run(overrides=at(iteration), targets=every)
-                progress(run.history[-1])
+                progress(run.history)
             outputs = {}
             if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
                 run.save_weights(model)
@@ -167,9 +168,13 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             with _as_well_as_can_be():
                 run.close()
     distributed.meet()  # nobody leaves while another may still fail
-    run.mark("finished", total, reason=run.early_stop() if run.iteration < total else None)
+    run.mark("finished", total, reason=_ended_early(run, total))
     _summary(run, total, say)
     return 0
+
+
+def _ended_early(run: Run, total: int) -> str | None:
+    return (run.meter.spent(run.history) or run.early_stop()) if run.iteration < total else None
 
 
 def _old_stop(folder: Path) -> bool:
@@ -320,7 +325,9 @@ def _summary(run: Run, total: int, say: Say) -> None:
                 say(f"{name}{' (held out)' if before['held_out'] else ''}: {' -> '.join(means)}")
     if warning := run.warning():
         say(warning)
-    if (reason := run.early_stop()) and run.iteration < total:
+    if spent := run.meter.spent(run.history):
+        say(spent)
+    elif (reason := run.early_stop()) and run.iteration < total:
         say(f"stopped early: {reason}. To continue nevertheless: --resume --set {RUN_NODE}.stop_after_decline=0")
     if best := run.best:
         before = "" if best["before_training"] is None else f", {best['before_training']:.3f} before training"
@@ -343,8 +350,8 @@ def _stopped(run: Run, model: FlowModel, stopped: stopping.Stopped, say: Say) ->
 class _Progress:
     """A bar with ETA and rewards on a terminal, one line an iteration in a log."""
 
-    def __init__(self, start: int, total: int, say: Say):
-        self.start, self.total, self.say = start, total, say
+    def __init__(self, start: int, total: int, meter: Meter, say: Say):
+        self.start, self.total, self.meter, self.say = start, total, meter, say
         self.began = time.monotonic()
         self.bar = None
 
@@ -352,23 +359,29 @@ class _Progress:
         if sys.stderr.isatty() and distributed.is_main():
             from tqdm import tqdm
 
-            self.bar = tqdm(total=self.total, initial=self.start, unit="it", dynamic_ncols=True)
+            total = self.total if self.meter.budget is None else None
+            self.bar = tqdm(total=total, initial=self.start, unit="it", dynamic_ncols=True)
         return self
 
     def __exit__(self, *_) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def __call__(self, row: dict) -> None:
+    def __call__(self, history: Sequence[dict]) -> None:
+        row = history[-1]
         means = [(name, row[keys.mean(kind, name)]) for kind in keys.KINDS for name in keys.rewards(row, kind)]
         shown = "  ".join(f"{name} {mean:.3f}" for name, mean in means)
         if self.bar is not None:
             self.bar.set_postfix_str(shown, refresh=False)
             self.bar.update(1)
             return
-        done = row["iteration"] - self.start
-        left = (self.total - row["iteration"]) * (time.monotonic() - self.began) / max(1, done)
+        number, left = f"{row['iteration']}/{self.total}", f"ETA {self._left(row['iteration'])}"
+        if self.meter.budget is not None:
+            number, left = row["iteration"], f"{self.meter.budget.share(history):.0%} of {self.meter.budget}"
         self.say(
-            f"iteration {row['iteration']}/{self.total}  {shown}  |  gradient {row['gradient_norm']:.3g}  "
-            f"{row['seconds/iteration']:.2f} s  ETA {int(left) // 60}:{int(left) % 60:02d}"
+            f"iteration {number}  {shown}  |  gradient {row['gradient_norm']:.3g}  {row['seconds/iteration']:.2f} s  {left}"
         )
+
+    def _left(self, iteration: int) -> str:
+        left = (self.total - iteration) * (time.monotonic() - self.began) / max(1, iteration - self.start)
+        return f"{int(left) // 60}:{int(left) % 60:02d}"

@@ -18,7 +18,7 @@ from ..pictures import curves, grids, heatmaps
 from ..rewards.base import Reward, RewardError, failing
 from ..types import RunSettings
 from ..workflow import graph, lineage
-from . import checkpoint, evaluation, layout, status, verdicts
+from . import budget, checkpoint, evaluation, layout, status, verdicts
 from .best import BestAdapter
 from .folder import RunError, check_writable, run_id, writing
 from .graphs import Graphs
@@ -61,6 +61,7 @@ class Run:
         self._trained: tuple[weakref.ref[FlowModel], int] | None = None  # as of the last line on record
         self._saved: int | None = self.iteration
         self._best = BestAdapter(folder, self.writes, say)
+        self.meter = budget.Meter(folder)
         self._warned = False
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._trackers: Trackers | None = None
@@ -251,7 +252,7 @@ class Run:
         if report.metrics is not self._metrics:
             # First of all: the update has happened, and must be on record whatever stops or fails from here on.
             self._add_iteration(model, report)
-        final = self.iteration == last
+        final = self.iteration == last or self.meter.spent(self.history) is not None
         on_canvas = comfyui.in_comfyui()
         save_due = final or self.iteration % self.settings.checkpoint_every == 0
         if on_canvas and (save_due or model.policy.is_adapted):
@@ -261,7 +262,7 @@ class Run:
             with model.policy.reference():
                 self.evaluate(model, report, 0, on_step)
         self._show_lines()  # not sooner: steps go up
-        if final or self.iteration % self.settings.evaluate_every == 0:
+        if final or self.meter.due(self.history, self.settings.evaluate_every):
             self._evaluate_now(model, report, on_step)
         # After the evaluation: else a run killed amid it would resume without.
         if not on_canvas and (save_due or self.early_stop()):
@@ -272,9 +273,11 @@ class Run:
         if warning and not self._warned:
             logger.warning("iteration %d: %s", self.iteration, warning)
         self._warned = warning is not None
+        self.meter.restart()
 
     def _add_iteration(self, model: FlowModel, report: Report) -> None:
         row = {"iteration": self.iteration + 1, **report.metrics, **model.forwards.take()}
+        row |= self.meter.take(row["seconds/iteration"], model.device.type == "cpu")
         if report.advantages.scores.held_out_names:
             recent = [*self.history[-verdicts.WINDOW :], row]
             row[keys.HACKING] = float(verdicts.warning(recent, self.evaluations) is not None)

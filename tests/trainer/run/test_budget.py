@@ -1,0 +1,122 @@
+"""Budgets: what an iteration costs, when one is used up, and a training that ends by it and is resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host import comfyui
+from comfyui_otca.host.files import Damaged
+from comfyui_otca.host.terminal import terminal
+from comfyui_otca.trainer.run import budget, opening
+from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
+from comfyui_otca.trainer.run.layout import read_lines
+
+
+def row(iteration, every=24, with_gradient=14, seconds=1.5):
+    figures = {"forwards/all": every, "forwards/with_gradient": with_gradient, "seconds/used": seconds}
+    return {"iteration": iteration, **figures}
+
+
+def meter(tmp_path, unit, amount, evaluations):
+    Budget(unit, amount, evaluations).write(tmp_path)
+    return Meter(tmp_path)
+
+
+def test_a_backward_pass_counts_as_two_forwards():
+    assert cost(row(1), "forwards") == 24 + 2 * 14 and cost(row(1), "seconds") == 1.5
+    assert cost({"iteration": 1, "forwards/all": 24, "forwards/with_gradient": None}, "forwards") is None
+
+
+def test_what_was_used_until_an_iteration():
+    history = [row(1, 10, 5), row(2, 20, 5), {"iteration": 3}, row(4, 30, 5)]
+    # 20, 30, the mean 30 of what is known, 40.
+    assert used(history, "forwards", [0, 1, 3, 4]) == [0, 20, 80, 120]
+    assert math.isnan(used([{"iteration": 1}], "forwards", [1])[0])
+    assert Budget("seconds", 3, 2).share([{"iteration": 1}]) == 0
+    assert Budget("seconds", 3, 2).share([{"iteration": 1}, row(2)]) == 1, "the first counts as the second"
+
+
+def test_an_evaluation_whenever_a_part_is_used_up(tmp_path):
+    own = meter(tmp_path, "forwards", 300, 3)  # thirds of 100, in steps of 52: 52, 104, 156, 208, 260, 312
+    history = [row(number) for number in range(1, 7)]
+    assert [own.due(history[:n], every=1) for n in range(1, 7)] == [False, True, False, True, False, True]
+    assert [own.spent(history[:n]) is not None for n in range(7)] == [False] * 6 + [True]
+    assert own.spent(history) == "its budget of 300 forwards is used up"
+    assert own.budget.share(history[:3]) == pytest.approx(156 / 300)
+
+
+def test_without_a_budget_iterations_decide(tmp_path):
+    own = Meter(tmp_path)
+    assert [own.due([row(number)], every=2) for number in (1, 2, 3, 4)] == [False, True, False, True]
+    assert own.spent([row(1)]) is None
+
+
+def test_seconds_are_of_computing_on_the_cpu_alone(tmp_path, monkeypatch):
+    clock = iter([10.0, 12.5])
+    monkeypatch.setattr(budget.time, "process_time", lambda: next(clock))
+    own = Meter(tmp_path)
+    assert own.take(9.0, on_cpu=True) == own.take(9.0, on_cpu=False) == {}, "the first iteration loads much"
+    own.restart()
+    assert own.take(7.0, on_cpu=True) == {"seconds/used": 2.5}
+    assert own.take(7.0, on_cpu=False) == {"seconds/used": 7.0}, "what waits for an accelerator computes nothing"
+    monkeypatch.setattr(comfyui, "in_comfyui", lambda: True)
+    assert own.take(7.0, on_cpu=True) == {}
+
+
+def test_a_damaged_budget_is_named(tmp_path):
+    (tmp_path / "budget.json").write_text('{"unit": "hours", "amount": 3, "evaluations": 10}')
+    with pytest.raises(Damaged, match='has unit = "hours", and not one of forwards, seconds. Fix: '):
+        budget.read(tmp_path)
+
+
+# --- a training ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def train(small_graph, tmp_path):
+    """train(amount, name, …): resumes the small quickstart in a folder of that name, with a budget of so many forwards."""
+
+    def begin(amount, name, *options, evaluations=2):
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "workflow.json").write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"iterations": 1000}})))
+        Budget("forwards", amount, evaluations).write(folder)
+        opening._open.clear()
+        terminal.output = None
+        assert main(["train", str(folder), "--resume", *options]) == 0
+        return folder
+
+    return begin
+
+
+def lines(folder, name):
+    return [
+        {key: value for key, value in row.items() if not key.startswith(("seconds/", "samples_per_second"))}
+        for row in read_lines(folder / name)
+    ]
+
+
+def test_it_ends_when_its_budget_is_used_up_and_goes_on_with_a_larger_one(train, capsys):
+    folder = train(150, "short")
+    history = read_lines(folder / "metrics.jsonl")
+    # 2 groups of 3: the first step once a group, as its noise is shared, 3 more steps, and 2 samples twice for the divergence
+    # from the reference; a backward pass through 3 of the 4 steps, whose graphs were kept.
+    assert [cost(each, "forwards") for each in history] == [2 + 3 * 6 + 4 + 2 * (2 + 2 * 6)] * 3, "52, 104, 156"
+    assert "seconds/used" not in history[0] and all(each["seconds/used"] > 0 for each in history[1:])
+    assert [each["iteration"] for each in read_lines(folder / "evaluation.jsonl")] == [0, 2, 3], (
+        "at a half, and at the end"
+    )
+    written = json.loads((folder / "status.json").read_text())
+    assert (written["status"], written["reason"]) == ("finished", "its budget of 150 forwards is used up")
+    assert "its budget of 150 forwards is used up" in capsys.readouterr().out
+    assert len(lines(train(150, "short"), "metrics.jsonl")) == 3, "resumed, it trains no further"
+
+    train(300, "short")
+    whole = train(300, "whole")
+    assert lines(folder, "metrics.jsonl") == lines(whole, "metrics.jsonl")
+    assert len(lines(whole, "metrics.jsonl")) == 6, "312 of 300"
+    assert lines(folder, "evaluation.jsonl")[-1] == lines(whole, "evaluation.jsonl")[-1]

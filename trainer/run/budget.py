@@ -1,0 +1,116 @@
+"""What a training uses, and a budget that ends it instead of a number of iterations: forwards, or seconds.
+
+A comparison gives trainings of unequal iterations the same budget. It lies in the run's folder as budget.json, so a resumed run
+has it too, and whether it is used up is read off metrics.jsonl alone.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ...host import comfyui, distributed
+from ...host.files import write_text
+from .layout import BUDGET, json_line, read_own
+from .verdicts import measured
+
+FORWARDS, SECONDS = UNITS = ("forwards", "seconds")
+# In forwards. A backward pass costs one for the gradient of what each layer was given, and one for that of its weights. An
+# adapter on a large model saves most of the second.
+BACKWARD = 2.0
+USED = "seconds/used"  # in metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a training may use: it ends after the iteration with which it has used `amount` or more.
+
+    Attributes:
+        unit: FORWARDS, each of one sample at one step and a backward pass as BACKWARD of them, or SECONDS as `Meter` counts them.
+            Evaluations are in neither.
+        evaluations: it is evaluated whenever another one of so many equal parts is used up.
+    """
+
+    unit: str
+    amount: float
+    evaluations: int
+
+    def __str__(self) -> str:
+        return f"{self.amount:,.10g} {self.unit}"
+
+    def share(self, history: Sequence[Mapping], without: int = 0) -> float:
+        """Of it, as used by all iterations on record but the last ones `without`."""
+        if len(history) <= without:
+            return 0.0
+        total = used(history, self.unit, [history[-1]["iteration"] - without])[0]
+        return 0.0 if math.isnan(total) else total / self.amount
+
+    def write(self, folder: Path) -> None:
+        write_text(folder / BUDGET, json_line(asdict(self)))
+
+
+def read(folder: Path) -> Budget | None:
+    """The budget of the run in that folder. Raises Damaged."""
+    content = read_own(folder, BUDGET)
+    return None if content is None else Budget(**{name: content[name] for name in Budget.__dataclass_fields__})
+
+
+def cost(row: Mapping, unit: str) -> float | None:
+    """Of one iteration, a row of metrics.jsonl; None where that was not measured."""
+    weights = {"forwards/all": 1.0, "forwards/with_gradient": BACKWARD} if unit == FORWARDS else {USED: 1.0}
+    if not all(measured(row.get(key)) for key in weights):
+        return None
+    return sum(weight * row[key] for key, weight in weights.items())
+
+
+def used(history: Sequence[Mapping], unit: str, iterations: Sequence[int]) -> list[float]:
+    """What was used until the end of each of these iterations, 0 for 0.
+
+    An iteration that was not measured, or whose line was lost, counts as the mean of the others. NaN where there are none.
+    """
+    costs = {row["iteration"]: value for row in history if (value := cost(row, unit)) is not None}
+    lost = statistics.fmean(costs.values()) if costs else float("nan")
+    return [sum(costs.get(number, lost) for number in range(1, until + 1)) for until in iterations]
+
+
+class Meter:
+    """Of one run: what its iterations use in this process, and how far that is through its budget."""
+
+    def __init__(self, folder: Path):
+        self.budget = None if comfyui.in_comfyui() else read(folder)  # on the canvas a person says when it ends
+        self._began: float | None = None  # the end of the last iteration, in seconds of computing
+
+    def restart(self) -> None:
+        """What was done since the last iteration is no part of the next one: evaluating, saving."""
+        self._began = time.process_time()
+
+    def take(self, seconds: float, on_cpu: bool) -> dict[str, float]:
+        """What the iteration used that just ended, in all processes together, as one figure of metrics.jsonl.
+
+        On the CPU that is seconds of computing, of all threads, so that it does not matter what else the machine does. What
+        waits for an accelerator computes nothing, so there it is `seconds`, those by the clock. A process' first iteration is not
+        measured: it also loads and imports much, and a run that was resumed would pay for that twice.
+        """
+        if self._began is None or comfyui.in_comfyui():  # whose process does other things too
+            return {}
+        own = time.process_time() - self._began if on_cpu else seconds
+        return {USED: distributed.each(torch.tensor(own, dtype=torch.float64)).sum().item()}
+
+    def due(self, history: Sequence[Mapping], every: int) -> bool:
+        """Whether an evaluation is due after the last iteration: `every` so many, or as the budget says."""
+        if self.budget is None:
+            return history[-1]["iteration"] % every == 0
+        parts = self.budget.evaluations
+        return int(self.budget.share(history) * parts) > int(self.budget.share(history, without=1) * parts)
+
+    def spent(self, history: Sequence[Mapping]) -> str | None:
+        """A sentence for a human where the budget is used up, so that the run ends here; else None."""
+        if self.budget is None or self.budget.share(history) < 1:
+            return None
+        return f"its budget of {self.budget} is used up"
