@@ -203,12 +203,12 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     ),
     # The structure of two public trainers, with as many prompts to an iteration as make the budget more than a few iterations.
     "flow_grpo_public": changed(
-        sampler={**FLOW_SDE, "group_size": 24, "steps": 10, "shift": 3.0, "shared_noise": False},
+        sampler={**FLOW_SDE, "group_size": 24, "steps": 10, "shared_noise": False},
         fusion={"mode": "weighted_sum", "std_scope": "batch"},
         update={"kl_coefficient": 0.04},
     ),
     "dance_grpo_public": changed(
-        sampler={"eta": 0.3, "steps": 16, "shift": 3.0}, credit={"timestep_fraction": 0.6}
+        sampler={"eta": 0.3, "steps": 16}, credit={"timestep_fraction": 0.6}
     ),
 }
 
