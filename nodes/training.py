@@ -34,7 +34,12 @@ class GRPOStep:
                     1e-4, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4."
                 ),
                 "clip_range": number(
-                    default.clip_range, 1e-7, 1, step=1e-6, fine=True, tip="How far the importance ratio may leave 1."
+                    default.clip_range,
+                    1e-7,
+                    1,
+                    step=1e-6,
+                    fine=True,
+                    tip="How far the importance ratio may leave 1. objective dppo: the divergence τ, 1e-5 in its paper.",
                 ),
                 "kl_coefficient": number(
                     default.kl_coefficient, 0, 100, step=0.001, tip="Pull towards the untrained model (β)."
@@ -79,7 +84,7 @@ class GRPOStep:
                 "objective": choice(
                     LOSS_NAMES,
                     tip="The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with clip_range as its "
-                    "margin.",
+                    "margin. dppo: Flow-DPPO's, for epochs above 1: clip_range is how far a step's mean may move.",
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},

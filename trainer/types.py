@@ -48,7 +48,7 @@ EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
 STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itself
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
-LOSS_NAMES = ("clipped", "log_hinge")  # the rows of losses.LOSSES, whose functions need torch
+LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
 MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
 OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
 THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
@@ -152,7 +152,7 @@ class UpdateSettings:
     """How the policy is moved."""
 
     learning_rate: float
-    clip_range: float = 1e-4
+    clip_range: float = 1e-4  # of the ratio; `log_hinge`: its margin; `dppo`: the KL τ from which entries are dropped
     kl_coefficient: float = 0.0
     weight_decay: float = 1e-4
     max_grad_norm: float = 1.0

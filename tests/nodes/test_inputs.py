@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, inputs
-from comfyui_otca.trainer import advantages, losses, sde, types
+from comfyui_otca.trainer import advantages, sde, types
+from comfyui_otca.trainer.updates import losses
 
 
 def test_one_line_an_input():

@@ -660,3 +660,64 @@ def test_regulated_ratio(model, sample, judged):
     assert metrics["loss"] == pytest.approx(total, abs=1e-6)
     update(model, taken, credited(advantages, regulated=False), replace(STILL, clip_range=5e-4))
     assert max((gradients(model)[name] - gradient).abs().max() for name, gradient in expected.items()) > 1e-5
+
+
+@pytest.mark.parametrize("norm", ["full", "squared_error"])
+def test_dppo_against_a_plain_loop(model, sample, small_settings, judged, norm):
+    """Flow-DPPO on samples of an earlier policy: -Ã·ρ, but for the half of the entries whose means moved most, the right way."""
+    taken = sample(model, small_settings(log_prob_norm=norm))
+    advantages = judged(taken)
+
+    def entries():
+        for index, text in enumerate(taken.texts):
+            for position, step in enumerate(taken.trained):
+                x, condition = taken.latents[index : index + 1, step], model.encode([text])
+                velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
+                density, mean = plain_log_prob(model, taken, index, step, velocity)
+                log_prob = density.mean()
+                if norm == "squared_error":
+                    log_prob = -(taken.latents[index : index + 1, step + 1] - mean).square().mean()
+                yield index, position, taken.stds[step], log_prob, mean
+
+    with torch.no_grad():
+        means = {(index, position): mean for index, position, _, _, mean in entries()}
+    update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
+    moved = [
+        ((mean - means[index, position]).square().mean() / (2 * std**2)).item()
+        for index, position, std, _, mean in entries()
+    ]
+    # between the two in the middle, so that rounding decides nothing
+    limit = sum(sorted(moved)[len(moved) // 2 - 1 : len(moved) // 2 + 1]) / 2
+    for parameter in model.policy.trainable_parameters():
+        parameter.grad = None
+    total, count, dropped, stayed = 0.0, taken.log_probs.numel(), 0, 0
+    for (index, position, _, log_prob, _), kl in zip(entries(), moved, strict=True):
+        log_ratio, advantage = log_prob - taken.log_probs[index, position], advantages.step_advantage[index, position]
+        if kl >= limit and log_ratio * advantage > 0:
+            dropped += 1
+            continue
+        stayed += bool(kl >= limit and advantage)
+        loss = -advantage * log_ratio.exp() / count
+        loss.backward()
+        total += loss.item()
+    assert dropped and stayed
+    expected = gradients(model)
+    metrics = update(model, taken, advantages, replace(STILL, objective="dppo", clip_range=limit))
+    assert_same_gradients(gradients(model), expected, rtol=1e-4)
+    assert metrics["loss"] == pytest.approx(total, abs=1e-6)
+    assert metrics["clip/high"] + metrics["clip/low"] == pytest.approx(dropped / count)
+
+
+def test_dppo_differs_from_clipping_from_the_second_optimizer_step_on(load_model, sample, judged):
+    found = {}
+    for objective, clip_range in (("clipped", 1e-4), ("dppo", 1e-5)):
+        for epochs in (1, 2):
+            model = load_model()
+            taken = sample(model)
+            settings = UpdateSettings(1e-3, objective=objective, clip_range=clip_range, epochs=epochs)
+            metrics = update(model, taken, judged(taken), settings)
+            found[objective, epochs] = metrics["clip/high"] + metrics["clip/low"], parameters(model)
+    assert found["dppo", 1][0] == found["clipped", 1][0] == 0
+    assert all(map(torch.equal, found["dppo", 1][1], found["clipped", 1][1]))
+    assert found["dppo", 2][0] > 0
+    assert not all(map(torch.equal, found["dppo", 2][1], found["clipped", 2][1]))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comfyui_otca.trainer.grpo import clipped_objective
-from comfyui_otca.trainer.losses import log_hinge
+from comfyui_otca.trainer.updates.losses import LOSSES, dppo, log_hinge
 
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
@@ -120,11 +120,34 @@ def test_log_hinge_by_hand():
 
 @cases
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1, max_size=6), st.sampled_from([1e-4, 0.1]))
-def test_on_policy_both_objectives_pull_alike(advantage, clip):
+def test_on_policy_all_objectives_pull_alike(advantage, clip):
     """At ρ = 1 nothing is clipped, whatever the margin."""
     gradients = []
-    for own in (clipped_objective, log_hinge):
+    for own in LOSSES.values():
         log_prob = torch.zeros(len(advantage), dtype=torch.float64, requires_grad=True)
         own(log_prob, log_prob.detach(), torch.tensor(advantage, dtype=torch.float64), clip)[0].backward()
         gradients.append(log_prob.grad.tolist())
-    assert gradients[0] == pytest.approx(gradients[1], abs=1e-12)
+    assert len(gradients) == 3
+    for other in gradients[1:]:
+        assert gradients[0] == pytest.approx(other, abs=1e-12)
+
+
+def test_dppo_by_hand():
+    # τ 1e-5. ρ 1.5, Ã 2, far: dropped. ρ 1.5, Ã 2, near: -3. ρ 0.5, Ã -2, at τ: dropped. ρ 0.5, Ã 2, far, but not yet there: -1.
+    # ρ 1.1, Ã -1, far, but not yet there: 1.1. ρ exactly 1, far: -1, since it has gone nowhere. Sum -3.9 over 6.
+    ratios = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.1, 1.0], dtype=torch.float64)
+    log_prob = ratios.log().requires_grad_()
+    advantage = torch.tensor([2.0, 2.0, -2.0, 2.0, -1.0, 1.0], dtype=torch.float64)
+    divergence = torch.tensor([2e-5, 0.9e-5, 1e-5, 1.0, 1.0, 1.0], dtype=torch.float64)
+    loss, statistics = dppo(log_prob, torch.zeros(6, dtype=torch.float64), advantage, 1e-5, 1.0, divergence)
+    loss.backward()
+    assert loss.item() == pytest.approx(-3.9 / 6)
+    assert log_prob.grad.tolist() == pytest.approx([0.0, -0.5, 0.0, -1 / 6, 1.1 / 6, -1 / 6])
+    assert (statistics["clip_high"], statistics["clip_low"]) == (pytest.approx(1 / 6), pytest.approx(1 / 6))
+
+
+def test_dppo_without_a_divergence_drops_nothing():
+    log_prob = torch.tensor([3.0, -3.0], dtype=torch.float64, requires_grad=True)
+    loss, statistics = dppo(log_prob, torch.zeros(2), torch.tensor([1.0, -1.0], dtype=torch.float64), 1e-5)
+    assert loss.item() == pytest.approx((-math.exp(3) + math.exp(-3)) / 2)
+    assert statistics["clip_high"] == statistics["clip_low"] == 0

@@ -1,6 +1,7 @@
-"""The losses that an update minimises: the clipped importance-weighted advantage and its relatives (method.md §4, §6).
+"""The losses that a policy-gradient update minimises: the clipped importance-weighted advantage and its relatives (method.md §6).
 
-A new loss is one function `(log_prob, old_log_prob, advantage, clip, weight) -> (loss, statistics)` and one row in LOSSES.
+A new loss is one function `(log_prob, old_log_prob, advantage, clip, weight) -> (loss, statistics)` and one row in LOSSES;
+and one in USES_DIVERGENCE if it also takes how far the means are apart.
 """
 
 from __future__ import annotations
@@ -49,7 +50,32 @@ def log_hinge(
     return (weight * loss).mean(), _statistics(log_ratio, outside, weight)
 
 
-LOSSES: dict[str, Callable[..., tuple]] = {"clipped": clipped_objective, "log_hinge": log_hinge}
+def dppo(
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    clip: float,
+    weight: Tensor | float = 1.0,
+    divergence: Tensor | float = 0.0,
+) -> tuple[Tensor, dict]:
+    """loss = mean of -Ã·ρ without clipping, of the entries that have not moved far enough (Flow-DPPO, 2606.11025).
+
+    As `clipped_objective`, with τ = clip: an entry is dropped where KL ≥ τ and its ratio has already gone the advantage's way,
+    ρ > 1 with Ã > 0 or ρ < 1 with Ã < 0. Log-ratios average out over a latent's elements, KL does not: it sees a mean that moved
+    where ρ is still about 1.
+
+    Args:
+        divergence: KL = mean‖μ - μ_old‖²/(2·std²) of each entry; 0 where the policy is the one that sampled.
+    """
+    log_ratio = log_prob - old_log_prob
+    far = torch.as_tensor(divergence, device=log_ratio.device) >= clip
+    outside = far & (log_ratio > 0) & (advantage > 0), far & (log_ratio < 0) & (advantage < 0)
+    loss = (-advantage * log_ratio.exp()).masked_fill(outside[0] | outside[1], 0.0)
+    return (weight * loss).mean(), _statistics(log_ratio, outside, weight)
+
+
+LOSSES: dict[str, Callable[..., tuple]] = {"clipped": clipped_objective, "log_hinge": log_hinge, "dppo": dppo}
+USES_DIVERGENCE = frozenset({"dppo"})  # these compare means as well as densities
 
 
 @torch.no_grad()

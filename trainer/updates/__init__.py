@@ -1,0 +1,1 @@
+"""What updates of the policy are made of."""
