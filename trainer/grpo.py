@@ -16,6 +16,7 @@ from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import Gaussian
 from .types import THETA, NextRollout, UpdateSettings
+from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
 from .updates.optimizer import NonFiniteUpdate, Tally, check_source, reference_divergence, take_steps
 
@@ -95,6 +96,8 @@ def update(
 
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
     check_source(trajectories, advantages)
+    if misfit := next(refusals.of_ratios(trajectories.settings), None):
+        raise ValueError(f"trajectories: {misfit}")
     if sampling and model.policy.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
@@ -152,10 +155,8 @@ def _no_stop() -> None:
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     """The size of each step's part in the gradient, [B, T'], for each sample of the whole batch."""
     pull = advantages.step_advantage.abs()
-    if settings.kl_coefficient:  # pulls at every step of every sample, so each must have a chance to be drawn
-        mean = pull.mean(1, keepdim=True)
-        pull = (pull + torch.where(mean == 0, 1.0, mean)) * advantages.valid[:, None]
-    return pull
+    # A KL term pulls at every step of every sample.
+    return sampled_steps.with_a_chance(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
 class _Backward:

@@ -54,6 +54,15 @@ def draw(pull: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return drawn(inclusion(pull, count), torch.rand((len(pull), 1), generator=generator, dtype=torch.float64))
 
 
+def with_a_chance(pull: Tensor, valid: Tensor) -> Tensor:
+    """Pulls [B, T'] lifted by their mean over a sample's steps, so that every step of a valid sample may be drawn.
+
+    For losses that have a gradient where there is no advantage: then no step may be left out for good.
+    """
+    mean = pull.mean(1, keepdim=True)
+    return (pull + torch.where(mean == 0, 1.0, mean)) * valid[:, None]
+
+
 def generator(seed: int, version: int) -> torch.Generator:
     """The stream of one update: of the rollout's seed and the policy's version, so that a resumed run draws the same steps."""
     return stream(seed, version, branch=(1,))
