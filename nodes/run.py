@@ -8,7 +8,7 @@ from ..host import comfyui, devices, paths, stopping
 from ..host.names import plain_name
 from ..trainer.types import RunSettings
 from . import results
-from .inputs import complaint, integer, lines, socket, switch, text
+from .inputs import complaint, integer, lines, socket, text
 
 logger = logging.getLogger(__name__)
 

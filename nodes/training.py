@@ -4,16 +4,15 @@ from ..host import comfyui, devices, stopping
 from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
 from .inputs import choice, integer, number, socket, switch
 
-
 # What both updates have; each default is that of both settings.
 MODEL = {name: socket(f"OTCA_{name.upper()}") for name in ("model", "trajectories", "advantages")}
-WEIGHT_DECAY = number(UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0.")
+WEIGHT_DECAY = number(
+    UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
+)
 MAX_GRAD_NORM = number(
     UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
 )
-EPOCHS = integer(
-    UpdateSettings.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them."
-)
+EPOCHS = integer(UpdateSettings.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them.")
 EMA_DECAY = number(
     UpdateSettings.ema_decay,
     0,
@@ -25,9 +24,7 @@ EMA_DECAY = number(
 
 
 def learning_rate(default):
-    return number(
-        default, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4."
-    )
+    return number(default, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.")
 
 
 class _Step:
@@ -164,7 +161,12 @@ class MatchingStep(_Step):
                     "0: all.",
                 ),
                 "kl_coefficient": number(
-                    default.kl_coefficient, 0, 100, step=1e-4, fine=True, tip="Pull towards the untrained model (κ), a brake."
+                    default.kl_coefficient,
+                    0,
+                    100,
+                    step=1e-4,
+                    fine=True,
+                    tip="Pull towards the untrained model (κ), a brake.",
                 ),
             },
             "optional": {

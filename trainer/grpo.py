@@ -127,7 +127,9 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
     return take_steps(model, settings, backward.tally, one)
 
 
-def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, off_policy: bool) -> list[Tensor]:
+def _take_graphs(
+    trajectories: Trajectories, settings: UpdateSettings, sampling: bool, off_policy: bool
+) -> list[Tensor]:
     """The velocities of the graphs that the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not

@@ -84,7 +84,9 @@ def update(
     differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
 
     def one(epoch: int) -> None:
-        backward(epoch, (lambda: None) if epoch else on_step)  # after the first optimizer step a stop waits for the last
+        backward(
+            epoch, (lambda: None) if epoch else on_step
+        )  # after the first optimizer step a stop waits for the last
         if settings.epochs > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
@@ -176,7 +178,9 @@ def _units(loss: str, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]
     units = []
     for position, column in enumerate(drawn.T):
         rows = column.nonzero()[:, 0]
-        parts = [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
+        parts = (
+            [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
+        )
         units += [(position, part) for part in parts]
     return units
 

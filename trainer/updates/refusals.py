@@ -31,7 +31,9 @@ def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]
         fix = "set both to 0 on the SDE Sampler and disconnect MixGRPO Window; sampled_steps saves forward passes"
         yield Misfit("window_length", message, fix)
     if keeps_graph:
-        message = "keep_graph = on: Matching Step noises the clean samples again, and has no use for the sampler's graph"
+        message = (
+            "keep_graph = on: Matching Step noises the clean samples again, and has no use for the sampler's graph"
+        )
         yield Misfit("keep_graph", message, "set keep_graph to auto or off on the SDE Sampler")
 
 
@@ -45,7 +47,5 @@ def of_credit(method: str) -> Misfit:
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
     """What is wrong with Matching Step's own inputs."""
     if settings.ema_kl_coefficient and not settings.ema_decay:
-        message = (
-            f"ema_kl_coefficient = {settings.ema_kl_coefficient:g} pulls towards the average, and with ema_decay = 0 none is kept"
-        )
+        message = f"ema_kl_coefficient = {settings.ema_kl_coefficient:g} pulls towards the average, and with ema_decay = 0 none is kept"
         yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")
