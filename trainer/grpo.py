@@ -157,8 +157,7 @@ def _no_stop() -> None:
 def _pull(advantages: Advantages, settings: UpdateSettings) -> Tensor:
     """The size of each step's part in the gradient, [B, T'], for each sample of the whole batch."""
     pull = advantages.step_advantage.abs()
-    # A KL term pulls at every step of every sample.
-    return sampled_steps.with_a_chance(pull, advantages.valid) if settings.kl_coefficient else pull
+    return sampled_steps.everywhere(pull, advantages.valid) if settings.kl_coefficient else pull
 
 
 class _Backward:

@@ -145,6 +145,17 @@ def ddim_sde_schedule(velocity, x, sigma, sigma_next, eta, sigma_after_first) ->
     return _preserving(velocity, x, sigma, sigma_next, min(std, sigma_next))
 
 
+def precise(velocity, x, sigma, sigma_next, eta, sigma_after_first) -> Gaussian:
+    """The exact solution over one step of Flow-GRPO's SDE with x̂0 held (Precise, 2605.23522).
+
+    x' = (1-σ')·x̂0 + σ'·(ρ·x̂1 + √(1-ρ²)·ξ) with ρ = exp(-½·∫ s²/σ² dσ), from σ' to σ, which for s = η·√(σ/(1-σ)) is
+    (σ'(1-σ) / (σ(1-σ')))^(η²/2). The paper's own schedule could not be read; this ρ is derived here. At σ = 1 the integral is
+    infinite: for any η > 0 all noise is fresh.
+    """
+    kept = (sigma_next * (1 - sigma) / (sigma * (1 - sigma_next))) ** (eta * eta / 2)
+    return _preserving(velocity, x, sigma, sigma_next, sigma_next * math.sqrt(1 - kept**2))
+
+
 KINDS: dict[str, Callable[..., Gaussian]] = {
     "ode": ode,
     "flow_sde": flow_sde,
@@ -152,6 +163,7 @@ KINDS: dict[str, Callable[..., Gaussian]] = {
     "cps": cps,
     "ddim_sde": ddim_sde,
     "ddim_sde_schedule": ddim_sde_schedule,
+    "precise": precise,
 }
 
 

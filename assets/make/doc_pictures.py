@@ -258,10 +258,10 @@ def sampler_noise():
     u = torch.linspace(1, 0, 17, dtype=torch.float64)
     sigmas = (3 * u / (1 + 2 * u)).tolist()
     x = torch.zeros(1, 1)
-    kinds = {"dance_sde": 0.3, "flow_sde": 0.7, "cps": 0.7, "ddim_sde": 0.7, "ddim_sde_schedule": 0.7}
+    kinds = {"dance_sde": 0.3, "flow_sde": 0.7, "cps": 0.7, "ddim_sde": 0.7, "ddim_sde_schedule": 0.7, "precise": 0.7}
     figure = _figure(5.6, 3.4)
     axis = figure.subplots()
-    for (kind, eta), color, marker in zip(kinds.items(), COLORS, "osD^v", strict=True):
+    for (kind, eta), color, marker in zip(kinds.items(), (*COLORS, "black"), "osD^vP", strict=True):
         stds = [
             transition(kind, x, x, sigma, after, eta=eta, sigma_after_first=sigmas[1]).std
             for sigma, after in zip(sigmas, sigmas[1:], strict=False)

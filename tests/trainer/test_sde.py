@@ -10,8 +10,8 @@ from torch.distributions import Normal
 
 from comfyui_otca.trainer.sde import KINDS, MIN_STD, Gaussian, adams_bashforth, sensitivities, transition
 
-STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule")
-PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule")
+STOCHASTIC = ("flow_sde", "dance_sde", "cps", "ddim_sde", "ddim_sde_schedule", "precise")
+PRESERVING = ("cps", "ddim_sde", "ddim_sde_schedule", "precise")
 
 
 def seeded(seed: int, *shape: int, dtype=torch.float64) -> torch.Tensor:
@@ -33,6 +33,7 @@ def test_every_kind_of_the_method_is_known():
 #   cps        η 1/3   std = 0.5·sin(π/6) = 0.25; μ = 0.5·(-0.6) + √(0.25 - 0.0625)·1.4
 #   ddim_sde   η 0.8   std = 0.8·0.5·√0.2, std² = 0.032; μ = -0.3 + √0.218·1.4
 #   …_schedule η 0.6   std = 0.6·(0.5/0.8)·√(1 - 0.04/0.25) = 0.375·√0.84, std² = 0.118125; μ = -0.3 + √0.131875·1.4
+#   precise    η 1     ρ = √(0.5·0.2/(0.8·0.5)) = 0.5; μ = -0.3 + 0.5·0.5·1.4 = 0.05; std = 0.5·√0.75
 @pytest.mark.parametrize(
     ("kind", "eta", "mean", "std"),
     [
@@ -42,6 +43,7 @@ def test_every_kind_of_the_method_is_known():
         ("cps", 1 / 3, 0.3062177826, 0.25),
         ("ddim_sde", 0.8, 0.3536665817, 0.1788854382),
         ("ddim_sde_schedule", 0.6, 0.2084043666, 0.3436931771),
+        ("precise", 1.0, 0.05, 0.4330127019),
     ],
 )
 def test_mean_and_std_by_hand(kind, eta, mean, std):
@@ -143,6 +145,38 @@ def test_small_sde_steps_carry_the_exact_marginal_along(kind, eta):
         step = transition(kind, scalar(slope), scalar(1.0), sigma, sigma_next, eta=eta)
         variance = step.mean.item() ** 2 * variance + step.std**2
     assert variance == pytest.approx(marginal(levels[-1]), rel=5e-3)
+
+
+def held(kind, sigmas, eta, clean=0.3, start=1.7):
+    """Mean and variance after these levels where x̂0 is held: the velocity leads to `clean` from everywhere."""
+    mean, variance = start, 0.0
+    for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
+        at = [
+            transition(kind, scalar((x - clean) / sigma), scalar(x), sigma, sigma_next, eta=eta)
+            for x in (mean, mean + 1)
+        ]
+        slope = (at[1].mean - at[0].mean).item()
+        mean, variance = at[0].mean.item(), slope**2 * variance + at[0].std ** 2
+    return mean, variance
+
+
+@pytest.mark.parametrize("eta", [0.3, 1.0, 1.5])
+def test_precise_is_exact_where_x0_is_held(eta):
+    """One step is what any number of steps are, and what Flow-GRPO's SDE comes to in very small ones."""
+    once = held("precise", (0.9, 0.3), eta)
+    assert held("precise", (0.9, 0.8, 0.55, 0.5, 0.3), eta) == pytest.approx(once, rel=1e-12)
+    fine = [0.9 - 0.6 * j / 4000 for j in range(4001)]
+    assert held("flow_sde", fine, eta) == pytest.approx(once, rel=2e-3)
+    assert held("flow_sde", (0.9, 0.3), eta) != pytest.approx(once, rel=0.1)
+
+
+def test_precise_at_the_ends_of_the_schedule():
+    """At σ = 1 its noise is all fresh, whatever η; at σ' = 0 there is none left."""
+    for eta in (0.01, 2.0):
+        first = transition("precise", scalar(2.0), scalar(1.0), 1.0, 0.9, eta=eta)
+        assert first.std == 0.9 and first.mean.item() == pytest.approx(0.1 * (1.0 - 2.0), abs=1e-12)
+        last = transition("precise", scalar(2.0), scalar(1.0), 0.2, 0.0, eta=eta)
+        assert last.std == 0.0 and last.mean.item() == pytest.approx(1.0 - 0.2 * 2.0, abs=1e-12)
 
 
 def test_ddim_sde_is_deterministic_at_pure_noise():

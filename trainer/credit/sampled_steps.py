@@ -49,18 +49,19 @@ def drawn(probability: Tensor, start: Tensor) -> Tensor:
     return (passed.masked_fill(certain, 1.0) / probability.clamp(min=torch.finfo(torch.float64).tiny)).float()
 
 
-def draw(pull: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Weights [B, T'] of `count` steps of each sample drawn by their pull [B, T']; expectation 1 wherever there is any."""
-    return drawn(inclusion(pull, count), torch.rand((len(pull), 1), generator=generator, dtype=torch.float64))
+def everywhere(pull: Tensor, valid: Tensor) -> Tensor:
+    """The pull [B, T'] plus its mean over a sample's steps, for losses with a gradient at each step, whatever its credit.
 
-
-def with_a_chance(pull: Tensor, valid: Tensor) -> Tensor:
-    """Pulls [B, T'] lifted by their mean over a sample's steps, so that every step of a valid sample may be drawn.
-
-    For losses that have a gradient where there is no advantage: then no step may be left out for good.
+    A sample without any pull gets 1 at each step, one that is not `valid` [B] gets 0. Such are a KL term, and DiffusionNFT, which
+    leads back to the old policy where the advantage is 0.
     """
     mean = pull.mean(1, keepdim=True)
     return (pull + torch.where(mean == 0, 1.0, mean)) * valid[:, None]
+
+
+def draw(pull: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Weights [B, T'] of `count` steps of each sample drawn by their pull [B, T']; expectation 1 wherever there is any."""
+    return drawn(inclusion(pull, count), torch.rand((len(pull), 1), generator=generator, dtype=torch.float64))
 
 
 def generator(seed: int, version: int) -> torch.Generator:

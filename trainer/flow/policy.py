@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diffusers.training_utils import EMAModel
     from torch import Tensor
 
-    from ..types import UpdateSettings
+    from ..types import MatchingSettings, UpdateSettings
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Policy:
 
     @contextlib.contextmanager
     def _holding(self, values: Sequence[Tensor]) -> Iterator[None]:
-        """Within it what is trained has these values. A graph made outside may run its backward pass afterwards, and not within."""
+        """Within it what is trained has these values. The backward pass of a graph from outside has to wait until after it."""
         parameters = self.trainable_parameters()
         if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values are copied
             trained = [parameter.detach().clone() for parameter in parameters]
@@ -276,7 +276,7 @@ class Policy:
 
     # -- optimizer and average -------------------------------------------------------------------------------------------
 
-    def optimizer_for(self, settings: UpdateSettings) -> torch.optim.Optimizer:
+    def optimizer_for(self, settings: UpdateSettings | MatchingSettings) -> torch.optim.Optimizer:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)

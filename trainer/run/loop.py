@@ -209,8 +209,8 @@ def only(workflow: Workflow, *class_types: str) -> str:
     nodes = [node for class_type in class_types for node in workflow.find(class_type)]
     if len(nodes) != 1:
         raise RunError(
-            f"the workflow has {len(nodes)} {' or '.join(class_types)} nodes, and training needs exactly one. Fix: add or remove one "
-            "in ComfyUI and export again"
+            f"the workflow has {len(nodes)} {' or '.join(class_types)} nodes, and training needs exactly one. Fix: add or remove "
+            "one in ComfyUI and export again"
         )
     return nodes[0]
 

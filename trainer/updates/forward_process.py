@@ -156,7 +156,7 @@ def drawn_levels(
         pull, which = alike.repeat(int(groups.max()) + 1, 1), groups
     else:
         size = advantages.step_advantage if advantages.by_step else advantages.credit.weights
-        pull, which = sampled_steps.with_a_chance(size.abs(), valid), torch.arange(len(groups))
+        pull, which = sampled_steps.everywhere(size.abs(), valid), torch.arange(len(groups))
     drawn = (pull != 0).float()
     if settings.sampled_steps:
         drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
@@ -303,7 +303,7 @@ class _Backward:
         counted = self.drawn[rows, positions].to(sigma)
         pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
         for name, coefficient, other in pulls:
-            if coefficient:
+            if coefficient and other is not None:
                 divergence = (counted * (velocity - other).square().flatten(1).mean(1)).mean()
                 statistics[name] = divergence.detach() * self.computed / self.total
                 loss = loss + coefficient * divergence

@@ -47,5 +47,6 @@ def of_credit(method: str) -> Misfit:
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
     """What is wrong with Matching Step's own inputs."""
     if settings.ema_kl_coefficient and not settings.ema_decay:
-        message = f"ema_kl_coefficient = {settings.ema_kl_coefficient:g} pulls towards the average, and with ema_decay = 0 none is kept"
+        pull = f"ema_kl_coefficient = {settings.ema_kl_coefficient:g}"
+        message = f"{pull} pulls towards the average, and with ema_decay = 0 none is kept"
         yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")
