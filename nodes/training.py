@@ -150,8 +150,8 @@ class MatchingStep(_Step):
                 "old_policy": choice(
                     OLD_POLICIES,
                     default.old_policy,
-                    tip="How the policy that samples follows the trained one, a brake. gradual: slower and slower, down to half a "
-                    "step. late: at once for 75 updates, then very slowly. on_policy: it is the trained one, without a brake.",
+                    tip="How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
+                    "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one.",
                 ),
                 "sampled_steps": integer(
                     default.sampled_steps,
