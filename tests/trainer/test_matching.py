@@ -223,6 +223,19 @@ def test_nft_has_a_gradient_without_an_advantage_once_the_policy_has_moved(case)
     assert on_policy.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("kind", ["nft", "awm"])
+def test_an_almost_perfect_fit_has_a_loss_and_a_gradient(case, kind):
+    """Where the residual is far below 1e-5, NFT's weight and AWM's offset keep both as they are in the loop."""
+    exact = case["noise"] - case["x0"]
+    case |= {"old": exact + 2e-7 * normal(9), "velocity": (exact + 1e-7 * normal(10)).requires_grad_()}
+    loss, expected = matching_loss(kind, **case)[0], of_the_loop(kind, **case)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    found, plain = (gradient_of(value, case["velocity"]) for value in (loss, expected))
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-12)
+    case |= {"old": exact, "velocity": exact.clone().requires_grad_()}
+    assert gradient_of(matching_loss(kind, **case)[0], case["velocity"]).abs().max() == 0
+
+
 def test_descending_fits_what_was_good_and_unlearns_what_was_bad(case):
     before = fit_gradient(case)[0]
     for kind in KINDS:
