@@ -147,7 +147,7 @@ class TunedModel:
         return {
             "required": {
                 "model": socket(
-                    "OTCA_MODEL", tip="From GRPO Step, so that its update is in it; made by Make Trainable."
+                    "OTCA_MODEL", tip="From the update, so that it is in it; made by Make Trainable."
                 )
             }
         }

@@ -68,6 +68,7 @@ class Case:
     is_low_memory: bool
     tiling: bool
     average: bool
+    old_policy: bool
     encoder_bytes: int
     vae_file_bytes: int
     rewards: tuple[tuple[int, bool], ...]  # bytes, and whether it leaves the GPU when it has scored
@@ -89,6 +90,7 @@ class Case:
             sampling_batch=self.sampling_batch * self.rows,
             saved=self.model.saved,
             average=self.average,
+            old_policy=self.old_policy,
             text_encoder_bytes=self.encoder_bytes,
             vae_bytes=vae.needs(*self.size, self.tiling),
             reward_bytes=staying + max((size for size, offload in self.rewards if offload), default=0),
@@ -167,6 +169,7 @@ def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
         is_low_memory=make.get("memory") == "low",
         tiling=bool(make.get("vae_tiling")),
         average=bool(step.get("ema_decay")),
+        old_policy=update["class_type"] == MATCHING_NODE and step.get("old_policy") != "on_policy",
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_file_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
         rewards=tuple((memory.REWARDS[entry["class_type"]], bool(entry["inputs"].get("offload"))) for entry in judges),

@@ -1,4 +1,4 @@
-"""The update from clean samples: noise x̂0 again, and match the velocity there by advantage (method.md §6).
+"""The update from clean samples: noise x̂0 again, and match the velocity there by advantage (method.md §9).
 
 Every loss of `matching` is the same loop: for some noise levels of each sample x_σ = (1-σ)·x0 + σ·ε, one call for the policy, and
 one without gradient for each other policy that the loss or a KL term compares it with. What differs is which levels are drawn,
