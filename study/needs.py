@@ -20,7 +20,7 @@ from ..trainer.flow.files import opened
 from ..trainer.flow.native import memory
 from ..trainer.flow.native.architectures import ARCHITECTURES, FLUX_VAE, Architecture, architecture_of
 from ..trainer.flow.native.memory import GB, Estimate
-from ..trainer.types import MAKE_NODE, SAMPLER_NODE, STEP_NODES, SamplerSettings
+from ..trainer.types import MAKE_NODE, MATCHING_NODE, SAMPLER_NODE, STEP_NODES, SamplerSettings
 from ..trainer.workflow import graph as api
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
