@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +17,7 @@ from .sde import Gaussian
 from .types import THETA, NextRollout, UpdateSettings
 from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
-from .updates.optimizer import NonFiniteUpdate, Tally, check_source, reference_divergence, take_steps
+from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, prepared, take_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,12 +62,7 @@ def update(
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
     _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
-    model.come_back()
-    if len(trajectories.groups):
-        model.check_gradient(trajectories)
-    if model.policy.is_sharded and not trajectories.latents.isfinite().all():
-        # Samples that are not valid keep pace with the other processes, and 0 times NaN is not 0.
-        trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())
+    trajectories = prepared(model, trajectories)
     model.wish = NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
@@ -76,22 +70,18 @@ def update(
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
     backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
-    staleness = model.policy.version - trajectories.policy_version
-    off_policy = staleness != 0 or trajectories.sampled_with != THETA
+    off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
     steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
     model.policy.version += steps > 0
     model.policy.forget_old()  # this update's next samples are of what it trained
     metrics = backward.figures()
-    metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
     if settings.sampled_steps:
         pulls = _pull(advantages, settings) != 0
         metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
     drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
     if 5 * drift > clip and settings.epochs > 1 and not backward.compares_means:  # a divergence is no ratio
         logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
-    metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
-    metrics["seconds/update"] = time.perf_counter() - started
-    return metrics
+    return metrics | outcome(model, trajectories, settings, steps, started)
 
 
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from ..matching import KINDS, matching_loss
 from ..rollout import stream
 from ..types import OLD_POLICIES, NextRollout
 from . import refusals
-from .optimizer import Tally, check_source, reference_divergence, take_steps
+from .optimizer import Tally, check_source, outcome, prepared, take_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,22 +71,16 @@ def update(
     check_source(trajectories, advantages)
     _check(trajectories, advantages, settings)
     started, policy = time.perf_counter(), model.policy
-    model.come_back()
-    if len(trajectories.groups):
-        model.check_gradient(trajectories)
+    trajectories = prepared(model, trajectories)
     if trajectories.kept:
         trajectories.kept.take()  # of a rollout that knew nothing of this update
     model.wish = NextRollout(uses_graphs=False)
-    if policy.is_sharded and not trajectories.final.isfinite().all():
-        trajectories = replace(trajectories, final=trajectories.final.nan_to_num())  # 0 times NaN is not 0
     counts = drawn_levels(trajectories, advantages, settings, policy.version)
     backward = _Backward(model, trajectories, advantages, counts, settings)
     differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
 
     def one(epoch: int) -> None:
-        backward(
-            epoch, (lambda: None) if epoch else on_step
-        )  # after the first optimizer step a stop waits for the last
+        backward((lambda: None) if epoch else on_step)  # after the first optimizer step a stop waits for the last
         if settings.epochs > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
@@ -98,13 +92,9 @@ def update(
     if steps:
         policy.follow(decay(policy.old_steps))
     metrics = backward.figures() | {"old_policy/decay": decay(policy.old_steps)}
-    metrics["policy/staleness"] = float(policy.version - (steps > 0) - trajectories.policy_version)
-    metrics["policy/skipped_updates"] = float(settings.epochs - steps)
     if settings.sampled_steps and advantages.valid.any():
         metrics["update/sampled_share"] = (counts[advantages.valid] != 0).double().mean().item()
-    metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
-    metrics["seconds/update"] = time.perf_counter() - started
-    return metrics
+    return metrics | outcome(model, trajectories, settings, steps, started)
 
 
 def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
@@ -236,7 +226,7 @@ class _Backward:
         self.processes = distributed.world() if model.policy.trains_shards else 1
         self.parts = self._parts()
 
-    def __call__(self, epoch: int, on_step: Callable[[], None]) -> None:
+    def __call__(self, on_step: Callable[[], None]) -> None:
         for part in self.parts:
             on_step()
             self._loss(part).backward()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,6 +66,36 @@ def check_source(trajectories: Trajectories, advantages: Advantages) -> None:
             f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
             f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
         )
+
+
+def prepared(model: FlowModel, trajectories: Trajectories) -> Trajectories:
+    """The trajectories, once the model is where it computes and its gradient is not known to be wrong."""
+    model.come_back()
+    if len(trajectories.groups):
+        model.check_gradient(trajectories)
+    if not model.policy.is_sharded:
+        return trajectories
+    # Samples that are not valid keep pace with the other processes, and 0 times NaN is not 0.
+    points = {"latents": trajectories.latents, "final": trajectories.final}
+    return replace(trajectories, **{n: value.nan_to_num() for n, value in points.items() if not value.isfinite().all()})
+
+
+def outcome(
+    model: FlowModel,
+    trajectories: Trajectories,
+    settings: UpdateSettings | MatchingSettings,
+    steps: int,
+    started: float,
+) -> dict[str, float]:
+    """Figures of any update that has taken so many optimizer steps since `started`."""
+    staleness = model.policy.version - (steps > 0) - trajectories.policy_version
+    divergence = reference_divergence(model, trajectories, settings.batch_size)
+    return {
+        "policy/staleness": float(staleness),
+        "policy/skipped_updates": float(settings.epochs - steps),
+        "kl/reference": divergence,
+        "seconds/update": time.perf_counter() - started,
+    }
 
 
 def take_steps(

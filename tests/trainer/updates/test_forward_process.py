@@ -105,7 +105,7 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
             x = (1 - sigma) * clean + sigma * noise
             condition = model.condition([taken.texts[row] for row in unit], guidance or taken.settings)
 
-            def velocity(x=x, condition=condition):
+            def velocity(x=x, sigma=sigma, condition=condition):
                 return model.velocity(x, sigma, condition, (guidance or taken.settings).guidance)
 
             with torch.no_grad():
