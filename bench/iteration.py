@@ -24,7 +24,7 @@ import torch
 
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.run.loop import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -49,7 +49,7 @@ def main() -> None:
     workflow = Workflow.load(options.workflow, NODE_CLASS_MAPPINGS)
     for change in options.set:
         workflow.set(*change.split("=", 1))
-    model, step = trained_model(workflow), only(workflow, STEP_NODE)
+    model, step = trained_model(workflow), only(workflow, *STEP_NODES)
     sampler = only(workflow, "OTCA_SDESampler")
     inputs, prompts = workflow.graph[sampler]["inputs"], workflow.graph[only(workflow, "OTCA_PromptDataset")]["inputs"]
     samples = prompts["prompts_per_iteration"] * inputs["group_size"]

@@ -20,7 +20,7 @@ from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run.loop import only
-from comfyui_otca.trainer.types import STACK_NODE, STEP_NODE
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES
 from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
@@ -101,7 +101,7 @@ def _workflow(options: argparse.Namespace, overlap: bool) -> Workflow:
 
 def _run(workflow: Workflow, number: int):
     overrides = {(node, name): value + number for node, name, value in workflow.advancing()}
-    step = only(workflow, STEP_NODE)
+    step = only(workflow, *STEP_NODES)
     return workflow.run(overrides=overrides, targets=[step])[step][1]
 
 

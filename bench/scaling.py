@@ -26,7 +26,7 @@ from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.flow.flux import Flux
-from comfyui_otca.trainer.run.loop import STEP_NODE, only, trained_model
+from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.workflow.running import Workflow
 
 QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
@@ -104,7 +104,7 @@ def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], C
     }
     for name, value in changes.items():
         workflow.set(name, value)
-    step, seconds, counted = only(workflow, STEP_NODE), [], Counter()
+    step, seconds, counted = only(workflow, *STEP_NODES), [], Counter()
     trained_model(workflow)
     count(counted)
     for number in range(rounds + 1):  # the first one warms up

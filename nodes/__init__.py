@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, embedded, fusion, guidance, model, native, sampling, training
+from . import credit, data, embedded, fusion, guidance, model, native, run, sampling, training
 from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
@@ -25,7 +25,7 @@ _NODES = [
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
-    *(training.GRPOStep, training.TrainingRun, training.SaveLoRA),
+    *(training.GRPOStep, training.MatchingStep, run.TrainingRun, run.SaveLoRA),
     guidance.ImplicitRewardGuidance,
 ]
 

@@ -15,6 +15,7 @@ class _Credit:
     OUTPUT_TOOLTIPS = ("Weights of the trained steps, [samples, steps].", "The weights as a picture.")
     FUNCTION = "weigh"
     RESCALES_RATIO = False  # whether the credit holds factors of the log-ratio, of which there can be one set
+    NEEDS_NOISE = False  # whether it asks how much noise the steps add
     OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
 
     @classmethod
@@ -162,6 +163,7 @@ class UniformWeights(_Credit):
 class NoiseAwareWeights(_Credit):
     TITLE = "Noise-Aware Weights"
     DESCRIPTION = "A step counts as much as it explores: in proportion to the noise that it adds (TempFlow-GRPO)."
+    NEEDS_NOISE = True
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
@@ -175,7 +177,7 @@ class PCPOWeights(_Credit):
     DESCRIPTION = (
         "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's objective log_hinge."
     )
-    RESCALES_RATIO = True
+    RESCALES_RATIO = NEEDS_NOISE = True
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):
@@ -189,7 +191,7 @@ class PCPOWeights(_Credit):
 class GRPOGuard(_Credit):
     TITLE = "GRPO-Guard"
     DESCRIPTION = "Importance ratios of one size at every step, so that clipping acts on all steps alike (GRPO-Guard)."
-    RESCALES_RATIO = True
+    RESCALES_RATIO = NEEDS_NOISE = True
 
     @devices.outside_inference
     def weigh(self, trajectories, node_id=""):

@@ -146,9 +146,7 @@ class TunedModel:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket(
-                    "OTCA_MODEL", tip="From GRPO Step, so that its update is in it; made by Make Trainable."
-                )
+                "model": socket("OTCA_MODEL", tip="From the update, so that it is in it; made by Make Trainable.")
             }
         }
 

@@ -54,11 +54,11 @@ class SDESampler:
                 "width": WIDTH,
                 "height": HEIGHT,
                 "kind": choice(
-                    [kind for kind in KINDS if kind != "ode"],
+                    [*(kind for kind in KINDS if kind != "ode"), "ode"],
                     default.kind,
                     tip="How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
                     "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
-                    "precise: flow_sde solved exactly over each step.",
+                    "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared_noise off.",
                 ),
                 "eta": number(
                     default.eta, 0.001, 4, step=0.01, tip="How much noise each step adds (η). cps: at most 1."
@@ -145,6 +145,8 @@ class SDESampler:
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
             overlap=self.overlap,
         )
+        if trajectories.kept is not None:
+            trajectories.kept.asked_for = keep_graph == "on"
         return trajectories, as_images(trajectories.images)
 
     @staticmethod

@@ -1,38 +1,66 @@
-"""Stage 6: the update, its record, and what comes out."""
+"""Stage 6: the update, of which a graph has one."""
 
-import contextlib
-import logging
-import weakref
+from ..host import comfyui, devices, stopping
+from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
+from .inputs import choice, integer, number, socket, switch
 
-from ..host import comfyui, devices, paths, stopping
-from ..host.names import plain_name
-from ..trainer.types import LOSS_NAMES, RunSettings, UpdateSettings
-from . import results
-from .inputs import choice, complaint, integer, lines, number, socket, switch, text
+# What both updates have; each default is that of both settings.
+MODEL = {name: socket(f"OTCA_{name.upper()}") for name in ("model", "trajectories", "advantages")}
+WEIGHT_DECAY = number(
+    UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
+)
+MAX_GRAD_NORM = number(
+    UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
+)
+EPOCHS = integer(UpdateSettings.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them.")
+EMA_DECAY = number(
+    UpdateSettings.ema_decay,
+    0,
+    0.99999,
+    step=0.001,
+    fine=True,
+    tip="Decay of the average that is saved; 0: none.",
+)
 
-logger = logging.getLogger(__name__)
+
+def learning_rate(default):
+    return number(default, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.")
 
 
-class GRPOStep:
-    TITLE = "GRPO Step"
+class _Step:
+    """A node that moves the policy."""
+
     CATEGORY = "OTCA/training"
-    DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
     RETURN_TYPES = ("OTCA_MODEL", "OTCA_REPORT")
     RETURN_NAMES = ("model", "report")
     OUTPUT_TOOLTIPS = ("The same model, one update further.", "This iteration's report, for Training Run.")
     FUNCTION = "update"
+
+    @staticmethod
+    def _prepare(model, trajectories, prompt, node_id):
+        """On the canvas looks whose model it is. Raises ValueError for trajectories of another model."""
+        from ..trainer.run import ownership
+
+        if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
+            ownership.keep(model)
+        if not trajectories.made_by(model):  # its weights are no old policy of theirs
+            raise ValueError(
+                "model: it is not the one that sampled these trajectories. Fix: connect the model of the SDE Sampler"
+            )
+        model.make_room()
+
+
+class GRPOStep(_Step):
+    TITLE = "GRPO Step"
+    DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
 
     @classmethod
     def INPUT_TYPES(cls):
         default = UpdateSettings
         return {
             "required": {
-                "model": socket("OTCA_MODEL"),
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "advantages": socket("OTCA_ADVANTAGES"),
-                "learning_rate": number(
-                    1e-4, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4."
-                ),
+                **MODEL,
+                "learning_rate": learning_rate(1e-4),
                 "clip_range": number(
                     default.clip_range,
                     1e-7,
@@ -46,15 +74,9 @@ class GRPOStep:
                 ),
             },
             "optional": {
-                "weight_decay": number(
-                    default.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
-                ),
-                "max_grad_norm": number(
-                    default.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
-                ),
-                "epochs": integer(
-                    default.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them."
-                ),
+                "weight_decay": WEIGHT_DECAY,
+                "max_grad_norm": MAX_GRAD_NORM,
+                "epochs": EPOCHS,
                 "batch_size": integer(
                     default.batch_size,
                     0,
@@ -62,14 +84,7 @@ class GRPOStep:
                     tip="Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
                     "step. Changes memory and speed only.",
                 ),
-                "ema_decay": number(
-                    default.ema_decay,
-                    0,
-                    0.99999,
-                    step=0.001,
-                    fine=True,
-                    tip="Decay of the average that is saved; 0: none.",
-                ),
+                "ema_decay": EMA_DECAY,
                 "sampled_steps": integer(
                     default.sampled_steps,
                     0,
@@ -93,16 +108,9 @@ class GRPOStep:
     @devices.outside_inference
     def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
         from ..trainer import grpo
-        from ..trainer.run import ownership
         from ..trainer.run.report import report
 
-        if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
-            ownership.keep(model)
-        if not trajectories.made_by(model):  # its weights are no old policy of theirs
-            raise ValueError(
-                "model: it is not the one that sampled these trajectories. Fix: connect the model of the SDE Sampler"
-            )
-        model.make_room()
+        self._prepare(model, trajectories, prompt, node_id)
         settings = UpdateSettings(**options)
         trained, samples = len(trajectories.trained), len(trajectories.groups)
         at_once = bool(trajectories.kept) or not settings.batch_size  # all samples of one step
@@ -111,203 +119,104 @@ class GRPOStep:
         return model, report(metrics, trajectories, advantages)
 
 
-class TrainingRun:
-    TITLE = "Training Run"
-    CATEGORY = "OTCA/training"
-    DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
-    RETURN_TYPES = ("IMAGE",)
-    RETURN_NAMES = ("curves",)
-    OUTPUT_TOOLTIPS = ("The reward curves so far, as a picture.",)
-    FUNCTION = "record"
-    OUTPUT_NODE = True
+class MatchingStep(_Step):
+    TITLE = "Matching Step"
+    DESCRIPTION = (
+        "One update from the clean samples: they are noised again, and the velocity is matched there by advantage "
+        "(DiffusionNFT, AWM, DGPO, Flow-DPO). Any sampler will do, ode included."
+    )
 
     @classmethod
     def INPUT_TYPES(cls):
-        default = RunSettings
+        default = MatchingSettings
         return {
             "required": {
-                "model": socket("OTCA_MODEL"),
-                "report": socket("OTCA_REPORT"),
-                "run_name": text("otca", tip="Name of the run's folder."),
-                "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
-                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
-                "evaluate_every": integer(
-                    default.evaluate_every, 1, 10**6, tip="Iterations between evaluations, and between new plots."
+                **MODEL,
+                "loss": choice(
+                    MATCHING_LOSSES,
+                    default.loss,
+                    tip="The loss, and what keeps it from running away. nft: DiffusionNFT's, around the old policy. awm: "
+                    "advantage-weighted matching, a clipped ratio. dgpo: a group against the untrained model, a clipped ratio. "
+                    "dpo: the group's best against its worst, a sigmoid.",
                 ),
-                "evaluation_prompts": lines(
-                    default.evaluation_prompts, tip="Prompts of evaluations, one a line. Empty: the first iteration's."
+                "learning_rate": learning_rate(3e-4),
+                "beta": number(
+                    default.beta,
+                    0,
+                    1e4,
+                    step=0.1,
+                    tip="β of the loss. 0: its authors' own (nft 1, dgpo 10, dpo 100; awm has none).",
                 ),
-                "evaluation_seeds": integer(
-                    default.evaluation_seeds, 1, 1024, tip="Number of fixed seeds to each evaluation prompt."
+                "old_policy": choice(
+                    OLD_POLICIES,
+                    default.old_policy,
+                    tip="How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
+                    "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one.",
+                ),
+                "sampled_steps": integer(
+                    default.sampled_steps,
+                    0,
+                    1000,
+                    tip="Noise levels of each sample that are trained, drawn by credit; the gradient is the same on average. "
+                    "0: all.",
+                ),
+                "kl_coefficient": number(
+                    default.kl_coefficient,
+                    0,
+                    100,
+                    step=1e-4,
+                    fine=True,
+                    tip="Pull towards the untrained model (κ), a brake.",
                 ),
             },
             "optional": {
-                "evaluation_steps": integer(
-                    default.evaluation_steps,
+                "ema_kl_coefficient": number(
+                    default.ema_kl_coefficient,
                     0,
-                    1000,
-                    tip="Denoising steps of evaluations. 0: as many as the sampler's.",
+                    100,
+                    step=0.001,
+                    tip="Pull towards the average of the trained weights, a brake; needs ema_decay. AWM's authors: 1, with an "
+                    "ema_decay of 0.3.",
                 ),
-                "keep_checkpoints": integer(
-                    default.keep_checkpoints,
-                    1,
-                    1000,
-                    tip="Number of last checkpoints that are kept. Older ones are deleted.",
+                "guidance": switch(
+                    default.guidance,
+                    tip="On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
+                    "half the cost.",
                 ),
-                "best_metric": text(
-                    default.best_metric,
-                    tip="Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-                    "reward's name. Empty: none is kept.",
+                "advantage_limit": number(
+                    default.advantage_limit, 0.01, 100, step=0.1, tip="Advantages are clipped to this size (nft, awm)."
                 ),
-                "stop_after_decline": integer(
-                    default.stop_after_decline,
+                "weight_decay": WEIGHT_DECAY,
+                "max_grad_norm": MAX_GRAD_NORM,
+                "epochs": EPOCHS,
+                "batch_size": integer(
+                    default.batch_size,
                     0,
-                    1000,
-                    tip="Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
-                    "never.",
+                    4096,
+                    tip="Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
+                    "keep a group together. Changes memory and speed only.",
                 ),
-                "wandb_project": text(
-                    default.wandb_project,
-                    tip="Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none.",
-                ),
+                "ema_decay": EMA_DECAY,
             },
-            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
+            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
         }
 
     @classmethod
-    def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
-        from ..host.access.permissions import check
-        from ..trainer.prompts import prompt_lines
+    def VALIDATE_INPUTS(cls, ema_kl_coefficient=0.0, ema_decay=0.0):
+        if ema_kl_coefficient and ema_decay == 0:  # None: linked, and known when the graph runs
+            from ..trainer.updates import refusals
 
-        def may_send(project):
-            for want in cls.WANTS(wandb_project=project):
-                check(want)
-
-        return (
-            complaint("wandb_project", may_send, wandb_project)
-            or complaint("evaluation_prompts", prompt_lines, evaluation_prompts or "")
-            or _plain_name("run_name", run_name)
-        )
-
-    @classmethod
-    def WANTS(cls, wandb_project="", **_):
-        from ..host.access.wants import figures_go_out
-
-        return figures_go_out(wandb_project)
+            return str(next(refusals.of_settings(MatchingSettings(0.0, ema_kl_coefficient=ema_kl_coefficient))))
+        return True
 
     @devices.outside_inference
-    def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
-        from ..trainer.run import ownership
-        from ..trainer.run.opening import open_run
+    def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
+        from ..trainer.run.report import report
+        from ..trainer.updates import forward_process
 
-        prompt = prompt or {}
-        if not comfyui.in_comfyui():
-            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
-            # No stop amid an evaluation: it would be missing from the resumed run.
-            with stopping.finishing():
-                run.record(model, report, last=iterations)
-            return (None,)  # nobody looks at pictures here: the folder has them
-        run = ownership.check(model, prompt, node_id)
-        assert run is not None  # this node is its Training Run
-        run.settings = RunSettings(**settings)
-        run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
-        results.makes_run(node_id, run.folder.name)
-        with _marked(run, iterations):
-            run.record(model, report, last=iterations, on_step=stopping.check_stop)
-        results.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
-        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
-        return results.shown(node_id, (results.picture(run.curves),), {"run": lambda: payload})
-
-
-@contextlib.contextmanager
-def _marked(run, iterations):
-    """Says in the run's folder how it stands: between two prompts nothing is at work that could be interrupted."""
-    run.mark("running", iterations)
-    try:
-        yield
-    except stopping.interrupts():
-        run.mark("idle", iterations)
-        raise
-    except Exception as error:
-        run.mark("failed", iterations, str(error))
-        raise
-    run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
-
-
-class SaveLoRA:
-    TITLE = "Save LoRA"
-    CATEGORY = "OTCA/training"
-    DESCRIPTION = "Writes the adapter as a .safetensors file that ComfyUI's LoraLoader and diffusers read."
-    RETURN_TYPES = ()
-    FUNCTION = "save"
-    OUTPUT_NODE = True
-    RUN_AT_END = True  # headlessly once, when training is done; a stopped run has its lora.safetensors
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL"),
-                "filename": text("otca_lora", tip="Name of the file, without .safetensors."),
-            },
-            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
-        }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, filename):
-        return _plain_name("filename", filename)
-
-    @devices.outside_inference
-    def save(self, model, filename, prompt=None, extra_pnginfo=None):
-        from ..host import distributed
-        from ..trainer.flow import lora
-
-        if not distributed.is_main():
-            return ()
-        if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
-            message = "%s: all weights were trained, so there is no adapter. otca export RUN writes the model"
-            logger.warning(message, self.TITLE)
-            return ()
-        # A graph that does not record what it trains must not write over what is on record.
-        run = model.run if model.run is not None and comfyui.executes(model.run.node) else None
-        identity = run.identity() if run is not None else {}
-        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | identity
-        files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)
-        if run is None:
-            _saved_outside.setdefault(model, set()).update(files)
-        return {"ui": {"text": [str(path) for path in files]}, "result": ()}
-
-
-_saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run
-
-
-def _free_name(model, run, filename):
-    """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
-    number, name = 1, filename
-    while foreign := _foreign_files(model, run, name):
-        if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
-            raise ValueError(
-                f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
-                "beside it. Fix: give another filename, or move that file elsewhere"
-            )
-        number += 1
-        name = f"{filename}-{number}"
-    return name
-
-
-def _foreign_files(model, run, name):
-    """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
-    from ..trainer.flow import lora
-
-    files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
-    saved = _saved_outside.get(model, ())
-    ours = (lambda file: file in saved) if run is None else (lambda file: lora.belongs_to(file, run.identity()))
-    return [file for file in files if file.exists() and not ours(file)]
-
-
-def _plain_name(name, value):
-    """True for a name that stays in its folder (and for a linked input, which is None here), else what is wrong."""
-    try:
-        return True if value is None else bool(plain_name(value))
-    except ValueError as error:
-        return f"{name} = {value!r} {error}"
+        self._prepare(model, trajectories, prompt, node_id)
+        settings, samples = MatchingSettings(**options), len(trajectories.groups)
+        levels = min(settings.sampled_steps or len(trajectories.trained), len(trajectories.trained))
+        calls = -(-levels * samples // (settings.batch_size or samples))
+        metrics = forward_process.update(model, trajectories, advantages, settings, stopping.progress(calls))
+        return model, report(metrics, trajectories, advantages)

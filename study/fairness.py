@@ -16,7 +16,7 @@ from ..trainer.types import (
     RUN_NODE,
     SAMPLER_NODE,
     STACK_NODE,
-    STEP_NODE,
+    STEP_NODES,
 )
 from ..trainer.workflow import lineage
 from ..trainer.workflow.graph import is_link
@@ -60,9 +60,9 @@ def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: b
     for name, workflow in workflows.items():
         if wrong := errors(preflight.problems(workflow)):
             raise ValueError("\n".join(f"{name}: {problem}" for problem in bounded(wrong)))
-        for class_type in (DATASET_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, RUN_NODE):
+        for class_types in ((DATASET_NODE,), (SAMPLER_NODE,), (STACK_NODE,), STEP_NODES, (RUN_NODE,)):
             try:
-                only(workflow, class_type)
+                only(workflow, *class_types)
             except RunError as error:
                 raise ValueError(f"{name}: {error}") from error
         if sum(len(workflow.find(kind)) for kind in MODEL_NODES) != 1:
@@ -192,7 +192,7 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 
 def rate(workflow: Workflow) -> float:
-    return inputs(workflow, only(workflow, STEP_NODE))["learning_rate"]
+    return inputs(workflow, only(workflow, *STEP_NODES))["learning_rate"]
 
 
 def evaluation_steps(workflow: Workflow) -> int:

@@ -20,7 +20,7 @@ from ..trainer.flow.files import opened
 from ..trainer.flow.native import memory
 from ..trainer.flow.native.architectures import ARCHITECTURES, FLUX_VAE, Architecture, architecture_of
 from ..trainer.flow.native.memory import GB, Estimate
-from ..trainer.types import MAKE_NODE, SAMPLER_NODE, STEP_NODE, SamplerSettings
+from ..trainer.types import MAKE_NODE, MATCHING_NODE, SAMPLER_NODE, STEP_NODES, SamplerSettings
 from ..trainer.workflow import graph as api
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
@@ -68,6 +68,7 @@ class Case:
     is_low_memory: bool
     tiling: bool
     average: bool
+    old_policy: bool
     encoder_bytes: int
     vae_file_bytes: int
     rewards: tuple[tuple[int, bool], ...]  # bytes, and whether it leaves the GPU when it has scored
@@ -89,6 +90,7 @@ class Case:
             sampling_batch=self.sampling_batch * self.rows,
             saved=self.model.saved,
             average=self.average,
+            old_policy=self.old_policy,
             text_encoder_bytes=self.encoder_bytes,
             vae_bytes=vae.needs(*self.size, self.tiling),
             reward_bytes=staying + max((size for size, offload in self.rewards if offload), default=0),
@@ -100,7 +102,7 @@ class Case:
         cases = {
             "offload on every reward": replace(self, rewards=tuple((size, True) for size, _ in self.rewards)),
             "device cpu on every reward (slow)": replace(self, rewards=()),
-            "GRPO Step batch_size 1": replace(self, batch=1),
+            "the update's batch_size 1": replace(self, batch=1),
             "SDE Sampler batch_size 1": replace(self, sampling_batch=1),
             "SDE Sampler keep_graph off": replace(self, kept_steps=0),
             "Make Trainable checkpointing on": replace(self, checkpointing=True),
@@ -125,7 +127,7 @@ def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Cas
     Raises:
         ValueError: the graph trains nothing that ComfyUI loaded, or a model is not here and not known by its name.
     """
-    make = _the_only(graph, MAKE_NODE, "Make Trainable")
+    make = _the_only(graph, "Make Trainable", MAKE_NODE)
     inputs, lines = make["inputs"], []
     networks = [files for name in ("model", "low_noise_model") for files in _files(graph, inputs.get(name), comfyui)]
     if not networks:
@@ -140,8 +142,9 @@ def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Cas
 
 
 def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
-    sampler = _the_only(graph, SAMPLER_NODE, "SDE Sampler")["inputs"]
-    step = _the_only(graph, STEP_NODE, "GRPO Step")["inputs"]
+    sampler = _the_only(graph, "SDE Sampler", SAMPLER_NODE)["inputs"]
+    update = _the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
+    step = update["inputs"]
     settings = SamplerSettings()
 
     def of(name: str) -> Any:
@@ -166,14 +169,15 @@ def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
         is_low_memory=make.get("memory") == "low",
         tiling=bool(make.get("vae_tiling")),
         average=bool(step.get("ema_decay")),
+        old_policy=update["class_type"] == MATCHING_NODE and step.get("old_policy") != "on_policy",
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_file_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
         rewards=tuple((memory.REWARDS[entry["class_type"]], bool(entry["inputs"].get("offload"))) for entry in judges),
     )
 
 
-def _the_only(graph: Mapping[str, Mapping], kind: str, title: str) -> Mapping:
-    found = [entry for entry in graph.values() if entry["class_type"] == kind]
+def _the_only(graph: Mapping[str, Mapping], title: str, *kinds: str) -> Mapping:
+    found = [entry for entry in graph.values() if entry["class_type"] in kinds]
     if len(found) != 1:
         raise ValueError(
             f"{title}: the workflow has {len(found)} of it, and memory is estimated for one. Fix: give a workflow with one, such "

@@ -23,7 +23,7 @@ from ..trainer.run.folder import RunError
 from ..trainer.run.launch import FOLDER
 from ..trainer.run.layout import LOG, METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.run.loop import differences, only
-from ..trainer.types import RUN_NODE, STEP_NODE
+from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow
 from . import comparison, fairness
 
@@ -139,7 +139,7 @@ def _prepared(workflow: Workflow, rate: float, seed: int, settings: Settings, ru
     for node, entry in workflow.graph.items():
         if entry["class_type"] in prepared.node_classes and "seed" in fairness.inputs(prepared, node):
             prepared.set(f"{node}.seed", seed)
-    prepared.set(f"{only(prepared, STEP_NODE)}.learning_rate", rate)
+    prepared.set(f"{only(prepared, *STEP_NODES)}.learning_rate", rate)
     run_settings = {
         "run_name": run_name,
         "iterations": settings.iterations,

@@ -61,7 +61,7 @@ WRONG = [
     ("nodes", "**GRPO Step** `clip`", "GRPO Step has no input 'clip'"),
     ("nodes", "**GRPO Step** `epochs`,\n`clip`", "GRPO Step has no input 'clip'"),
     ("nodes", "**GRPO Step** `epochs` and `clip`", "GRPO Step has no input 'clip'"),
-    ("nodes", "**SDE Sampler** `kind=ode`", "SDE Sampler kind cannot be ode"),
+    ("nodes", "**SDE Sampler** `kind=ddpm`", "SDE Sampler kind cannot be ddpm"),
     ("nodes", "**SDE Sampler** `steps = 1`", "SDE Sampler steps cannot be 1"),
     ("nodes", "**SDE Sampler** `steps=many`", "SDE Sampler steps cannot be many"),
     ("nodes", "**SDE Sampler** `shared_noise=maybe`", "SDE Sampler shared_noise cannot be maybe"),

@@ -22,7 +22,7 @@ from .fusion import (
     weighted_sum,
 )
 from .groups import gain_advantages, group_advantages, neutral, per_group
-from .types import RECENTERINGS, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
+from .types import RECENTERINGS, STEPWISE_GAIN, WEIGHTED_FUSIONS, Advantages, Fused, Scores, StepCredit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,7 +158,7 @@ def fuse_gains(
     shown = torch.ones_like(coefficients) if fusion == "weighted_advantages" else coefficients
     fused, mean = Fused(z, torch.where(applies, shown, 0.0)), per_objective.mean(1)
     seconds = time.perf_counter() - started
-    return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, "stepwise_gain", seconds)
+    return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, STEPWISE_GAIN, seconds)
 
 
 def best_of_n(advantages: Advantages, best: int, worst: int) -> Advantages:
@@ -229,7 +229,7 @@ def _share_of_advantage(step_advantage: Tensor, similarity: Tensor, trained: tup
     total = size.sum(1, keepdim=True)
     raw = torch.where(total > 0, size / total, 1 / len(trained))
     delta = similarity.diff(dim=1)
-    return StepCredit(raw * len(trained), raw, delta, similarity, trained, method="stepwise_gain")
+    return StepCredit(raw * len(trained), raw, delta, similarity, trained, method=STEPWISE_GAIN)
 
 
 def _metrics(

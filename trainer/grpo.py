@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +14,10 @@ from .credit import sampled_steps
 from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
 from .sde import Gaussian
-from .types import NextRollout, UpdateSettings
+from .types import THETA, NextRollout, UpdateSettings
+from .updates import refusals
 from .updates.losses import LOSSES, USES_DIVERGENCE, clipped_objective
+from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, prepared, take_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["UpdateSettings", "clipped_objective", "group_advantages", "update"]
-MAX_SKIPPED_IN_A_ROW = 10
-
-
-class NonFiniteUpdate(RuntimeError):
-    """The loss or its gradient was not finite too many times in a row."""
+__all__ = ["NonFiniteUpdate", "UpdateSettings", "clipped_objective", "group_advantages", "update"]
 
 
 def update(
@@ -68,43 +62,32 @@ def update(
     sampling = 0 < settings.sampled_steps < len(trajectories.trained)
     _check(model, trajectories, advantages, settings, sampling)
     started = time.perf_counter()
-    model.come_back()
-    if len(trajectories.groups):
-        model.check_gradient(trajectories)
-    if model.policy.is_sharded and not trajectories.latents.isfinite().all():
-        # Samples that are not valid keep pace with the other processes, and 0 times NaN is not 0.
-        trajectories = replace(trajectories, latents=trajectories.latents.nan_to_num())
+    trajectories = prepared(model, trajectories)
     model.wish = NextRollout(settings.unconditional_gradient, uses_graphs=settings.epochs == 1 and not sampling)
     weights = torch.ones_like(advantages.step_advantage)
     if sampling:
         # Drawn for the whole batch, of which every process takes its rows: the number of processes changes nothing.
         stream = sampled_steps.generator(trajectories.seed, model.policy.version)
         weights = sampled_steps.draw(_pull(advantages, settings), settings.sampled_steps, stream)
-    tally = _Tally()
-    backward = _Backward(model, trajectories, advantages, weights, settings, tally)
-    staleness = model.policy.version - trajectories.policy_version
-    steps = _epochs(model, backward, settings, sampling, staleness, on_step)
+    backward = _Backward(model, trajectories, advantages, weights, settings, Tally())
+    off_policy = (model.policy.version, THETA) != (trajectories.policy_version, trajectories.sampled_with)
+    steps = _epochs(model, backward, settings, sampling, off_policy, on_step)
     model.policy.version += steps > 0
-    metrics = tally.summary()
-    metrics |= {"policy/staleness": float(staleness), "policy/skipped_updates": float(settings.epochs - steps)}
+    model.policy.forget_old()  # this update's next samples are of what it trained
+    metrics = backward.figures()
     if settings.sampled_steps:
         pulls = _pull(advantages, settings) != 0
         metrics["update/sampled_share"] = (weights[pulls] != 0).double().mean().item() if pulls.any() else 1.0
     drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
     if 5 * drift > clip and settings.epochs > 1 and not backward.compares_means:  # a divergence is no ratio
         logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
-    metrics["kl/reference"] = reference_divergence(model, trajectories, settings.batch_size)
-    metrics["seconds/update"] = time.perf_counter() - started
-    return metrics
+    return metrics | outcome(model, trajectories, settings, steps, started)
 
 
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
-    judged = len(advantages.step_advantage), advantages.credit.trained
-    if judged != (trajectories.share.total, trajectories.trained):
-        raise ValueError(
-            f"advantages: they are of {judged[0]} samples and steps {judged[1]}, the trajectories of {trajectories.share.total} "
-            f"samples and steps {trajectories.trained}. Fix: let both come from the same SDE Sampler"
-        )
+    check_source(trajectories, advantages)
+    if misfit := next(refusals.of_ratios(trajectories.settings), None):
+        raise ValueError(f"trajectories: {misfit}")
     if sampling and model.policy.is_sharded:
         raise ValueError(
             f"sampled_steps = {settings.sampled_steps}: processes that share out a model's weights have to call it equally "
@@ -112,52 +95,31 @@ def _check(model, trajectories: Trajectories, advantages: Advantages, settings: 
         )
 
 
-def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool, staleness: int, on_step) -> int:
+def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool, off_policy: bool, on_step) -> int:
     """The number of optimizer steps that were taken: one for each epoch, until a gradient is not finite."""
-    trajectories, optimizer = backward.trajectories, model.policy.optimizer_for(settings)
-    kept = _take_graphs(trajectories, settings, sampling, staleness)
-    old, noise = None, None
-    if (backward.regulated or backward.compares_means) and (staleness or settings.epochs > 1):
+    trajectories = backward.trajectories
+    kept = _take_graphs(trajectories, settings, sampling, off_policy)
+    noise = None
+    if (backward.regulated or backward.compares_means) and (off_policy or settings.epochs > 1):
         noise = sampled_noise(trajectories)  # without it the sampled points are the means of the policy that sampled
-    if staleness:
+    old = None
+    if off_policy:
         old = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
-    for epoch in range(settings.epochs):
-        optimizer.zero_grad(set_to_none=True)
+
+    def one(epoch: int) -> None:
+        nonlocal old
         # After the first optimizer step the policy is neither the old nor the new one, so a stop waits for the last.
-        seen = backward(old, noise if epoch or staleness else None, kept, _no_stop if epoch else on_step)
-        if epoch == 0 and not staleness:
-            backward.tally.drift(seen, trajectories.log_probs, backward.scale)
+        seen = backward(old, noise if epoch or off_policy else None, kept, _no_stop if epoch else on_step)
+        if epoch == 0 and not off_policy:
+            backward.compare(seen)
             old = seen
-        if not model.policy.trains_shards:  # FSDP2 has added them up already
-            distributed.sum_gradients(model.policy.trainable_parameters())
-        if not _optimizer_step(model, optimizer, settings, backward.tally):
-            return epoch
-    return settings.epochs
+
+    return take_steps(model, settings, backward.tally, one)
 
 
-@torch.no_grad()
-def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_size: int = 0) -> float:
-    """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample.
-
-    `batch_size` samples at a time, 0: as many as were sampled at a time.
-    """
-    step = trajectories.trained[model.policy.version % len(trajectories.trained)]
-    rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
-    first = torch.tensor([number for number, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
-    size = batch_size or trajectories.settings.batch_size or max(1, len(first))
-    asked = list(first.split(size)) if len(first) else []
-    if model.policy.is_sharded:  # to keep pace with the others
-        most = int(distributed.each(torch.tensor([len(asked)])).max())
-        asked += [torch.zeros(1, dtype=torch.int64)] * (most - len(asked))
-    policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    with model.policy.reference() if asked else contextlib.nullcontext():
-        untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    apart = [(v - v_ref).square().flatten(1).mean(1).cpu() for v, v_ref in zip(policy, untrained, strict=True)]
-    divergence = torch.cat(apart) if apart else torch.zeros(0)
-    return distributed.whole(divergence[: len(first)]).mean().item()
-
-
-def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling: bool, staleness: int) -> list[Tensor]:
+def _take_graphs(
+    trajectories: Trajectories, settings: UpdateSettings, sampling: bool, off_policy: bool
+) -> list[Tensor]:
     """The velocities of the graphs that the rollout kept, if this update can use them.
 
     In either case the trajectories lose them: a backward pass frees them, even one that is stopped, and graphs that are not
@@ -175,7 +137,7 @@ def _take_graphs(trajectories: Trajectories, settings: UpdateSettings, sampling:
         wasted = f"epochs = {settings.epochs} computes all steps again"
     if wasted:
         logger.warning("a graph was kept for nothing, since %s. Fix: set the sampler's keep_graph to off", wasted)
-    return velocities if fits and not (wasted or staleness) else []
+    return velocities if fits and not (wasted or off_policy) else []
 
 
 def _no_stop() -> None:
@@ -212,6 +174,7 @@ class _Backward:
         )  # a sample that is not valid does not count
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
         self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
+        self.drift: float | None = None
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.policy.trains_shards else 1
 
@@ -242,7 +205,6 @@ class _Backward:
                 seen[rows, position] = log_prob.detach().cpu()
                 shares.append(share)
             sum(shares[1:], shares[0]).backward()
-        self.tally.passes += 1
         return seen
 
     def _parts(self, kept: bool) -> Iterator[list[tuple[int, Tensor]]]:
@@ -327,68 +289,24 @@ class _Backward:
         squared = (gaussian.mean.float() - old_mean).square() / (2 * gaussian.std**2)
         return squared.flatten(1).mean(1) if self.spatial is None else squared.mean(1)
 
-
-def _optimizer_step(model, optimizer, settings: UpdateSettings, tally: _Tally) -> bool:
-    """Clips and applies the gradient; a gradient that is not finite is counted and dropped."""
-    parameters = model.policy.trainable_parameters()
-    if all(parameter.grad is None for parameter in parameters):
-        tally.gradient_norms.append(0.0)
-        return False
-    model.policy.loss_scale.undo(parameters)
-    norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
-    tally.gradient_norms.append(norm)
-    if not (math.isfinite(norm) and tally.finite()):
-        model.policy.nonfinite_in_a_row += model.policy.loss_scale.value == 1  # else it is the scale that was too large
-        model.policy.loss_scale.overflowed()
-        logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
-        if model.policy.nonfinite_in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise NonFiniteUpdate(
-                f"{MAX_SKIPPED_IN_A_ROW} updates in a row had a loss or gradient that is not finite. Fix: lower "
-                f"learning_rate (now {settings.learning_rate:g}) or look at the rewards"
-            )
-        return False
-    model.policy.nonfinite_in_a_row = 0
-    model.policy.loss_scale.held()
-    optimizer.step()
-    if model.policy.ema is not None:
-        model.policy.ema.step(parameters)
-    return True
-
-
-class _Tally:
-    """Sums figures over the parts of an update without waiting for the device; reads them once, at the end."""
-
-    def __init__(self):
-        self.sums: dict[str, Tensor] = {}
-        self.passes = 0
-        self.gradient_norms: list[float] = []
-        self.ratio_drift: float | None = None
-
-    def add(self, loss: Tensor, statistics: dict[str, Tensor], count: int, total: int) -> None:
-        for name, value in {"loss": loss, **statistics}.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
-
-    def drift(self, recomputed: Tensor, stored: Tensor, scale: Sequence[float]) -> None:
-        if recomputed.ndim > stored.ndim:
+    def compare(self, recomputed: Tensor) -> None:
+        """Notes how far the log-probs that a pass saw are from those of the rollout: the largest |ρ - 1|."""
+        if recomputed.ndim > self.trajectories.log_probs.ndim:
             recomputed = recomputed.flatten(2).mean(2)
-        difference = (torch.tensor(scale) * (recomputed - stored)).nan_to_num().exp() - 1
-        self.ratio_drift = distributed.each(difference.abs().max()).max().item()
+        log_ratio = torch.tensor(self.scale) * (recomputed - self.trajectories.log_probs)
+        difference = log_ratio.nan_to_num().exp() - 1
+        self.drift = distributed.each(difference.abs().max()).max().item()
 
-    def finite(self) -> bool:
-        return bool(distributed.each(torch.as_tensor(self.sums.get("loss", 0.0)).float()).isfinite().all())
-
-    def summary(self) -> dict[str, float]:
-        names = ("loss", "ratio", "clip_high", "clip_low", "approx_kl", "kl", "weight")
-        sums = [[float(self.sums.get(name, 0.0)), float(name in self.sums)] for name in names]
-        added, present = distributed.each(torch.tensor(sums, dtype=torch.float64)).sum(0).T.tolist()
-        sums = {name: value / self.passes for name, value, there in zip(names, added, present, strict=True) if there}
+    def figures(self) -> dict[str, float]:
+        """What all passes came to, for the log."""
+        sums = self.tally.means(("loss", "ratio", "clip_high", "clip_low", "approx_kl", "kl", "weight"))
         weight = sums.pop("weight", 0.0) or 1.0
         names = {"loss": "loss", "ratio": "ratio/mean", "clip_high": "clip/high", "clip_low": "clip/low"}
         names |= {"approx_kl": "kl/approx", "kl": "kl/penalty"}
         # Entries that were skipped have no loss and a ratio of 1: all but the ratio are means over every sample and step.
         figures = {name: sums.get(key, 0.0) for key, name in names.items() if key in sums or key != "kl"}
         figures["ratio/mean"] = sums["ratio"] / weight if "ratio" in sums else 1.0
-        figures["gradient_norm"] = self.gradient_norms[-1] if self.gradient_norms else 0.0
-        if self.ratio_drift is not None:
-            figures["ratio/drift"] = self.ratio_drift
+        figures["gradient_norm"] = self.tally.gradient_norm
+        if self.drift is not None:
+            figures["ratio/drift"] = self.drift
         return figures

@@ -17,7 +17,7 @@ from ..host import devices, distributed
 from .rewards.overlap import Overlap
 from .schedule import misfits, step_kinds, untrainable
 from .sde import MIN_STD, Gaussian, adams_bashforth, transition
-from .types import KeptGraph, Prompts, SamplerSettings, Trajectories
+from .types import THETA, KeptGraph, Prompts, SamplerSettings, Trajectories
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +42,12 @@ def sample(
     """Samples a group of `group_size` trajectories for every prompt; each of several processes samples its share of them.
 
     Noise depends on the seed, the prompt's position in the dataset and the member's number alone: neither the batch size nor
-    the other prompts of the iteration change a trajectory. With `settings.merge_adapter` the adapter is merged into the weights
-    meanwhile, unless graphs are kept: those have to reach the adapter.
+    the other prompts of the iteration change a trajectory. Which weights sample the policy says (`Policy.samples_with`). With
+    `settings.merge_adapter` the adapter is merged into them meanwhile, unless graphs are kept: those have to reach the adapter.
 
     Args:
-        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only.
+        keep_graph: keep each trained step's autograd graph, so that an on-policy update is a backward pass only; none of the
+            old policy's, which is not what is trained.
         keep_predictions: keep x̂0 at every step, to look at; this takes as much memory again as the latents.
         on_step: called before every model call; may raise to stop.
         overlap: rewards that score what has been sampled, while the next `batch_size` samples are made.
@@ -56,20 +57,18 @@ def sample(
     """
     if misfit := next(misfits(settings, group_size), None):
         raise ValueError(str(misfit))
-    started = time.perf_counter()
+    started, policy = time.perf_counter(), model.policy
     model.come_back()
-    model.policy.forget_gradients()
-    sigmas = model.sigmas(settings)
-    if misfit := untrainable(settings, sigmas):
-        raise ValueError(str(misfit))
+    policy.forget_gradients()
+    sigmas = _trainable_sigmas(model, settings)
     condition = model.condition(prompts.texts, settings)
     share = _share(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
+    keep_graph = keep_graph and policy.samples_with == THETA
     walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    noise = [
-        _noise(shape, settings, seed, prompts.positions[row // group_size], row % group_size) for row in share.rows
-    ]
+    members = ((prompts.positions[row // group_size], row % group_size) for row in share.rows)
+    noise = [_noise(shape, settings, seed, *member) for member in members]
     overlap, merge = overlap or Overlap(), settings.merge_adapter and not keep_graph
     paths, images, waited = _with_images(model, walk, groups, noise, prompts.texts, settings, overlap, merge)
     return Trajectories(
@@ -81,7 +80,8 @@ def sample(
         prompts=prompts.texts,
         positions=prompts.positions,
         settings=settings,
-        policy_version=model.policy.version,
+        policy_version=policy.version,
+        sampled_with=policy.samples_with,
         seed=seed,
         model=model,
         seconds=time.perf_counter() - started - waited,
@@ -201,7 +201,9 @@ def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, 
 def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> bool:
     """Whether the graphs of all trained steps of so many samples fit into half of the free memory (keep_graph="auto")."""
     wish = model.wish
-    if not wish.uses_graphs or model.policy.is_sharded:
+    if not wish.uses_graphs or settings.kind == "ode":
+        return False
+    if model.policy.is_sharded:
         # Of a sharded model, each process would decide by its own free memory, and all have to call the model equally often.
         return False
     # Decided once, wherever a window stands: the free memory changes from one iteration to the next, and updates with and
@@ -214,6 +216,13 @@ def graph_fits(model: FlowModel, settings: SamplerSettings, samples: int) -> boo
     return model.graph_decisions[case]
 
 
+def _trainable_sigmas(model: FlowModel, settings: SamplerSettings) -> tuple[float, ...]:
+    sigmas = model.sigmas(settings)
+    if misfit := untrainable(settings, sigmas):
+        raise ValueError(str(misfit))
+    return sigmas
+
+
 def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager[None]:
     return model.policy.merged() if wanted else contextlib.nullcontext()
 
@@ -221,7 +230,7 @@ def _merged(model: FlowModel, wanted: bool) -> contextlib.AbstractContextManager
 def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) -> tuple[_Paths, Tensor, float]:
     """All samples and their pictures, `batch_size` at a time, and the seconds that the last of them waited for their scores."""
     parts, pictures = [], []
-    with overlap.scoring(model.device) as scored, _merged(model, merge):
+    with model.policy.sampling(), overlap.scoring(model.device) as scored, _merged(model, merge):
         for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
             parts.append(walk(groups[rows], [noise[row] for row in rows]))
             if scored:
@@ -249,7 +258,10 @@ class _Paths:
 
 
 def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_step, groups, noise) -> _Paths:
-    """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`."""
+    """Takes some samples from noise to x̂0, together; `noise` [B] has a stream for each, see `_noise`.
+
+    Of the sampler `ode` every step is one to train by, since an update that noises x̂0 again needs nothing but noise levels.
+    """
     x = _drawn(noise).to(model.device)
     visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
     clean, stochastic, before = x, False, None
@@ -260,6 +272,8 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
             v = _velocity(model, condition, x, groups, sigma, settings, points)
             gaussian = transition(kind, v, x, sigma, sigma_next, eta=settings.eta, sigma_after_first=sigmas[1])
         clean, stochastic = x - sigma * v.detach(), gaussian.std >= MIN_STD
+        if settings.kind == "ode":
+            trained.append(j)
         if stochastic:
             x_next = gaussian.sample(_drawn(noise).to(x.device)).detach()
             log_probs.append(gaussian.log_prob(x_next, settings.log_prob_norm).detach())

@@ -58,6 +58,14 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
     if settings.eta > largest_eta(settings.kind):
         message = f"eta must lie in [0, 1] for the kind {settings.kind}, not {settings.eta:g}: at 1 all noise is fresh"
         yield Misfit("eta", message, "lower it")
+    if settings.kind == "ode" and settings.shared_noise:
+        message = "shared_noise with the kind ode: a step adds no noise, so all samples of a group would be one picture"
+        yield Misfit("shared_noise", message, "switch it off")
+    if settings.kind == "ode" and settings.window is not None:
+        message = "a window has no meaning for the kind ode: it says which steps are stochastic"
+        yield Misfit(
+            "window_length", message, "set window_start and window_length to 0, and disconnect a MixGRPO Window"
+        )
     if settings.fraction_after_window < 1 and (settings.window is None or settings.window[1] >= settings.steps):
         message = (
             f"fraction_after_window is {settings.fraction_after_window:g}, but no window ends before the last step"
@@ -67,7 +75,9 @@ def misfits(settings: SamplerSettings, group_size: int) -> Iterator[Misfit]:
 
 
 def untrainable(settings: SamplerSettings, sigmas: Sequence[float]) -> Misfit | None:
-    """What is wrong where no transition is stochastic: the noise levels decide that."""
+    """What is wrong where no transition is stochastic: the noise levels decide that. Of `ode` none has to be."""
+    if settings.kind == "ode":
+        return None
     levels = zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)
     for kind, sigma, following in levels:
         # a transition's std does not depend on where it starts

@@ -46,8 +46,12 @@ PROXIES = {  # of a step's progress, and which inputs of TCD Weights each needs
 STD_SCOPES = ("group", "batch")  # whose spread rewards are divided by
 EXPLORATIONS = ("literal", "centered")  # how MOCA measures a sample's movement
 RECENTERINGS = ("none", "group")
+STEPWISE_GAIN = "stepwise_gain"  # advantages whose credit is the advantage itself
 WEIGHTED_FUSIONS = ("weighted_advantages", "weighted_sum")
 LOSS_NAMES = ("clipped", "log_hinge", "dppo")  # the rows of updates.losses.LOSSES, whose functions need torch
+MATCHING_LOSSES = ("nft", "awm", "dgpo", "dpo")  # the rows of matching.KINDS
+OLD_POLICIES = ("gradual", "late", "on_policy")  # how the policy that samples follows the trained one
+THETA, OLD = "theta", "old"  # the two policies that may sample: what is trained, and what follows it
 CHECKPOINTING = ("auto", "on", "off")  # of what ComfyUI loaded; …
 MEMORY = ("auto", "low")  # … and where its weights are
 JUDGE_ANSWERS = ("auto", "yes_no", "number")  # of a vision-language model
@@ -55,7 +59,8 @@ HPS_PROVIDERS = ("transformers", "hpsv2")
 
 # Node ids that the trainer knows.
 PREFIX = "OTCA_"
-RUN_NODE, STEP_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep"  # which a training has once each
+RUN_NODE, STEP_NODE, MATCHING_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_MatchingStep"
+STEP_NODES = (STEP_NODE, MATCHING_NODE)  # a training has one of them, and one Training Run
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
 MAKE_NODE, VOTE_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote"
 MODEL_NODES = (
@@ -160,6 +165,26 @@ class UpdateSettings:
 
 
 @dataclass(frozen=True)
+class MatchingSettings:
+    """How the policy is moved by clean samples alone, noised again. Fields that `UpdateSettings` has mean the same here."""
+
+    learning_rate: float
+    loss: str = "nft"  # one of MATCHING_LOSSES
+    beta: float = 0.0  # of the loss; 0: its own
+    old_policy: str = "gradual"  # one of OLD_POLICIES
+    sampled_steps: int = 4  # noise levels of each sample; 0: all that were visited
+    kl_coefficient: float = 1e-4
+    ema_kl_coefficient: float = 0.0  # the pull towards the average that ema_decay keeps
+    guidance: bool = True  # False: the velocity without classifier-free guidance is trained
+    advantage_limit: float = 5.0
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+    epochs: int = 1
+    batch_size: int = 0  # (sample, level) pairs to one pass; 0: as many as there are samples
+    ema_decay: float = 0.0
+
+
+@dataclass(frozen=True)
 class RunSettings:
     """Intervals in iterations; evaluation prompts one a line, empty for those of the first iteration."""
 
@@ -195,6 +220,7 @@ class KeptGraph(list["Tensor"]):
     def __init__(self, velocities: Iterable[Tensor], unconditional_gradient: bool):
         super().__init__(velocities)
         self.unconditional_gradient = unconditional_gradient
+        self.asked_for = True  # False: kept since there was room, so that nobody minds if they are not used
 
     def take(self) -> list[Tensor]:
         """The velocities, for whoever asks first; nothing is left here, so that their memory is free after use."""
@@ -212,14 +238,15 @@ class Trajectories:
         final: [B, C, h, w] float32, the x̂0 that was decoded for the reward: where the deterministic last step led.
         images: [B, H, W, 3] float32 in [0, 1] (ComfyUI's IMAGE), or videos [B, F, H, W, 3].
         sigmas: T+1 noise levels, from 1 to 0.
-        trained: T' numbers of the transitions that are stochastic and trained.
+        trained: T' numbers of the transitions that are trained: the stochastic ones, or of the sampler `ode` all of them.
         stds: T standard deviations of the transitions.
-        log_probs: [B, T'] float32, of the sampled points under the policy that sampled them.
+        log_probs: [B, T'] float32, of the sampled points under the policy that sampled them; [B, 0] of the sampler `ode`.
         groups: [B] int64, the number of each sample's prompt, 0 … P-1.
         share: which rows of the whole batch these B samples are; several processes may share its P prompts.
         prompts: P texts.
         positions: each prompt's position in the dataset, which its noise depends on.
         policy_version: the number of updates that the policy had received when it sampled.
+        sampled_with: which of the two policies sampled, THETA or OLD.
         seed: of all noise.
         kept: the graphs of the trained steps, if they were kept for the update.
         predictions: [B, T, C, h, w] float32, x̂0 at every visited point, if they were kept for the preview.
@@ -240,6 +267,7 @@ class Trajectories:
     settings: SamplerSettings
     policy_version: int
     seed: int
+    sampled_with: str = THETA
     kept: Handle[KeptGraph] | None = None
     predictions: Tensor | None = None
     model: Handle[FlowModel] | None = None
@@ -311,6 +339,7 @@ class StepCredit:
     spatial: Tensor | None = None
     ratio_scale: tuple[float, ...] = ()
     regulated: bool = False
+    by_objective: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -334,6 +363,11 @@ class Advantages:
     metrics: Metrics
     method: str = ""
     seconds: float = 0.0
+
+    @property
+    def by_step(self) -> bool:
+        """Whether Ã_j says more than w_j·z: the steps of one sample may disagree."""
+        return self.credit.by_objective is not None or self.method == STEPWISE_GAIN
 
 
 @dataclass(frozen=True)

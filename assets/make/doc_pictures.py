@@ -58,6 +58,7 @@ from ...trainer.run.layout import read_lines
 from ...trainer.schedule import window_start
 from ...trainer.sde import sensitivities, transition
 from ...trainer.types import Prompts, SamplerSettings
+from ...trainer.updates.forward_process import OLD_DECAYS
 from ..examples import reward_server as example_server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -653,6 +654,19 @@ def clipped_loss():
     return _finished(figure, axis)
 
 
+def old_policy():
+    """How much of the policy that samples stays, over the optimizer steps."""
+    steps = range(0, 601)
+    figure = _figure(5.6, 3.0)
+    axis = figure.subplots()
+    for (name, decay), color, style in zip(OLD_DECAYS.items(), COLORS, ("-", "--", ":"), strict=False):
+        axis.plot(steps, [decay(n) for n in steps], color=color, linewidth=2.2, linestyle=style, label=name)
+    axis.set_xlabel("optimizer steps n", fontsize=9)
+    axis.set_ylabel("d: what stays of the old policy", fontsize=9)
+    axis.set_title("The policy that samples lags behind the trained one: a brake", fontsize=10)
+    return _finished(figure, axis)
+
+
 def reward_curves():
     folder = finished_run()
     history, evaluations = read_lines(folder / "metrics.jsonl"), read_lines(folder / "evaluation.jsonl")
@@ -785,6 +799,7 @@ DRAWINGS = {
     "fusion_agreement": fusion_agreement,
     "best_of_n": best_of_n,
     "clipped_loss": clipped_loss,
+    "old_policy": old_policy,
     "reward_curves": reward_curves,
     "before_after": before_after,
     "guidance": guidance_grid,

@@ -33,7 +33,8 @@ from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.run.loop import train
-from comfyui_otca.trainer.types import Prompts, Scores
+from comfyui_otca.trainer.types import MatchingSettings, Prompts, Scores
+from comfyui_otca.trainer.updates import forward_process
 from comfyui_otca.trainer.workflow.running import Workflow
 
 TEXTS = ("a red circle on a blue background", "a green square on a white background")
@@ -201,8 +202,12 @@ def _update(model, settings, changes):
     scores.values[changes.get("masked", []), 0] = torch.nan
     advantages = fuse(scores, distributed.whole(credit), "weighted_advantages")
     advantages = best_of_n(advantages, *changes["kept"]) if "kept" in changes else advantages
-    chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
-    metrics = grpo.update(model, trajectories, advantages, chosen)
+    if "matching" in changes:
+        matching = MatchingSettings(learning_rate=1e-4, **changes["matching"])
+        metrics = forward_process.update(model, trajectories, advantages, matching)
+    else:
+        chosen = grpo.UpdateSettings(learning_rate=1e-4, **changes["update"])
+        metrics = grpo.update(model, trajectories, advantages, chosen)
     parameters = model.policy.trainable_named()
     return (
         trajectories.groups.tolist(),
@@ -222,14 +227,22 @@ TWO_EPOCHS = {
 }
 
 
+ODE = {"kind": "ode", "shared_noise": False}
+LEVELS = {"sampled_steps": 2, "kl_coefficient": 0.05, "epochs": 2, "old_policy": "gradual"}
+MATCHING = {"sample": {}, "masked": [2], "matching": LEVELS | {"batch_size": 2}, "settings": ODE}
+COMPARED = {"sample": {}, "kept": (1, 2), "matching": LEVELS | {"loss": "dgpo"}, "settings": ODE}
+
+
 @pytest.mark.parametrize(
     ("count", "changes"),
-    [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS)],
+    [(2, RECOMPUTED), (4, RECOMPUTED), (2, KEPT_AND_KL), (4, TWO_EPOCHS), (4, MATCHING), (2, COMPARED)],
     ids=[
         "2-recomputed, best of n",
         "4-recomputed, best of n",
         "2-kept graph and KL",
         "4-merged, two epochs, guarded by place",
+        "4-matching, two epochs, a masked sample",
+        "2-dgpo, two epochs, best of n",
     ],
 )
 def test_several_processes_make_the_update_of_one(count, changes, load_model, perturb, small_settings):
@@ -262,29 +275,40 @@ FULL = {
 }
 
 
-def _full_update(path, settings):
+SHARDED_MATCHING = {
+    "sample": {},
+    "masked": [2],
+    "matching": LEVELS | {"ema_decay": 0.5, "ema_kl_coefficient": 0.1, "batch_size": 2, "epochs": 1},
+}
+
+
+def _full_update(path, settings, changes=FULL):
     """An update of all weights: its gradients, what is trained, the average and the moments, whole; then another one."""
     model = load_flow_model(path, training="full", device="cpu")
     with model.policy.reference():
         reference = copy.deepcopy(model.policy.trained_state())
-    _, _, _, metrics = _update(model, settings, FULL)
+    _, _, _, metrics = _update(model, settings, changes)
     gradients = {
         name: distributed.full(p.grad) for name, p in model.policy.trainable_named().items() if p.grad is not None
     }
     policy = model.policy
     states = copy.deepcopy((gradients, policy.trained_state(), policy.average_state(), policy.optimizer_state()))
     local = sum(getattr(p, "to_local", lambda p=p: p)().numel() for p in model.policy.trainable_parameters())
-    return *states, reference, metrics, _update(model, settings, FULL)[3], local
+    return *states, reference, metrics, _update(model, settings, changes)[3], local
 
 
-@pytest.mark.parametrize("family", ["flux", "wan22"])
-def test_a_sharded_model_makes_the_update_of_a_whole_one(family, flux_folder, small_settings, tmp_path):
-    """FSDP2: every process holds a part of the weights, and together they move as one process's would."""
+@pytest.mark.parametrize(("family", "changes"), [("flux", FULL), ("wan22", FULL), ("wan22", SHARDED_MATCHING)])
+def test_a_sharded_model_makes_the_update_of_a_whole_one(family, changes, flux_folder, small_settings, tmp_path):
+    """FSDP2: every process holds a part of the weights, and together they move as one process's would.
+
+    Of the second model the processes have unequally many samples to each of its networks, and call both equally often.
+    """
     sizes = {} if family == "flux" else {"width": 32, "height": 16, "frames": 5, "guidance": 4.5}
+    sizes |= ODE if "matching" in changes else {}
     path = flux_folder if family == "flux" else tiny.make(family, tmp_path / family)
     settings = small_settings(**sizes)
-    gradients, *states, reference, metrics, metrics_2, count = _full_update(path, settings)
-    found = together(2, _full_update, path, settings)
+    gradients, *states, reference, metrics, metrics_2, count = _full_update(path, settings, changes)
+    found = together(2, _full_update, path, settings, changes)
     assert sum(own[-1] for own in found) == count, "nothing is held twice"
     assert not any(found[1][1:5]), "whole states are for the process that writes them"
     for own_gradients, *own_states, own_reference, own_metrics, own_metrics_2, _ in found[:1]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comfyui_otca.nodes.training import TrainingRun
+from comfyui_otca.nodes.run import TrainingRun
 
 
 def test_an_evaluation_prompt_that_is_no_object_is_named():

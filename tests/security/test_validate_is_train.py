@@ -183,6 +183,67 @@ def a_judge_of_videos_for_pictures(graph):
     graph.inputs("RewardStack")["reward_8"] = ["video", 0]
 
 
+def an_update_of_each_kind(graph):
+    inputs = graph.inputs("GRPOStep")
+    shared = {name: inputs[name] for name in ("model", "trajectories", "advantages", "learning_rate")}
+    rest = {"loss": "nft", "beta": 0.0, "old_policy": "gradual", "sampled_steps": 4, "kl_coefficient": 0.0}
+    graph.add("matching", "MatchingStep", **shared, **rest)
+
+
+def matching(graph, **changes):
+    an_update_of_each_kind(graph)
+    step = graph.find("GRPOStep")
+    graph.content[step] = graph.content.pop("matching")
+    graph.content[step]["inputs"].update(changes)
+
+
+def ratios_without_noise(graph):
+    graph.inputs("SDESampler").update(kind="ode", shared_noise=False)
+
+
+def one_picture_of_a_group(graph):
+    matching(graph)
+    graph.inputs("SDESampler").update(kind="ode")
+
+
+def a_window_for_matching(graph):
+    matching(graph)
+    inputs = {"iteration": 0, "steps": 4, "length": 2, "mode": "progressive", "every": 1, "stride": 1}
+    graph.add("window", "MixGRPOWindow", **inputs)
+    graph.inputs("SDESampler").update(window_start=["window", 0], window_length=["window", 1])
+
+
+def a_graph_for_matching(graph):
+    matching(graph)
+    graph.inputs("SDESampler")["keep_graph"] = "on"
+
+
+def matching_with_scaled_ratios(graph):
+    matching(graph)
+    sampler = graph.find("SDESampler")
+    graph.add("guard", "GRPOGuard", trajectories=[sampler, 0])
+    graph.add(
+        "both",
+        "CombineCredit",
+        trajectories=[sampler, 0],
+        credit_1=[graph.find("TCDWeights"), 0],
+        credit_2=["guard", 0],
+    )
+    graph.inputs("MOCAFuse")["credit"] = ["both", 0]
+
+
+def a_credit_by_noise_without_noise(graph):
+    matching(graph)
+    sampler = graph.find("SDESampler")
+    graph.inputs("SDESampler").update(kind="ode", shared_noise=False)
+    graph.add("noise", "NoiseAwareWeights", trajectories=[sampler, 0])
+    graph.inputs("MOCAFuse")["credit"] = ["noise", 0]
+
+
+def a_pull_towards_no_average(graph):
+    matching(graph, ema_kl_coefficient=1.0, ema_decay=0.0)
+
+
 MEMORY = {"offload_encoders": False, "vae_tiling": False, "gradient_checkpointing": False, "attention": "auto"} | {
     "compile": False
 }
@@ -193,6 +254,14 @@ REFUSED = [
     (no_training_run, None, None, "exactly one Training Run"),
     (two_training_runs, None, None, "exactly one Training Run"),
     (two_grpo_steps, None, None, "exactly one GRPO Step"),
+    (an_update_of_each_kind, None, None, "exactly one GRPO Step or Matching Step"),
+    (ratios_without_noise, "SDESampler", "kind", "whose ratio GRPO Step could train"),
+    (one_picture_of_a_group, "SDESampler", "shared_noise", "one picture"),
+    (a_window_for_matching, "SDESampler", "window_length", "Matching Step trains noise levels"),
+    (a_graph_for_matching, "SDESampler", "keep_graph", "no use for the sampler's graph"),
+    (matching_with_scaled_ratios, "MatchingStep", "advantages", "scales importance ratios"),
+    (a_credit_by_noise_without_noise, "NoiseAwareWeights", "trajectories", "adds none"),
+    (a_pull_towards_no_average, "MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
     (two_models, "GRPOStep", "model", "the trajectories are of"),
     (the_run_keeps_another_model, "TrainingRun", "model", "the trajectories are of"),
     (two_samplers, "MOCAFuse", None, "2 SDE Samplers"),

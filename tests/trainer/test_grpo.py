@@ -13,8 +13,9 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow.policy import LossScale
-from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, reference_divergence, update
+from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
+from comfyui_otca.trainer.updates.optimizer import reference_divergence
 
 STILL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
 

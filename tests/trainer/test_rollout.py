@@ -9,7 +9,10 @@ import torch
 
 from comfyui_otca.host import devices
 from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.credit.gains import is_final
+from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.sde import KINDS
+from comfyui_otca.trainer.types import OLD, THETA
 
 STOCHASTIC = [kind for kind in KINDS if kind != "ode"]
 
@@ -131,7 +134,6 @@ def test_deterministic_first_step_of_ddim(still_model, sample, small_settings):
         ({"eta": 0.0}, {}, "eta 0.*nothing can be trained"),
         ({"window": (4, 2)}, {}, r"window \(4, 2\).*nothing can be trained"),
         ({"window": (3, 1)}, {}, "nothing can be trained"),
-        ({"kind": "ode"}, {}, "nothing can be trained"),
         ({"fraction_after_window": 0.5}, {}, "fraction_after_window is 0.5, but no window ends before the last step"),
         ({"fraction_after_window": 0.5, "window": (1, 4)}, {}, "fraction_after_window is 0.5"),
         ({"kind": "euler"}, {}, "unknown sampler kind 'euler'"),
@@ -374,3 +376,95 @@ def test_generate_depends_on_text_and_seed_alone(still_model, small_settings):
     torch.testing.assert_close(pictures, one_by_one, rtol=0, atol=1e-5)
     assert pictures.shape == (3, 40, 40, 3)
     assert (pictures[0] - pictures[1]).abs().max() > 1e-3 and (pictures[0] - pictures[2]).abs().max() > 1e-3
+
+
+# --- without noise ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["euler", "adams_bashforth"])
+def test_ode_samples_as_evaluation_does_and_every_level_is_trained(still_model, sample, small_settings, solver):
+    settings = small_settings(kind="ode", shared_noise=False, ode_solver=solver)
+    taken = sample(still_model, settings, keep_graph=rollout.graph_fits(still_model, settings, 6))
+    assert taken.trained == (0, 1, 2, 3) and taken.stds == (0.0,) * 4 and taken.log_probs.shape == (6, 0)
+    assert taken.kept is None and torch.equal(taken.final, taken.latents[:, -1])
+    starts = taken.latents[:, 0]
+    assert all(not torch.equal(starts[0], starts[row]) for row in range(1, 6))
+    before, x = None, starts
+    for step, (sigma, following) in enumerate(zip(taken.sigmas, taken.sigmas[1:], strict=False)):
+        with torch.no_grad():
+            velocity = still_model.velocity(x, sigma, still_model.encode(taken.texts), 3.5)
+        slope = 0.0
+        if before is not None and solver != "euler":
+            slope = (velocity - before[0]) * (following - sigma) / (2 * (sigma - before[1]))
+        before, x = (velocity, sigma), x + (following - sigma) * (velocity + slope)
+        torch.testing.assert_close(taken.latents[:, step + 1], x, rtol=0, atol=1e-5)
+    # a step of second order leads elsewhere than to x̂0
+    assert is_final(taken, 4) and is_final(taken, 3) == (solver == "euler")
+    parts = sample(still_model, settings, batch_size=4)
+    torch.testing.assert_close(parts.latents, taken.latents, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shared_noise": True}, "shared_noise with the kind ode.*one picture.*Fix: switch it off"),
+        ({"window": (0, 2)}, "a window has no meaning for the kind ode.*Fix: set window_start and window_length to 0"),
+    ],
+)
+def test_what_ode_cannot_be_sampled_with(still_model, sample, small_settings, changes, message):
+    with pytest.raises(ValueError, match=message):
+        sample(still_model, small_settings(**{"kind": "ode", "shared_noise": False, **changes}))
+
+
+# --- whose weights sample -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_the_old_policy_samples_and_does_nothing_else(load_model, perturb, sample, small_settings, merge, tmp_path):
+    model, settings = perturb(load_model()), small_settings(merge_adapter=merge)
+    own = sample(model, settings)
+    assert own.sampled_with == model.policy.samples_with == THETA
+    model.policy.keep_old()
+    perturb(model, seed=8, scale=0.05)
+    trained = {name: value.clone() for name, value in model.policy.trained_state().items()}
+    picture = rollout.generate(model, ["a red circle"], settings, [3])
+    taken = sample(model, settings, keep_graph=True)
+    assert taken.sampled_with == model.policy.samples_with == OLD and taken.kept is None
+    torch.testing.assert_close(taken.latents, own.latents, rtol=0, atol=1e-5)
+    for name, value in model.policy.trained_state().items():
+        assert torch.equal(value, trained[name]), "θ is back to the bit"
+    # Evaluations, the recomputed velocity and what is saved are θ's, or its average's.
+    assert torch.equal(rollout.generate(model, ["a red circle"], settings, [3]), picture)
+    model.policy.forget_old()
+    assert torch.equal(rollout.generate(model, ["a red circle"], settings, [3]), picture)
+    other = sample(model, settings)
+    assert other.sampled_with == THETA and (other.latents - own.latents).abs().max() > 0.01
+    rows = torch.arange(6)
+    velocity = rollout.velocity_at(model, taken, 1, rows)
+    model.policy.load_old_state(trained | {name: value + 1 for name, value in trained.items()}, 5)
+    assert torch.equal(rollout.velocity_at(model, taken, 1, rows), velocity)
+    [file] = lora.save(model, tmp_path / "a.safetensors", {})
+    saved = lora.adapter_state(model, "transformer")
+    fresh = load_model()
+    lora.load(fresh, file)
+    for name, value in lora.adapter_state(fresh, "transformer").items():
+        torch.testing.assert_close(value, saved[name], rtol=1e-6, atol=1e-7)
+    for name, value in fresh.policy.trained_state().items():
+        torch.testing.assert_close(value, trained[name], rtol=1e-5, atol=1e-7)
+    model.make_fresh()
+    assert model.policy.samples_with == THETA and model.policy.old_steps == 0
+
+
+def test_a_stopped_rollout_gives_the_trained_policy_back(load_model, perturb, sample):
+    model = perturb(load_model())
+    model.policy.keep_old()
+    perturb(model, seed=8)
+    trained = {name: value.clone() for name, value in model.policy.trained_state().items()}
+
+    def stop():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample(model, on_step=stop)
+    for name, value in model.policy.trained_state().items():
+        assert torch.equal(value, trained[name])

@@ -113,10 +113,14 @@ def uniform(
 def noise_aware(latents: Tensor, final: Tensor, trained: Sequence[int], stds: Sequence[float]) -> StepCredit:
     """A step counts as much as it explores: w_j ∝ s_j·√Δ_j, of mean 1 (TempFlow-GRPO, 2508.04324).
 
+    Raises:
+        ValueError: no step adds noise; so below.
+
     Args:
         latents, final, trained: as for `tcd`; similarities are reported though not used.
         stds: the T transitions' s_j·√Δ_j.
     """
+    _stochastic("noise_aware", [stds[j] for j in trained])
     return _alike(latents, final, trained, stds, "noise_aware")
 
 
@@ -135,6 +139,7 @@ def pcpo(
         sigmas: T+1 noise levels.
     """
     trained = _checked(trained, latents.shape[1] - 1)
+    _stochastic("pcpo", [1 / sensitivities[j] for j in trained])
     steps = [sigma - following for sigma, following in zip(sigmas, sigmas[1:], strict=False)]
     last = len(steps) - 1  # deterministic, unless it is trained
     possible = [j for j, c in enumerate(sensitivities) if math.isfinite(c) and (j != last or j in trained)]
@@ -156,6 +161,7 @@ def grpo_guard(
         sigmas: T+1 noise levels.
     """
     trained = _checked(trained, latents.shape[1] - 1)
+    _stochastic("grpo_guard", [stds[j] for j in trained])
     inverse = [1 / (sigma - following) for sigma, following in zip(sigmas, sigmas[1:], strict=False)]
     credit = _alike(latents, final, trained, inverse, "grpo_guard")
     return replace(credit, ratio_scale=tuple(stds[j] for j in trained), regulated=True)
@@ -210,6 +216,15 @@ def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
         only = second if first is None else first
         return None if only is None else _mean_one(only)
     return _mean_one(first * second)
+
+
+def _stochastic(method: str, noise: Sequence[float]) -> None:
+    """Raises ValueError where a credit that asks how much noise the steps add is given steps that add none."""
+    if not any(noise):
+        raise ValueError(
+            f"trajectories: the credit {method} weighs steps by their noise, and the sampler ode adds none. Fix: TCD Weights or "
+            "Uniform Weights, or another kind on the SDE Sampler"
+        )
 
 
 def _alike(latents, final, trained, weights: Sequence[float], method: str) -> StepCredit:

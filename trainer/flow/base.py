@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,6 +102,15 @@ class FlowModel(Resident, ABC):
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         """The guidance that `velocity` is given at that noise level."""
         return settings.guidance
+
+    @property
+    @abstractmethod
+    def guidance_is_embedded(self) -> bool:
+        """Whether guidance is a number that the network takes, and not classifier-free."""
+
+    def unguided(self, settings: SamplerSettings) -> SamplerSettings:
+        """The same without classifier-free guidance. A distilled model's guidance stays, since it has no velocity without."""
+        return settings if self.guidance_is_embedded else replace(settings, guidance=1.0, guidance_2=0.0)
 
     def same_network(self, sigma: float, other: float) -> bool:
         """Whether one call of `velocity` may hold samples at both noise levels."""

@@ -95,6 +95,10 @@ class PipelineModel(FlowModel):
         return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
 
     @property
+    def guidance_is_embedded(self) -> bool:
+        return not self.CLASSIFIER_FREE
+
+    @property
     def device(self) -> torch.device:
         # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
         return next(self.transformer.parameters()).device

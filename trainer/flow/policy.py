@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...host import distributed
+from ..types import OLD, THETA
 from .adapters import TRAINED, Adapter, Adapters
 
 if TYPE_CHECKING:
     from diffusers.training_utils import EMAModel
     from torch import Tensor
 
-    from ..types import UpdateSettings
+    from ..types import MatchingSettings, UpdateSettings
 
 
 @dataclass
@@ -56,6 +57,8 @@ class Policy:
         version: updates that it has had.
         nonfinite_in_a_row: updates skipped since the last good one, because their gradient was not finite.
         ema: the exponential moving average of the weights, or None.
+        old: the weights of the policy that samples, or None where that is the one which is trained.
+        old_steps: optimizer steps since there is an old policy; its schedule counts them.
         adapter: what the adapter was made with; None where all weights are trained.
         is_sharded: the weights lie over several processes, which then have to call the networks equally often.
     """
@@ -72,6 +75,7 @@ class Policy:
     def _begin(self) -> None:
         self.optimizer: torch.optim.Optimizer | None = None
         self.ema: EMAModel | None = None
+        self.forget_old()
         self.version = self.nonfinite_in_a_row = 0
         self.loss_scale = LossScale.of(self._dtype)
 
@@ -92,6 +96,7 @@ class Policy:
     def replace_adapter(self, adapter: Adapter) -> None:
         for adapters in self._adapters.values():
             adapters.remove([TRAINED])
+        self.forget_old()
         self.add_adapter(adapter)
 
     def use_adapter(self, name: str) -> None:
@@ -212,41 +217,66 @@ class Policy:
             with self._each("off"):
                 yield
             return
+        with self._holding(self._originals):
+            yield
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the weights are their exponential moving average, if one is kept."""
+        return contextlib.nullcontext() if self.ema is None else self._holding(self.ema.shadow_params)
+
+    def sampling(self) -> contextlib.AbstractContextManager[None]:
+        """Within it the policy is the one that samples, see `samples_with`."""
+        return contextlib.nullcontext() if self.old is None else self._holding(self.old)
+
+    @contextlib.contextmanager
+    def _holding(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """Within it what is trained has these values. The backward pass of a graph from outside has to wait until after it."""
         parameters = self.trainable_parameters()
         if self.trains_shards:  # FSDP2 knows only the memory of its parameters, so values are copied
             trained = [parameter.detach().clone() for parameter in parameters]
-            self._copy(self._originals)
+            self._copy(values)
             try:
                 yield
             finally:
                 self._copy(trained)
             return
         trained = [parameter.data for parameter in parameters]
-        for parameter, original in zip(parameters, self._originals, strict=True):
-            parameter.data = original.float()
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.data = value.float()
         try:
             yield
         finally:
             for parameter, data in zip(parameters, trained, strict=True):
                 parameter.data = data
 
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
-        """Within it the weights are their exponential moving average, if one is kept."""
-        if self.ema is None:
-            yield
-            return
-        parameters = self.trainable_parameters()
-        self.ema.store(parameters)
-        self.ema.copy_to(parameters)
-        try:
-            yield
-        finally:
-            self.ema.restore(parameters)
+    # -- the old policy --------------------------------------------------------------------------------------------------
+
+    @property
+    def samples_with(self) -> str:
+        """Which policy the next rollout samples with, THETA or OLD; everything but a rollout takes θ, or its average."""
+        return THETA if self.old is None else OLD
+
+    def keep_old(self) -> None:
+        """From now on what is trained and what samples are two: the latter stays as it is, until it follows."""
+        if self.old is None:
+            self.old = [parameter.detach().clone() for parameter in self.trainable_parameters()]
+
+    @torch.no_grad()
+    def follow(self, decay: float) -> None:
+        """old ← decay·old + (1-decay)·θ; at a decay of 0 there is only θ again."""
+        if decay == 0:
+            self.old = None
+        for old, parameter in zip(self.old or (), self.trainable_parameters(), strict=self.old is not None):
+            old.lerp_(parameter, 1 - decay)
+
+    def forget_old(self) -> None:
+        """The policy that is trained samples too, as before there was another one."""
+        self.old: list[Tensor] | None = None
+        self.old_steps = 0
 
     # -- optimizer and average -------------------------------------------------------------------------------------------
 
-    def optimizer_for(self, settings: UpdateSettings) -> torch.optim.Optimizer:
+    def optimizer_for(self, settings: UpdateSettings | MatchingSettings) -> torch.optim.Optimizer:
         """The AdamW of this policy, made at the first call; later calls may change its rates but keep its moments."""
         if self.optimizer is None:
             self.optimizer = torch.optim.AdamW(self.trainable_parameters(), fused=True)
@@ -268,6 +298,8 @@ class Policy:
     def move(self, device: torch.device) -> None:
         """Untrained weights, average and moments follow the networks to their device."""
         self._originals = [original.to(device) for original in self._originals]
+        if self.old is not None:
+            self.old = [weights.to(device) for weights in self.old]
         if self.ema is not None:
             self.ema.to(device)
         for state in (self.optimizer.state if self.optimizer else {}).values():
@@ -312,6 +344,16 @@ class Policy:
         pairs = zip(sorted(tensors), self.trainable_parameters(), strict=True)
         self.ema.shadow_params = [distributed.like(tensors[key], parameter) for key, parameter in pairs]
         self.ema.optimization_step = step
+
+    def old_state(self) -> dict[str, Tensor]:
+        """The weights of the old policy, by the names of `trained_state`; empty where there is none."""
+        return self.whole(dict(zip(self.trainable_named(), self.old or (), strict=self.old is not None)))
+
+    def load_old_state(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """Puts in what `old_state` returned."""
+        named = self.trainable_named()
+        self.old = [distributed.like(tensors[name], value) for name, value in named.items()] if tensors else None
+        self.old_steps = steps
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the networks on the CPU, as `trained_state`."""

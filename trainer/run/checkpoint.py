@@ -1,4 +1,4 @@
-"""All that a run needs to continue bit for bit, in safetensors and JSON: adapter, optimizer, average, counters, RNG.
+"""All that a run needs to continue bit for bit, in safetensors and JSON: adapter, old policy, optimizer, average, counters, RNG.
 
 A checkpoint is a folder that appears as a whole or not at all. Its state.json holds the SHA-256 of every other file, so that a
 damaged one is noticed before any of it is used, and the one before is taken instead.
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-ADAPTER, RNG, OPTIMIZER, AVERAGE = (f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema"))
+ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY = (
+    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy")
+)
 _FIX = "put the file back, or delete its folder"
 _MOST_ITERATIONS = 10**7  # as Training Run has them
 _FIELDS: dict[str, Check] = {
@@ -48,6 +50,7 @@ _FIELDS: dict[str, Check] = {
     "sha256": ("an object", lambda value: isinstance(value, dict)),
 }
 _AVERAGE_FIELDS: dict[str, Check] = {"step": WHOLE, "decay": NUMBER}
+_OLD_POLICY_FIELDS: dict[str, Check] = {"steps": WHOLE, "differs": FLAG}
 _left_alone: set[Path] = set()  # folders that a warning has named
 
 
@@ -65,6 +68,7 @@ def save(
     target = folder / f"{iteration:06d}"
     trained, optimizer = model.policy.trained_state(), model.policy.optimizer_state()
     average = model.policy.average_state() if model.policy.ema is not None else {}
+    old = model.policy.old_state()
     if not distributed.is_main():
         return target
     put_back(target)
@@ -86,6 +90,10 @@ def save(
         if model.policy.ema is not None:
             write_tensors(aside / AVERAGE, average)
             state["ema"] = {"step": model.policy.ema.optimization_step, "decay": model.policy.ema.decay}
+        if model.policy.old_steps:
+            state["old_policy"] = {"steps": model.policy.old_steps, "differs": model.policy.old is not None}
+        if old:
+            write_tensors(aside / OLD_POLICY, old)
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [checkpoint for checkpoint in _numbered(folder) if _is_ours(checkpoint) or _leave(checkpoint)]
@@ -164,12 +172,13 @@ def _verified(checkpoint: Path) -> dict:
         raise Damaged(path, "is missing", _FIX)
     if state["iteration"] != int(checkpoint.name):
         raise Damaged(path, f"is of iteration {state['iteration']}, and not {int(checkpoint.name)}", _FIX)
-    if "ema" in state:
+    for name, fields in (("ema", _AVERAGE_FIELDS), ("old_policy", _OLD_POLICY_FIELDS)):
         try:
-            check(state["ema"], dict, _AVERAGE_FIELDS)
+            check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
-            raise Damaged(path, f"has an ema that {error}", _FIX) from error
-    for name in [ADAPTER, RNG, *[OPTIMIZER] * state["optimizer"], *[AVERAGE] * ("ema" in state)]:
+            raise Damaged(path, f"has an {name} that {error}", _FIX) from error
+    wanted = {OPTIMIZER: state["optimizer"], AVERAGE: "ema" in state, OLD_POLICY: _old_policy(state)["differs"]}
+    for name in [ADAPTER, RNG, *(name for name, there in wanted.items() if there)]:
         try:
             digest = _sha256(checkpoint / name)
         except FileNotFoundError as error:
@@ -181,6 +190,11 @@ def _verified(checkpoint: Path) -> dict:
     return state
 
 
+def _old_policy(state: Mapping) -> Mapping:
+    """Of a checkpoint's state: how many steps the old policy has followed, and whether it differs from the trained one."""
+    return state.get("old_policy", {"steps": 0, "differs": False})
+
+
 def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
     adapter, trained = read_tensors(checkpoint / ADAPTER), model.policy.trainable_named()
     if {k: v.shape for k, v in adapter.items()} != {k: v.shape for k, v in trained.items()}:
@@ -190,6 +204,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
         model.policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
     if "ema" in state:
         model.policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
+    old = _old_policy(state)
+    model.policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
     model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]

@@ -18,7 +18,7 @@ from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
 from .. import keys
 from ..rewards import RewardError
-from ..types import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODE, RunSettings
+from ..types import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint, preflight
@@ -147,7 +147,7 @@ def _train(workflow: Workflow, run: Run, total: int, resume: bool, say: Say) -> 
             outputs = {}
             if run.iteration == start:  # an earlier process trained all of it, and may have failed at what comes after
                 run.save_weights(model)
-                outputs = {only(workflow, STEP_NODE): (model,)}
+                outputs = {only(workflow, *STEP_NODES): (model,)}
             if at_end:
                 workflow.run(overrides=at(run.iteration - 1), targets=at_end, results=outputs)
         except stopping.Stopped as stopped:
@@ -209,20 +209,20 @@ def _as_well_as_can_be() -> Iterator[None]:
         logger.error("%s", error)
 
 
-def only(workflow: Workflow, class_type: str) -> str:
-    """The id of the one node of that class. Raises RunError where there is none, or more than one."""
-    nodes = workflow.find(class_type)
+def only(workflow: Workflow, *class_types: str) -> str:
+    """The id of the one node of these classes. Raises RunError where there is none, or more than one."""
+    nodes = [node for class_type in class_types for node in workflow.find(class_type)]
     if len(nodes) != 1:
         raise RunError(
-            f"the workflow has {len(nodes)} {class_type} nodes, and training needs exactly one. Fix: add or remove one "
-            "in ComfyUI and export again"
+            f"the workflow has {len(nodes)} {' or '.join(class_types)} nodes, and training needs exactly one. Fix: add or remove "
+            "one in ComfyUI and export again"
         )
     return nodes[0]
 
 
 def trained_model(workflow: Workflow) -> FlowModel:
-    """The handle that GRPO Step will update; the graph's later runs find it in their cache."""
-    node, output = workflow.graph[only(workflow, STEP_NODE)]["inputs"]["model"]
+    """The handle that the step will update; the graph's later runs find it in their cache."""
+    node, output = workflow.graph[only(workflow, *STEP_NODES)]["inputs"]["model"]
     return workflow.run(targets=[node])[node][output]
 
 

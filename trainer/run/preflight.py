@@ -20,11 +20,11 @@ from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
-from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODE, VOTE_NODE, SamplerSettings
+from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODES, VOTE_NODE, SamplerSettings
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import verdicts
+from . import method, verdicts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -81,8 +81,8 @@ class _Graph:
                     name = message.split()[0] if message.split()[0] in node.declared else None
                     self.failed.append(self.problem(node_id, name, message, fix))
 
-    def of(self, class_type: str) -> list[str]:
-        return [node_id for node_id, node in self.nodes.items() if node.class_type == class_type]
+    def of(self, *class_types: str) -> list[str]:
+        return [node_id for node_id, node in self.nodes.items() if node.class_type in class_types]
 
     def problem(self, node_id: str, name: str | None, message: str, fix: str) -> Problem:
         value = self.nodes[node_id].inputs.get(name) if name else None
@@ -118,12 +118,15 @@ class _Graph:
 
 
 def _counts(workflow: Workflow) -> Iterator[Problem]:
-    for class_type in (RUN_NODE, STEP_NODE):
-        nodes = workflow.find(class_type)
+    for kinds in ((RUN_NODE,), STEP_NODES):
+        nodes = [node for kind in kinds for node in workflow.find(kind)]
         if len(nodes) != 1:
-            node_class = workflow.node_classes.get(class_type)
-            title = workflow.display_names.get(class_type) or getattr(node_class, "TITLE", class_type)
-            message = f"training needs exactly one {title} node, and there are {len(nodes)}"
+            classes = [workflow.node_classes.get(kind) for kind in kinds]
+            titles = [
+                workflow.display_names.get(kind) or getattr(node_class, "TITLE", kind)
+                for kind, node_class in zip(kinds, classes, strict=True)
+            ]
+            message = f"training needs exactly one {' or '.join(titles)} node, and there are {len(nodes)}"
             if nodes:
                 message += f" ({', '.join(nodes)})"
             yield general(message, "connect one" if not nodes else "remove all but one, or mute them")
@@ -150,7 +153,7 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
         models = {name: graph.model(node_id, name) for name in node.links if node.declared[name].type == MODEL_TYPE}
         if node.class_type == SAMPLER_NODE:
             continue
-        makers = graph.of(STEP_NODE) if node.class_type == RUN_NODE else samplers
+        makers = graph.of(*STEP_NODES) if node.class_type == RUN_NODE else samplers
         sampled = set(filter(None, map(graph.model, makers)))  # None: it comes from a node that is not ours
         for name, model in models.items():
             if model and sampled and {model} != sampled:
@@ -362,27 +365,6 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
 
-# --- credit -----------------------------------------------------------------------------------------------------------
-
-
-def _credit(graph: _Graph) -> Iterator[Problem]:
-    """Two credits that both rescale the ratio cannot be one."""
-
-    rescaling: set[str] = set()
-    for node_id, node in graph.nodes.items():  # sources first
-        if getattr(node.cls, "RESCALES_RATIO", False):
-            rescaling.add(node_id)
-        credits = {
-            name: source for name, (source, _) in node.links.items() if node.declared[name].type == "OTCA_CREDIT"
-        }
-        if "OTCA_CREDIT" in node.cls.RETURN_TYPES and rescaling & set(credits.values()):
-            rescaling.add(node_id)
-        both = [credits[name] for name in ("credit_1", "credit_2") if name in credits]
-        if len(both) == 2 and rescaling.issuperset(both):
-            message = f"credit_1 and credit_2 both rescale the ratio: {graph.titles(both)}"
-            yield graph.problem(node_id, "credit_2", message, "keep one of the two")
-
-
 CHECKS = (
     _run_settings,
     _one_sampling,
@@ -395,5 +377,5 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
-    _credit,
+    *method.CHECKS,
 )

@@ -1,4 +1,4 @@
-"""The report of one iteration: what GRPO Step hands to Training Run."""
+"""The report of one iteration: what the update hands to Training Run."""
 
 from __future__ import annotations
 

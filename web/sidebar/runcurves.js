@@ -24,6 +24,9 @@ const TEXT = {
 /** @type {{title: string, lines: Record<string, string>, ifAny?: boolean}[]} */
 const TRAINING_CHARTS = [
   { title: "Clip fraction", lines: { "clip/high": "above", "clip/low": "below" } },
+  { title: "Clip fraction", lines: { "matching/clip_high": "above", "matching/clip_low": "below" } },
+  { title: "Error of the matched velocity", lines: { "matching/residual": "" } },
+  { title: "Share of the old policy that stays", lines: { "old_policy/decay": "" }, ifAny: true },
   { title: "Gradient norm", lines: { gradient_norm: "" } },
   { title: "Zero fraction of z", lines: { "z/zero_fraction": "" } },
   { title: "KL to the untrained model", lines: { "kl/reference": "" }, ifAny: true },

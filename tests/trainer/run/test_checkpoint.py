@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
@@ -17,21 +18,24 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
-from comfyui_otca.trainer.types import Scores
+from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores
+from comfyui_otca.trainer.updates import forward_process
 
 SETTINGS = UpdateSettings(learning_rate=1e-3, ema_decay=0.5)
+MATCHING = MatchingSettings(learning_rate=1e-3, ema_decay=0.5, sampled_steps=2, epochs=2)
 
 
 @pytest.fixture(scope="module")
 def step(sample):
-    """step(model, seed): one iteration with made-up rewards."""
+    """step(model, seed): one iteration with made-up rewards, by either update."""
 
-    def go(model, seed):
+    def go(model, seed, settings=SETTINGS):
         taken = sample(model, seed=seed)
         values = torch.randn((6, 1), generator=torch.Generator().manual_seed(seed))
         scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(6, 0), (), ())
         credit = uniform(taken.latents, taken.final, taken.trained)
-        update(model, taken, fuse(scores, credit, "weighted_advantages"), SETTINGS)
+        move = update if settings is SETTINGS else forward_process.update
+        move(model, taken, fuse(scores, credit, "weighted_advantages"), settings)
 
     return go
 
@@ -42,6 +46,10 @@ def state(model):
     if model.policy.ema is not None:
         tensors |= {f"average {i}": p.clone() for i, p in enumerate(model.policy.ema.shadow_params)}
     return tensors
+
+
+def with_old(model):
+    return state(model) | {f"old {name}": value.clone() for name, value in model.policy.old_state().items()}
 
 
 def assert_bit_equal(one, other):
@@ -70,6 +78,63 @@ def test_everything_comes_back_to_the_bit(model, load_model, step, tmp_path):
     step(other, 3)
     assert_bit_equal(state(other), state(model))
     assert any(not torch.equal(saved[name], now) for name, now in state(other).items())
+
+
+def test_the_old_policy_comes_back_to_the_bit(model, load_model, step, tmp_path):
+    """And with it the same levels, noise and schedule; a checkpoint without one leaves none."""
+    model.policy.old_steps = 100
+    for seed in (1, 2):
+        step(model, seed, MATCHING)
+    checkpoint.save(model, tmp_path, 2)
+    saved = with_old(model)
+    assert sum(name.startswith("old ") for name in saved) == sum(name.startswith("parameter ") for name in saved) > 0
+    other = load_model(seed=9)
+    assert checkpoint.restore(other, tmp_path) == 2
+    assert_bit_equal(with_old(other), saved)
+    assert other.policy.samples_with == OLD and other.policy.old_steps == 104
+    for each in (model, other):
+        step(each, 3, MATCHING)
+    assert_bit_equal(with_old(other), with_old(model))
+    assert any(not torch.equal(saved[name], now) for name, now in with_old(other).items() if name.startswith("old "))
+    step(other, 4)
+    assert other.policy.samples_with == THETA, "GRPO samples with what it trains"
+    checkpoint.save(other, tmp_path, 5)
+    assert checkpoint.restore(model, tmp_path) == 5
+    assert model.policy.samples_with == THETA and model.policy.old_steps == 0
+
+
+def test_a_late_old_policy_is_only_counted(model, load_model, step, tmp_path):
+    settings = replace(MATCHING, old_policy="late", epochs=1)
+    step(model, 1, settings)
+    place = checkpoint.save(model, tmp_path, 1)
+    assert not (place / "old_policy.safetensors").exists()
+    other = load_model(seed=9)
+    checkpoint.restore(other, tmp_path)
+    assert other.policy.old_steps == 1 and other.policy.samples_with == THETA
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (lambda place: (place / "old_policy.safetensors").unlink(), "old_policy.safetensors is missing"),
+        (lambda place: flip(place / "old_policy.safetensors"), "old_policy.safetensors is damaged"),
+        (
+            lambda place: rewrite(place, "old_policy", {"steps": -1, "differs": True}),
+            "state.json has an old_policy that",
+        ),
+        (lambda place: rewrite(place, "old_policy", [1]), "state.json has an old_policy that holds a list"),
+    ],
+)
+def test_a_damaged_old_policy_is_named(model, step, tmp_path, harm, told):
+    step(model, 1, MATCHING)
+    harm(checkpoint.save(model, tmp_path, 1))
+    with pytest.raises(ValueError, match=told):
+        checkpoint.restore(model, tmp_path)
+
+
+def rewrite(place, name, value):
+    content = json.loads((place / "state.json").read_text())
+    (place / "state.json").write_text(json.dumps(content | {name: value}))
 
 
 def test_before_any_update(model, load_model, step, tmp_path):

@@ -773,3 +773,34 @@ def test_a_graph_that_no_update_can_use_is_kept_only_once(small_workflow, tmp_pa
     assert caplog.text.count("a graph was kept for nothing, since epochs = 2") == 1
     assert otca("train", tmp_path / "run", "--resume", "--iterations", 4)[0] == 0
     assert caplog.text.count("a graph was kept for nothing") == 1
+
+
+# --- the other update -------------------------------------------------------------------------------------------------
+
+
+def test_matching_resumes_to_the_bit(small_graph, tmp_path, otca):
+    """With the old policy that samples; by the command line, on the sampler without noise."""
+    changes = {
+        "OTCA_MatchingStep": {"ema_decay": 0.5, "epochs": 2},
+        "OTCA_TrainingRun": {"iterations": 2, "checkpoint_every": 1, "evaluate_every": 4},
+    }
+    file = tmp_path / "matching.json"
+    file.write_text(json.dumps(small_graph(changes, "matching.json")))
+    for number, last in enumerate((2, 4)):
+        command = ["train", file, "--output", tmp_path / "resumed", "--iterations", last]
+        code, _, errors = otca(*command, *["--resume"] * number)
+        assert code == 0, errors
+    assert otca("train", file, "--output", tmp_path / "whole", "--iterations", 4)[0] == 0
+    assert untimed(tmp_path / "resumed") == untimed(tmp_path / "whole")
+    folders = [tmp_path / name / "checkpoints" / "000004" for name in ("resumed", "whole")]
+    for name in ("adapter", "old_policy", "optimizer", "ema"):
+        one, other = (load_file(folder / f"{name}.safetensors") for folder in folders)
+        assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one), name
+    history = rows(tmp_path / "whole")
+    assert [row["old_policy/decay"] for row in history] == pytest.approx([0.002, 0.004, 0.006, 0.008])
+    assert all(row["gradient_norm"] > 0 and row["update/sampled_share"] == 1 for row in history)
+    assert {f"credit/step/{step}" for step in range(4)} <= history[0].keys(), "every level is trained"
+    # 4 steps of 6 samples; 2 epochs of 24 pairs, by θ, the old and the untrained policy (on-policy in the very first);
+    # for kl/reference 2 samples by two policies.
+    assert [row["forwards/all"] for row in history[:2]] == [24 + 24 * 2 + 24 * 3 + 4, 24 + 2 * 24 * 3 + 4]
+    assert all(row["forwards/with_gradient"] == 48 for row in history)

@@ -24,7 +24,7 @@ WEIGHT_BYTES = {"bfloat16": 2, "fp8": 1}
 
 ADAPTER_BYTES = 4  # the adapter is float32
 OPTIMIZER_BYTES = 12  # its gradient and AdamW's two moments, float32
-AVERAGE_BYTES = 4  # GRPO Step's ema_decay
+AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Matching Step's old policy
 # CUDA's context, the allocator's gaps and one layer's weights while they are cast. ComfyUI keeps 0.8 GB and its own reserve
 # free for the same (minimum_inference_memory in comfy/model_management.py).
 RESERVE = 1 * GB
@@ -83,6 +83,7 @@ def estimate(
     sampling_batch: int = 1,
     saved: float = SAVED,
     average: bool = False,
+    old_policy: bool = False,
     text_encoder_bytes: int = 0,
     vae_bytes: int = 0,
     reward_bytes: int = 0,
@@ -100,7 +101,8 @@ def estimate(
         kept_steps: rows times steps whose graph the rollout keeps for the update (SDE Sampler's keep_graph).
         sampling_batch: rows of a forward pass of the rollout.
         saved: vectors of the model's width that autograd keeps for each token and block.
-        average: GRPO Step's ema_decay is above 0.
+        average: the update's ema_decay is above 0.
+        old_policy: another policy than the trained one samples.
         text_encoder_bytes: its weights.
         vae_bytes: its weights and what decoding takes.
         reward_bytes: the largest judge, or all of them where they stay on the GPU.
@@ -111,7 +113,7 @@ def estimate(
     again = block if checkpointing else 0  # one block at a time is computed again
     parts = {
         "weights": weights_bytes,
-        "adapter": params * (ADAPTER_BYTES + (AVERAGE_BYTES if average else 0)),
+        "adapter": params * (ADAPTER_BYTES + AVERAGE_BYTES * (average + old_policy)),
         "optimizer": params * OPTIMIZER_BYTES,
         "activations": batch * (again if kept_steps else graph + again),
         "kept graph": kept_steps * graph,

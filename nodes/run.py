@@ -1,0 +1,215 @@
+"""Stage 6, after the update: the run's record, and what comes out."""
+
+import contextlib
+import logging
+import weakref
+
+from ..host import comfyui, devices, paths, stopping
+from ..host.names import plain_name
+from ..trainer.types import RunSettings
+from . import results
+from .inputs import complaint, integer, lines, socket, text
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingRun:
+    TITLE = "Training Run"
+    CATEGORY = "OTCA/training"
+    DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
+    RETURN_TYPES = ("IMAGE",)
+    RETURN_NAMES = ("curves",)
+    OUTPUT_TOOLTIPS = ("The reward curves so far, as a picture.",)
+    FUNCTION = "record"
+    OUTPUT_NODE = True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        default = RunSettings
+        return {
+            "required": {
+                "model": socket("OTCA_MODEL"),
+                "report": socket("OTCA_REPORT"),
+                "run_name": text("otca", tip="Name of the run's folder."),
+                "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
+                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
+                "evaluate_every": integer(
+                    default.evaluate_every, 1, 10**6, tip="Iterations between evaluations, and between new plots."
+                ),
+                "evaluation_prompts": lines(
+                    default.evaluation_prompts, tip="Prompts of evaluations, one a line. Empty: the first iteration's."
+                ),
+                "evaluation_seeds": integer(
+                    default.evaluation_seeds, 1, 1024, tip="Number of fixed seeds to each evaluation prompt."
+                ),
+            },
+            "optional": {
+                "evaluation_steps": integer(
+                    default.evaluation_steps,
+                    0,
+                    1000,
+                    tip="Denoising steps of evaluations. 0: as many as the sampler's.",
+                ),
+                "keep_checkpoints": integer(
+                    default.keep_checkpoints,
+                    1,
+                    1000,
+                    tip="Number of last checkpoints that are kept. Older ones are deleted.",
+                ),
+                "best_metric": text(
+                    default.best_metric,
+                    tip="Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
+                    "reward's name. Empty: none is kept.",
+                ),
+                "stop_after_decline": integer(
+                    default.stop_after_decline,
+                    0,
+                    1000,
+                    tip="Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
+                    "never.",
+                ),
+                "wandb_project": text(
+                    default.wandb_project,
+                    tip="Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none.",
+                ),
+            },
+            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
+        from ..host.access.permissions import check
+        from ..trainer.prompts import prompt_lines
+
+        def may_send(project):
+            for want in cls.WANTS(wandb_project=project):
+                check(want)
+
+        return (
+            complaint("wandb_project", may_send, wandb_project)
+            or complaint("evaluation_prompts", prompt_lines, evaluation_prompts or "")
+            or _plain_name("run_name", run_name)
+        )
+
+    @classmethod
+    def WANTS(cls, wandb_project="", **_):
+        from ..host.access.wants import figures_go_out
+
+        return figures_go_out(wandb_project)
+
+    @devices.outside_inference
+    def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
+        from ..trainer.run import ownership
+        from ..trainer.run.opening import open_run
+
+        prompt = prompt or {}
+        if not comfyui.in_comfyui():
+            run = open_run(paths.run_folder(run_name), RunSettings(**settings), prompt)
+            # No stop amid an evaluation: it would be missing from the resumed run.
+            with stopping.finishing():
+                run.record(model, report, last=iterations)
+            return (None,)  # nobody looks at pictures here: the folder has them
+        run = ownership.check(model, prompt, node_id)
+        assert run is not None  # this node is its Training Run
+        run.settings = RunSettings(**settings)
+        run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
+        results.makes_run(node_id, run.folder.name)
+        with _marked(run, iterations):
+            run.record(model, report, last=iterations, on_step=stopping.check_stop)
+        results.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
+        payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
+        return results.shown(node_id, (results.picture(run.curves),), {"run": lambda: payload})
+
+
+@contextlib.contextmanager
+def _marked(run, iterations):
+    """Says in the run's folder how it stands: between two prompts nothing is at work that could be interrupted."""
+    run.mark("running", iterations)
+    try:
+        yield
+    except stopping.interrupts():
+        run.mark("idle", iterations)
+        raise
+    except Exception as error:
+        run.mark("failed", iterations, str(error))
+        raise
+    run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
+
+
+class SaveLoRA:
+    TITLE = "Save LoRA"
+    CATEGORY = "OTCA/training"
+    DESCRIPTION = "Writes the adapter as a .safetensors file that ComfyUI's LoraLoader and diffusers read."
+    RETURN_TYPES = ()
+    FUNCTION = "save"
+    OUTPUT_NODE = True
+    RUN_AT_END = True  # headlessly once, when training is done; a stopped run has its lora.safetensors
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "model": socket("OTCA_MODEL"),
+                "filename": text("otca_lora", tip="Name of the file, without .safetensors."),
+            },
+            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, filename):
+        return _plain_name("filename", filename)
+
+    @devices.outside_inference
+    def save(self, model, filename, prompt=None, extra_pnginfo=None):
+        from ..host import distributed
+        from ..trainer.flow import lora
+
+        if not distributed.is_main():
+            return ()
+        if not (model.policy.is_adapted or comfyui.in_comfyui()):  # which would be found out after a long training
+            message = "%s: all weights were trained, so there is no adapter. otca export RUN writes the model"
+            logger.warning(message, self.TITLE)
+            return ()
+        # A graph that does not record what it trains must not write over what is on record.
+        run = model.run if model.run is not None and comfyui.executes(model.run.node) else None
+        identity = run.identity() if run is not None else {}
+        metadata = lora.workflow_metadata(prompt or {}, (extra_pnginfo or {}).get("workflow")) | identity
+        files = lora.save_named(model, paths.lora_folder(), _free_name(model, run, filename), metadata)
+        if run is None:
+            _saved_outside.setdefault(model, set()).update(files)
+        return {"ui": {"text": [str(path) for path in files]}, "result": ()}
+
+
+_saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote while it belonged to no run
+
+
+def _free_name(model, run, filename):
+    """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
+    number, name = 1, filename
+    while foreign := _foreign_files(model, run, name):
+        if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
+            raise ValueError(
+                f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
+                "beside it. Fix: give another filename, or move that file elsewhere"
+            )
+        number += 1
+        name = f"{filename}-{number}"
+    return name
+
+
+def _foreign_files(model, run, name):
+    """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
+    from ..trainer.flow import lora
+
+    files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
+    saved = _saved_outside.get(model, ())
+    ours = (lambda file: file in saved) if run is None else (lambda file: lora.belongs_to(file, run.identity()))
+    return [file for file in files if file.exists() and not ours(file)]
+
+
+def _plain_name(name, value):
+    """True for a name that stays in its folder (and for a linked input, which is None here), else what is wrong."""
+    try:
+        return True if value is None else bool(plain_name(value))
+    except ValueError as error:
+        return f"{name} = {value!r} {error}"

@@ -1,0 +1,65 @@
+"""What does not go together in a graph's method: its sampler, its credit and its update. Checks of `preflight`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..types import MATCHING_NODE, STEP_NODES, SamplerSettings
+from ..updates import refusals
+from ..workflow import lineage
+
+if TYPE_CHECKING:
+    from ..workflow.problem import Problem
+    from .preflight import _Graph
+
+
+def _credit(graph: _Graph) -> Iterator[Problem]:
+    """Two credits that both rescale the ratio cannot be one."""
+
+    rescaling: set[str] = set()
+    for node_id, node in graph.nodes.items():  # sources first
+        if getattr(node.cls, "RESCALES_RATIO", False):
+            rescaling.add(node_id)
+        credits = {
+            name: source for name, (source, _) in node.links.items() if node.declared[name].type == "OTCA_CREDIT"
+        }
+        if "OTCA_CREDIT" in node.cls.RETURN_TYPES and rescaling & set(credits.values()):
+            rescaling.add(node_id)
+        both = [credits[name] for name in ("credit_1", "credit_2") if name in credits]
+        if len(both) == 2 and rescaling.issuperset(both):
+            message = f"credit_1 and credit_2 both rescale the ratio: {graph.titles(both)}"
+            yield graph.problem(node_id, "credit_2", message, "keep one of the two")
+
+
+def _noiseless(graph: _Graph) -> Iterator[Problem]:
+    """A credit that weighs steps by their noise needs some."""
+    for node_id, node in graph.nodes.items():
+        for sampler in graph.samplers[node_id] if getattr(node.cls, "NEEDS_NOISE", False) else ():
+            if graph.values[sampler]["kind"] == "ode":
+                message = f"weighs steps by their noise, and {graph.titles([sampler])} adds none (kind = ode)"
+                fix = "TCD Weights or Uniform Weights in its place, or another kind on the SDE Sampler"
+                yield graph.problem(node_id, "trajectories", message, fix)
+
+
+def _update(graph: _Graph) -> Iterator[Problem]:
+    """A sampler and a credit that the update has a use for."""
+    for step in graph.of(*STEP_NODES):
+        matching = graph.nodes[step].class_type == MATCHING_NODE
+        for sampler in sorted(graph.samplers[step]):
+            values = graph.values[sampler]
+            settings = SamplerSettings.from_inputs(values)
+            misfits = refusals.of_ratios(settings)
+            if matching:
+                misfits = refusals.of_matching(settings, keeps_graph=values["keep_graph"] == "on")
+            yield from (graph.misfit(sampler, misfit) for misfit in misfits)
+        scaling = [
+            node_id
+            for node_id in lineage.above(graph.workflow.graph, step)
+            if getattr(graph.nodes[node_id].cls, "RESCALES_RATIO", False)
+        ]
+        if matching and scaling:
+            yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
+
+
+CHECKS = (_credit, _noiseless, _update)

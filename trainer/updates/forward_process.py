@@ -1,0 +1,336 @@
+"""The update from clean samples: noise x̂0 again, and match the velocity there by advantage (method.md §9).
+
+Every loss of `matching` is the same loop: for some noise levels of each sample x_σ = (1-σ)·x0 + σ·ε, one call for the policy, and
+one without gradient for each other policy that the loss or a KL term compares it with. What differs is which levels are drawn,
+and which samples have to be together; `drawn_levels` and `_units` say that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...host import distributed
+from ..credit import sampled_steps
+from ..groups import per_group
+from ..matching import KINDS, matching_loss
+from ..rollout import stream
+from ..types import OLD_POLICIES, NextRollout
+from . import refusals
+from .optimizer import Tally, check_source, outcome, prepared, take_steps
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..flow.base import FlowModel
+    from ..types import Advantages, MatchingSettings, Metrics, Trajectories
+
+# How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
+OLD_DECAYS: dict[str, Callable[[int], float]] = {
+    "gradual": lambda steps: min(0.001 * steps, 0.5),
+    "late": lambda steps: 0.0 if steps < 75 else min(0.0075 * (steps - 75), 0.999),
+    "on_policy": lambda steps: 0.0,
+}
+NOISIEST = 0.6  # share of the levels that dgpo takes, from the first one on
+
+
+def update(
+    model: FlowModel,
+    trajectories: Trajectories,
+    advantages: Advantages,
+    settings: MatchingSettings,
+    on_step: Callable[[], None] = lambda: None,
+) -> Metrics:
+    """Moves the policy by one optimizer step for each epoch, with gradients of all samples of all processes.
+
+    The loss is the mean of `matching_loss` over all valid samples and all noise levels that they visited, each level weighted by
+    its credit; with `sampled_steps` an unbiased estimate of it. Levels and noise are drawn once for all epochs, from the seed,
+    the policy's version and the sample's number alone: neither the number of processes nor a resume changes them. Where the
+    credit says how the objectives differ by step, its Ã_j is the advantage at σ_j; else z is, and the credit weighs the loss.
+
+    Afterwards the old policy follows: old ← d·old + (1-d)·θ, with d by `settings.old_policy` and the number of optimizer steps.
+
+    Args:
+        advantages: of the whole batch, of which the trajectories may be a share.
+        on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
+
+    Returns:
+        Figures of this update, for the log.
+
+    Raises:
+        NonFiniteUpdate: after ten updates in a row without a finite gradient.
+        ValueError: a setting or a credit that this update has no use for, advantages of other trajectories, or a gradient that
+            is known to be wrong.
+    """
+    check_source(trajectories, advantages)
+    _check(trajectories, advantages, settings)
+    started, policy = time.perf_counter(), model.policy
+    trajectories = prepared(model, trajectories)
+    if trajectories.kept:
+        trajectories.kept.take()  # of a rollout that knew nothing of this update
+    model.wish = NextRollout(uses_graphs=False)
+    counts = drawn_levels(trajectories, advantages, settings, policy.version)
+    backward = _Backward(model, trajectories, advantages, counts, settings)
+    differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
+
+    def one(epoch: int) -> None:
+        backward((lambda: None) if epoch else on_step)  # after the first optimizer step a stop waits for the last
+        if settings.epochs > 1 or decay(policy.old_steps + 1):
+            policy.keep_old()
+
+    steps = take_steps(model, settings, backward.tally, one)
+    if not (steps or differs):
+        policy.forget_old()
+    policy.version += steps > 0
+    policy.old_steps += steps
+    if steps:
+        policy.follow(decay(policy.old_steps))
+    metrics = backward.figures() | {"old_policy/decay": decay(policy.old_steps)}
+    if settings.sampled_steps and advantages.valid.any():
+        metrics["update/sampled_share"] = (counts[advantages.valid] != 0).double().mean().item()
+    return metrics | outcome(model, trajectories, settings, steps, started)
+
+
+def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
+    credit = advantages.credit
+    if settings.loss not in KINDS or settings.old_policy not in OLD_POLICIES:
+        raise ValueError(
+            f"loss must be one of {tuple(KINDS)} and old_policy one of {OLD_POLICIES}, not {settings.loss!r} and "
+            f"{settings.old_policy!r}"
+        )
+    if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
+        raise ValueError(
+            f"loss = {settings.loss} compares the samples of a group at one point, and {distributed.world()} processes share "
+            f"{len(trajectories.prompts)} groups. Fix: make prompts_per_iteration a multiple of the processes, or take nft or awm"
+        )
+    misfits = [*refusals.of_settings(settings)]
+    asked_for_graph = trajectories.kept is not None and trajectories.kept.asked_for
+    misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
+    if credit.ratio_scale or credit.regulated:
+        misfits.append(refusals.of_credit(f"the credit {credit.method}"))
+    if misfits:
+        raise ValueError(str(misfits[0]))
+
+
+# -- what is drawn -----------------------------------------------------------------------------------------------------
+
+
+def drawn_levels(
+    trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings, version: int
+) -> Tensor:
+    """How many levels each level stands for, [B, T'] of the whole batch: 1/π where it is drawn, else 0; 0 for masked samples.
+
+    Drawn for the whole batch, of which every process takes its rows. Every level of a valid sample has π > 0: where θ is not the
+    old policy, a loss may have a gradient where the advantage is 0. By loss:
+
+    - nft, awm: each sample draws its own, by its credit. (AWM's authors draw them stratified, without the first level, and
+      alike for all samples of a pass; DiffusionNFT's take all but one.)
+    - dgpo: alike for all samples, from the noisiest 60 %: a group's members are compared at one point.
+    - dpo: alike for both members of a pair, every level with the same chance; only pairs train.
+    """
+    valid, levels = advantages.valid, len(trajectories.trained)
+    groups = advantages.scores.groups
+    generator = sampled_steps.generator(trajectories.seed, version)
+    alike = torch.ones(1, levels)
+    if settings.loss == "dgpo":
+        alike[:, math.ceil(NOISIEST * levels) :] = 0.0
+        pull, which = alike, torch.zeros_like(groups)
+    elif settings.loss == "dpo":
+        valid = _of_pairs(advantages)
+        pull, which = alike.repeat(int(groups.max()) + 1, 1), groups
+    else:
+        size = advantages.step_advantage if advantages.by_step else advantages.credit.weights
+        pull, which = sampled_steps.everywhere(size.abs(), valid), torch.arange(len(groups))
+    drawn = (pull != 0).float()
+    if settings.sampled_steps:
+        drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
+    return drawn[which] * valid[:, None]
+
+
+def _of_pairs(advantages: Advantages) -> Tensor:
+    """[B] bool: the best and the worst valid sample of each group, by z; none of a group whose samples are all equal."""
+    z, chosen = advantages.fused.advantage, torch.zeros_like(advantages.valid)
+    for member in per_group(advantages.scores.groups, advantages.valid):
+        rows = member.nonzero()[:, 0]
+        if len(rows) and z[rows].max() > z[rows].min():
+            chosen[rows[z[rows].argmax()]] = chosen[rows[z[rows].argmin()]] = True
+    return chosen
+
+
+def _units(loss: str, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """(position of a level, rows) of what has to be in one pass, by falling noise: single samples, or of dgpo and dpo groups."""
+    units = []
+    for position, column in enumerate(drawn.T):
+        rows = column.nonzero()[:, 0]
+        parts = (
+            [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
+        )
+        units += [(position, part) for part in parts]
+    return units
+
+
+def fresh_noise(
+    loss: str, trajectories: Trajectories, version: int, positions: Sequence[int], rows: Sequence[int]
+) -> Tensor:
+    """ε [N, C, (F,) h, w] of N (level, sample) pairs: a stream for each; one for a group at a level (dpo), or at all (dgpo)."""
+    shape, noise = trajectories.final.shape[1:], []
+    for position, row in zip(positions, rows, strict=True):
+        if KINDS[loss].groups:
+            number, position = int(trajectories.groups[row]), 0 if loss == "dgpo" else position
+        else:
+            number = trajectories.share.rows[row]
+        source = stream(trajectories.seed, version, number, position, branch=(2,))
+        noise.append(torch.randn(shape, generator=source))
+    return torch.stack(noise)
+
+
+# -- one pass ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one call of the network holds: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
+
+    positions: tuple[int, ...]
+    rows: tuple[int, ...]
+    idle: bool = False
+
+
+class _Backward:
+    """Accumulates the gradient of the loss over all (sample, level) pairs, in parts that one forward pass can hold."""
+
+    def __init__(self, model, trajectories, advantages, counts: Tensor, settings):
+        self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, Tally()
+        self.version = model.policy.version
+        rows, credit = list(trajectories.share.rows), advantages.credit
+        self.drawn = counts[rows]
+        if advantages.by_step and settings.loss != "dpo":  # whose pairs are the same at every level
+            self.advantage, self.weight = advantages.step_advantage[rows], self.drawn
+        else:
+            self.advantage = advantages.fused.advantage[rows, None].expand_as(self.drawn)
+            self.weight = self.drawn if advantages.by_step else self.drawn * credit.weights[rows]
+        self.spatial = None if credit.spatial is None else credit.spatial[rows]
+        # Without classifier-free guidance there is no negative half; the guidance of a distilled model is a part of its input.
+        self.sampler = trajectories.settings if settings.guidance else model.unguided(trajectories.settings)
+        taken = counts.any(1)
+        levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
+        self.total = max(1, int(taken.sum()) * levels)  # what the loss is a mean over
+        self.computed = max(1, int((counts != 0).sum()))  # what figures are a mean over
+        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+        self.processes = distributed.world() if model.policy.trains_shards else 1
+        self.parts = self._parts()
+
+    def __call__(self, on_step: Callable[[], None]) -> None:
+        for part in self.parts:
+            on_step()
+            self._loss(part).backward()
+
+    def _parts(self) -> list[_Part]:
+        """All pairs by falling noise, as many to a part as fit; of a sharded model equally many in every process and network."""
+        size = self.settings.batch_size or max(1, len(self.drawn))
+        levels = [self.trajectories.sigmas[step] for step in self.trajectories.trained]
+        units = _units(self.settings.loss, self.drawn, self.trajectories.groups)
+        first = [
+            position
+            for position in range(len(levels))
+            if position == 0 or not self.model.same_network(levels[position - 1], levels[position])
+        ]
+        parts = []
+        for begin, end in zip(first, [*first[1:], len(levels)], strict=True):
+            mine = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
+            if self.model.policy.is_sharded:
+                most = int(distributed.each(torch.tensor(len(mine))).max())
+                mine += [_Part((begin,), (0,), idle=True)] * (most - len(mine))
+            parts += mine
+        return parts
+
+    def _loss(self, part: _Part) -> Tensor:
+        """A part's share of the loss, ready for its backward pass."""
+        model, settings, trajectories, policy = self.model, self.settings, self.trajectories, self.model.policy
+        kind = KINDS[settings.loss]
+        rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)
+        levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[torch.tensor(trajectories.trained)[positions]]
+        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows).to(model.device)
+        clean = trajectories.final[rows].to(model.device)
+        sigma = levels.to(clean.device, clean.dtype)
+        each = sigma.view(-1, *[1] * (clean.ndim - 1))
+        predict = partial(self._velocity, (1 - each) * clean + each * noise, levels, trajectories.groups[rows])
+        with torch.no_grad():
+            old = reference = average = None
+            if kind.old and policy.old is not None:
+                with policy.sampling():
+                    old = predict()
+            if kind.reference or settings.kl_coefficient:
+                with policy.reference():
+                    reference = predict()
+            if settings.ema_kl_coefficient:
+                with policy.averaged():
+                    average = predict()
+        velocity = predict()
+        if part.idle:
+            return 0.0 * velocity.sum()
+        loss, statistics = matching_loss(
+            settings.loss,
+            velocity,
+            clean,
+            noise,
+            sigma,
+            self.advantage[rows, positions].to(sigma),
+            old=old,
+            reference=reference,
+            groups=positions * len(trajectories.prompts) + trajectories.groups[rows],
+            beta=settings.beta or kind.beta,
+            advantage_limit=settings.advantage_limit,
+            weight=self.weight[rows, positions].to(sigma),
+            spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
+        )
+        counted = self.drawn[rows, positions].to(sigma)
+        pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
+        for name, coefficient, other in pulls:
+            if coefficient and other is not None:
+                divergence = (counted * (velocity - other).square().flatten(1).mean(1)).mean()
+                statistics[name] = divergence.detach() * self.computed / self.total
+                loss = loss + coefficient * divergence
+        self.tally.add(loss.detach() * self.computed / self.total, statistics, len(rows), self.computed)
+        return loss * (policy.loss_scale.value * len(rows) * self.processes / self.total)
+
+    def _velocity(self, x: Tensor, levels: Tensor, groups: Tensor) -> Tensor:
+        condition = self.model.condition(self.trajectories.prompts, self.sampler).rows(groups)
+        return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
+
+    def figures(self) -> dict[str, float]:
+        """What all passes came to, for the log."""
+        names = {"loss": "loss", "kl": "kl/penalty", "kl_ema": "kl/ema"}
+        names |= {name: f"matching/{name}" for name in self._statistics()}
+        means = self.tally.means(names)
+        figures = {name: means[key] for key, name in names.items() if key in means}
+        return {"loss": 0.0} | figures | {"gradient_norm": self.tally.gradient_norm}
+
+    def _statistics(self) -> list[str]:
+        """Names of what this loss reports, which a process without any pair has to know too."""
+        two = torch.zeros(2, 1, 1, 1)
+        ends = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
+        _, statistics = matching_loss(
+            self.settings.loss, two, two, two, torch.full((2,), 0.5), ends[0], old=two, reference=two, groups=ends[1]
+        )
+        return list(statistics)
+
+
+def _filled(units: Sequence[tuple[int, Tensor]], size: int) -> Iterator[_Part]:
+    """Units put together in parts of at most `size` pairs; one that is larger is one of its own."""
+    positions: list[int] = []
+    rows: list[int] = []
+    for position, members in units:
+        if rows and len(rows) + len(members) > size:
+            yield _Part(tuple(positions), tuple(rows))
+            positions, rows = [], []
+        positions += [position] * len(members)
+        rows += members.tolist()
+    if rows:
+        yield _Part(tuple(positions), tuple(rows))

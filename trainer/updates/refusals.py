@@ -1,0 +1,52 @@
+"""What an update has no use for, by settings alone: said before a graph runs, and again by the update itself.
+
+Imports no torch: nodes and whoever checks a graph ask this too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..workflow.problem import Misfit
+
+if TYPE_CHECKING:
+    from ..types import MatchingSettings, SamplerSettings
+
+
+def of_ratios(sampler: SamplerSettings) -> Iterator[Misfit]:
+    """What of a sampler GRPO Step cannot train."""
+    if sampler.kind == "ode":
+        message = "kind = ode adds no noise, so its steps have no probabilities whose ratio GRPO Step could train"
+        yield Misfit("kind", message, "another kind on the SDE Sampler, or Matching Step as the update")
+
+
+def of_matching(sampler: SamplerSettings, keeps_graph: bool) -> Iterator[Misfit]:
+    """What of a sampler means nothing to Matching Step. `keeps_graph`: whether a graph was asked for."""
+    if sampler.window is not None:
+        message = (
+            "window_start and window_length choose the steps whose ratios are trained, and Matching Step trains noise levels, "
+            "without ratios"
+        )
+        fix = "set both to 0 on the SDE Sampler and disconnect MixGRPO Window; sampled_steps saves forward passes"
+        yield Misfit("window_length", message, fix)
+    if keeps_graph:
+        message = (
+            "keep_graph = on: Matching Step noises the clean samples again, and has no use for the sampler's graph"
+        )
+        yield Misfit("keep_graph", message, "set keep_graph to auto or off on the SDE Sampler")
+
+
+def of_credit(method: str) -> Misfit:
+    """Of Matching Step's credit: that it scales ratios."""
+    message = f"{method} scales importance ratios, and Matching Step has none"
+    fix = "TCD Weights, Uniform Weights or another credit in its place, or GRPO Step as the update"
+    return Misfit("advantages", message, fix)
+
+
+def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
+    """What is wrong with Matching Step's own inputs."""
+    if settings.ema_kl_coefficient and not settings.ema_decay:
+        pull = f"ema_kl_coefficient = {settings.ema_kl_coefficient:g}"
+        message = f"{pull} pulls towards the average, and with ema_decay = 0 none is kept"
+        yield Misfit("ema_kl_coefficient", message, "set ema_decay, for example to 0.3, or ema_kl_coefficient to 0")
