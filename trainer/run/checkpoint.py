@@ -21,6 +21,7 @@ from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
+from ..credit.learned import StepShares
 from ..flow.files import read_tensors, write_tensors
 from ..types import NextRollout
 
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-ADAPTER, RNG, OPTIMIZER, AVERAGE = (f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema"))
+ADAPTER, RNG, OPTIMIZER, AVERAGE, SHARES = (
+    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "credit")
+)
 _FIX = "put the file back, or delete its folder"
 _MOST_ITERATIONS = 10**7  # as Training Run has them
 _FIELDS: dict[str, Check] = {
@@ -86,6 +89,9 @@ def save(
         if model.policy.ema is not None:
             write_tensors(aside / AVERAGE, average)
             state["ema"] = {"step": model.policy.ema.optimization_step, "decay": model.policy.ema.decay}
+        if model.step_shares:
+            write_tensors(aside / SHARES, {name: one.figures for name, one in model.step_shares.items()})
+            state["credit"] = {name: one.again for name, one in model.step_shares.items()}
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [checkpoint for checkpoint in _numbered(folder) if _is_ours(checkpoint) or _leave(checkpoint)]
@@ -169,7 +175,11 @@ def _verified(checkpoint: Path) -> dict:
             check(state["ema"], dict, _AVERAGE_FIELDS)
         except ValueError as error:
             raise Damaged(path, f"has an ema that {error}", _FIX) from error
-    for name in [ADAPTER, RNG, *[OPTIMIZER] * state["optimizer"], *[AVERAGE] * ("ema" in state)]:
+    credit = state.get("credit", {})
+    if not (isinstance(credit, dict) and all(map(WHOLE[1], credit.values()))):
+        raise Damaged(path, "has a credit that is no object of whole numbers", _FIX)
+    optional = {OPTIMIZER: state["optimizer"], AVERAGE: "ema" in state, SHARES: "credit" in state}
+    for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
         try:
             digest = _sha256(checkpoint / name)
         except FileNotFoundError as error:
@@ -190,6 +200,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
         model.policy.load_optimizer_state(read_tensors(checkpoint / OPTIMIZER))
     if "ema" in state:
         model.policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
+    shares = read_tensors(checkpoint / SHARES) if "credit" in state else {}
+    model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
     model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]
