@@ -208,7 +208,8 @@ def _of_rows(value: D, rows: Tensor) -> D:
 def _averaged(before: StepShares | None, trajectories: Trajectories, found: Moments, k: int, decay: float) -> Tensor:
     """The figures of reward k after one more measurement.
 
-    They begin at 0, which cancels: only quotients of two figures of one column are used, and both miss the same factor.
+    Each measurement is scaled so that Σ_i Var(g_i) = 1, lest a single one with an outlier outweighs all others. The averages
+    begin at 0, which needs no correction: only quotients of two figures of one column are used, and both miss the same factor.
     """
     old = torch.zeros(len(FIGURES), 0, dtype=torch.float64) if before is None else before.figures
     steps = max(old.shape[1], 1 + max(trajectories.trained, default=-1))
@@ -219,7 +220,8 @@ def _averaged(before: StepShares | None, trajectories: Trajectories, found: Mome
         if _stored_levels(figures, step) != levels:
             figures[:, step] = torch.tensor([*levels, 0, 0, 0, 0], dtype=torch.float64)
         if found.total[k] > 0:
-            new = torch.stack([found.gain[step, k], found.shared[step, k], found.gain[:, k].sum(), found.total[k]])
+            scale = found.gain[:, k].sum()
+            new = torch.stack([found.gain[step, k], found.shared[step, k], scale, found.total[k]]) / scale
             figures[GAIN:, step] = decay * figures[GAIN:, step] + (1 - decay) * new
     return figures
 

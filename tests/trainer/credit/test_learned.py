@@ -184,16 +184,16 @@ def test_latents_that_overflowed_are_left_out():
     broken = walk([*PATHS[:3], [4.0, 2.0, 6.0, torch.inf]], (0, 1))
     model = Remembering()
     asked(model, broken)
-    figures = model.step_shares["mean"].figures
-    # Of group 1 one sample is left; of group 0 R is 1 and 3.
-    assert figures[-1].tolist() == [2.0, 2.0]
+    gains = model.step_shares["mean"].figures[2]
+    # Of group 1 one sample is left; in group 0, r is 2, 1, 3 and 2, 1, 5. With group 1 the first gain would vary too.
+    assert gains.tolist() == [0.0, 1.0]
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------
 
 
 def test_averages_are_bias_corrected_exponential_ones():
-    """As quotients of them, with weights decay^age·(1 - decay) / (1 - decay^n)."""
+    """As quotients of them, with weights decay^age·(1 - decay) / (1 - decay^n), of measurements of one scale."""
     model, decay, found = Remembering(), 0.6, []
     for paths in (PATHS, ADDING, UNDOING):
         trajectories = walk(paths, (0, 1))
@@ -204,7 +204,9 @@ def test_averages_are_bias_corrected_exponential_ones():
     ages = np.array([2, 1, 0])
     weights = decay**ages * (1 - decay) / (1 - decay**3)
     assert weights.sum() == pytest.approx(1)
-    gain, shared, total = (sum(w * np.array(one[i]) for w, one in zip(weights, found, strict=True)) for i in range(3))
+    gain, shared, total = (
+        sum(w * np.array(one[i]) / sum(one[0]) for w, one in zip(weights, found, strict=True)) for i in range(3)
+    )
     variance = gain.sum() / total[0]
     assert abs(variance - 1) > 0.1 and credit.metrics["credit/variance/mean"] == pytest.approx(variance)
     share = np.maximum(0, shared[:2]) / total[0]
@@ -404,6 +406,8 @@ def test_on_the_canvas(small_graph, comfyui):
     outputs = workflow.run(targets=["10"])
     credit = workflow.ui["9"]["otca_credit"][0]
     assert credit["objectives"] == ["clip_t", "colorfulness", "sharpness"]
-    assert np.shape(credit["by_objective"]) == (3, 3), "of T' steps and K objectives, the mean over samples"
-    np.testing.assert_allclose(credit["by_objective"], outputs["9"][0].by_objective[0], rtol=1e-4)
-    assert outputs["9"][1].shape[-1] == 3
+    own, advantages = outputs["9"][0].by_objective, workflow.ui["10"]["otca_advantages"][0]
+    np.testing.assert_allclose(credit["by_objective"], own.permute(2, 0, 1), rtol=1e-4)
+    parts = np.array(advantages["by_objective"])
+    np.testing.assert_allclose(parts.sum(0), advantages["step_advantage"], atol=1e-4)
+    assert parts.shape == (3, 6, 3) and outputs["9"][1].shape[-1] == 3
