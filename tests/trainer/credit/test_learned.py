@@ -1,4 +1,4 @@
-"""Learned Credit: shares by hand and by a plain loop, when it measures, what it remembers, and the same in graphs and processes."""
+"""Learned Credit: shares by hand and by a plain loop, when it measures, what it remembers; in graphs and over processes."""
 
 from __future__ import annotations
 
