@@ -78,15 +78,22 @@ def moments(rewards: Tensor, groups: Tensor) -> Moments:
     total = torch.zeros(count, dtype=torch.float64)
     for k, along in enumerate(rewards.double().unbind(2)):
         members = [along[member] for member in per_group(groups, along.isfinite().all(1))]
-        gains = [own.diff(dim=1) for own in members if len(own) > 1]
-        if not gains:
+        members = [own for own in members if len(own) > 1]
+        if not members:
             continue
-        centred = torch.cat([own - own.mean(0) for own in gains])
-        way, freedom = centred.sum(1), len(centred) - len(gains)
+        centred = torch.cat([_centred(own.diff(dim=1)) for own in members])
+        way = torch.cat([_centred(own[:, -1] - own[:, 0]) for own in members])
+        freedom = len(way) - len(members)
         gain[:, k] = centred.square().sum(0) / freedom
         shared[:, k] = (centred * way[:, None]).sum(0) / freedom
         total[k] = way.square().sum() / freedom
     return Moments(gain, shared, total)
+
+
+def _centred(values: Tensor) -> Tensor:
+    """Rows without their mean; exactly 0 where all rows are equal, and no rounding error that would pass for a spread."""
+    values = values - values[0]
+    return values - values.mean(0)
 
 
 def learned(

@@ -97,6 +97,14 @@ def test_what_cannot_be_measured_is_zero():
     assert not found.gain.any() and not found.shared.any() and not found.total.any()
 
 
+def test_no_rounding_error_passes_for_a_spread():
+    rewards = torch.full((3, 3, 2), 0.1)
+    rewards[:, 1] = 0.7
+    rewards[:, 1, 1] = torch.tensor([0.3, 0.2, 0.6])  # all pictures end with the score that they began with
+    found = moments(rewards, torch.zeros(3))
+    assert not found.gain[:, 0].any() and found.gain[:, 1].all() and not found.total.any() and not found.shared.any()
+
+
 # -- from moments to weights -------------------------------------------------------------------------------------------
 
 
