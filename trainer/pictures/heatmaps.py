@@ -35,7 +35,7 @@ def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -
     samples = _heatmap(
         weights[order], credit, groups.numpy()[order], prompts, title, "weight w", SEQUENTIAL, limits, 1.0
     )
-    return samples if credit.by_objective is None else _stacked(_objectives(credit, credit.by_objective), samples)
+    return samples if credit.by_objective is None else _stacked(objective_heatmap(credit, credit.by_objective), samples)
 
 
 def advantage_heatmap(advantages: Advantages) -> np.ndarray:
@@ -136,14 +136,13 @@ def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequ
     return figure
 
 
-def _objectives(credit: StepCredit, weights: Tensor) -> np.ndarray:
-    """Mean weights of each objective, a row each, with their numbers; `weights` [B, T', K]."""
+def objective_heatmap(credit: StepCredit, weights: Tensor) -> np.ndarray:
+    """Mean weights of each objective, a row each, with their numbers; `weights` [B, T', K] are the credit's by objective."""
     field = weights.mean(0).T.cpu().numpy()
     figure = new_figure(9, 1.4 + 0.34 * len(field))
     axis = figure.subplots()
     image = axis.imshow(field, cmap=SEQUENTIAL, aspect="auto", vmin=0, interpolation="nearest")
     for row, column in np.ndindex(*field.shape):
-        # The middle of this map is the brighter half of it.
         ink = "white" if field[row, column] < 0.5 * field.max() else "black"
         axis.text(column, row, f"{field[row, column]:.2f}", ha="center", va="center", fontsize=8, color=ink)
     axis.set_yticks(range(len(field)), credit.objectives, fontsize=9)
