@@ -102,7 +102,7 @@ def fuse(
     metrics = _metrics(z, credit, normalised, groups, applies, moca_metrics)
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[applies[:, k], k])
-    metrics |= _step_weights(credit, valid) | credit.metrics
+    metrics |= {**_step_weights(credit, valid), **credit.metrics}
     by_step = credit.weights * z[:, None]
     if credit.by_objective is not None:
         by_step = weighted_by_objective(fused, credit.by_objective)

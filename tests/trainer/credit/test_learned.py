@@ -283,6 +283,16 @@ def test_a_step_that_could_not_be_measured_has_the_mean_of_the_others():
     assert credit.by_objective[0, :, 0].tolist() == [1.0, 1.0]
 
 
+def test_a_deterministic_path_is_measured_too():
+    """As of the sampler `ode`: all steps are trained, members start apart, and the last step decides nothing."""
+    trajectories = walk(UNDOING, (0, 1, 2), shared_noise=False)
+    trajectories = replace(trajectories, stds=(0.0,) * 3, log_probs=torch.zeros(4, 0))
+    credit = asked(Remembering(), trajectories, w_min=0.5)
+    expected, _ = expected_weights(trajectories, scored(trajectories), 0.5)
+    assert credit.by_objective[0, :, 0].tolist() == pytest.approx(expected, rel=1e-5)
+    assert credit.by_objective[0, 2, 0] == 0.5 and credit.weights.mean(1).tolist() == pytest.approx([1.0] * 4)
+
+
 def test_refusals():
     trajectories, model = walk(PATHS, (0, 1)), Remembering()
     with pytest.raises(ValueError, match="model: it is not the one that sampled .*Fix: connect the model of the SDE"):
