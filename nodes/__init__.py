@@ -23,7 +23,7 @@ _NODES = [
     vote.RewardVote,
     *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
-    *(credit.CombineCredit, credit.SpatialCredit),
+    *(credit.LearnedCredit, credit.CombineCredit, credit.SpatialCredit),
     *(fusion.MOCAFuse, fusion.WeightedFuse, fusion.MinNormFuse, fusion.StepwiseGain, fusion.BestOfN),
     *(training.GRPOStep, training.MatchingStep, run.TrainingRun, run.SaveLoRA),
     guidance.ImplicitRewardGuidance,

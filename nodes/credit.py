@@ -200,6 +200,49 @@ class GRPOGuard(_Credit):
         return self._weighed(trajectories, node_id, grpo_guard, trajectories.stds, trajectories.sigmas)
 
 
+class LearnedCredit(_Credit):
+    TITLE = "Learned Credit"
+    DESCRIPTION = (
+        "A step counts by the share of a reward's variance that it decides, measured for each reward by itself."
+    )
+
+    @classmethod
+    def asks_rewards_again(cls, **_):
+        return True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {
+            "required": {
+                "trajectories": socket("OTCA_TRAJECTORIES"),
+                "scores": socket(
+                    "OTCA_SCORES", tip="Scores of these trajectories. Their trained rewards are asked again."
+                ),
+                "model": socket("OTCA_MODEL", tip="The model that sampled. It keeps what has been measured."),
+                "measure_every": integer(
+                    10, 1, 10**6, tip="Updates between two measurements, which predict and score a picture a step."
+                ),
+                "groups": integer(2, 0, 4096, tip="Number of prompts whose samples are measured. 0: all."),
+                "decay": number(
+                    0.8,
+                    0,
+                    0.999,
+                    step=0.01,
+                    fine=True,
+                    tip="Decay of the averages over the measurements. 0: the last one.",
+                ),
+                "w_min": number(0.5, 0, 1, step=0.05, tip="Smallest weight of a step. 1: plain GRPO."),
+            },
+            "hidden": {"node_id": "UNIQUE_ID"},
+        }
+
+    @devices.outside_inference
+    def weigh(self, trajectories, scores, model, node_id="", **how):
+        from ..trainer.credit.learned import learned
+
+        return self._shown(learned(model, trajectories, scores, **how), trajectories, node_id)
+
+
 class CombineCredit(_Credit):
     TITLE = "Combine Credit"
     DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."

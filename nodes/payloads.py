@@ -15,8 +15,11 @@ THUMBNAIL_SIZE, THUMBNAIL_COLUMNS = 64, 8
 
 
 def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
-    """The heatmap's rows and columns: weight and ΔS [B][T'] of every sample and trained step."""
-    return {
+    """The heatmap's rows and columns: weight and ΔS [B][T'] of every sample and trained step.
+
+    Of a credit by objective also `objectives` [K] and the weights of each, `by_objective` [K][B][T'].
+    """
+    shown = {
         "node": credit.node,
         "method": credit.method,
         "steps": len(credit.sigmas) - 1,
@@ -28,13 +31,20 @@ def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
         "delta": numbers(credit.delta[:, list(credit.trained)]),
         "previews": trajectories.predictions is not None,
     }
+    if credit.by_objective is not None:
+        shown["objectives"] = list(credit.objectives)
+        shown["by_objective"] = numbers(credit.by_objective.permute(2, 0, 1))
+    return shown
 
 
 def advantages(node: str, advantages: Advantages) -> dict:
-    """The same heatmap's effective advantages Ã [B][T'], and what they were made of: A_k, c_k [B][K] and z [B]."""
+    """The same heatmap's effective advantages Ã [B][T'], and what they were made of: A_k, c_k [B][K] and z [B].
+
+    Of a credit by objective also each objective's part in Ã, `by_objective` [K][B][T'].
+    """
     valid, share = advantages.valid, advantages.fused.coefficients.abs()
     mean = share[valid].mean(0) if valid.any() else share.mean(0)
-    return {
+    shown = {
         "node": node,
         "credit_node": advantages.credit.node,
         "method": advantages.method,
@@ -46,6 +56,10 @@ def advantages(node: str, advantages: Advantages) -> dict:
         "valid": valid.tolist(),
         "shares": numbers(mean / mean.sum()),
     }
+    weights, parts = advantages.credit.by_objective, advantages.fused.parts
+    if weights is not None and parts is not None:
+        shown["by_objective"] = numbers(_masked(weights * parts[:, None], valid).permute(2, 0, 1))
+    return shown
 
 
 def scores(

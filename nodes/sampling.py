@@ -141,7 +141,7 @@ class SDESampler:
             group_size=group_size,
             seed=seed,
             keep_graph=self._keeps_graph(keep_graph, model, settings, samples),
-            keep_predictions=comfyui.in_comfyui(),
+            keep_predictions=comfyui.in_comfyui() or model.will_look_ahead,
             on_step=stopping.progress(rollout.model_calls(settings.transitions, samples, settings.batch_size)),
             overlap=self.overlap,
         )

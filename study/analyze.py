@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from ..trainer.run.loop import only
 from ..trainer.types import SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import agreement_plot
+from . import shares as step_shares
 from .agreement import MEASURES, chance, pearson
 from .statistics import Interval, bootstrap_of_groups
 
@@ -94,6 +95,7 @@ class Analysis:
     Attributes:
         gains: ΔR [N, T'] of every objective, and of their sum by coefficients, each in units of its pictures' spread.
         deltas: ΔS [N, T'] of every proxy.
+        shares: of every objective's variance, what each of the T steps decides.
     """
 
     rows: list[Row]
@@ -103,6 +105,7 @@ class Analysis:
     groups: int
     trained: tuple[int, ...]
     sigmas: tuple[float, ...]
+    shares: list[step_shares.Shares]
 
 
 def analyze(
@@ -243,7 +246,8 @@ def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Traject
         for title, figures in rollouts[0].behaviour.items()
     }
     groups = len(rewards) // size
-    return Analysis(rows, gains, deltas, behaviour, groups, trajectories.trained, trajectories.sigmas)
+    shares = step_shares.shares(names, rewards.numpy(), size)
+    return Analysis(rows, gains, deltas, behaviour, groups, trajectories.trained, trajectories.sigmas, shares)
 
 
 def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_size: int) -> Row:
@@ -288,7 +292,7 @@ def markdown(analysis: Analysis) -> str:
     ]
     if SUM in analysis.gains:
         lines[-1] += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
-    lines += ["", LEGEND]
+    lines += ["", LEGEND, "", *step_shares.markdown(analysis.shares, analysis.sigmas)]
     for title, figures in analysis.behaviour.items():
         several = not np.isnan([std for _, std in figures.values()]).all()
         listed = ", ".join(
@@ -339,6 +343,7 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
         "sigmas": list(analysis.sigmas),
         "chance": chance(len(analysis.trained)),
         "agreement": agreement,
+        "shares": [asdict(own) for own in analysis.shares],
         "behaviour": {
             title: {name: {"mean": mean, "std": std} for name, (mean, std) in figures.items()}
             for title, figures in analysis.behaviour.items()

@@ -61,7 +61,10 @@ STOCK = {
 TYPES = {"model": "MODEL", "clip": "CLIP", "vae": "VAE", "positive": "CONDITIONING", "negative": "CONDITIONING"}
 TYPES |= {"conditioning": "CONDITIONING", "latent_image": "LATENT", "samples": "LATENT", "images": "IMAGE"}
 # On shapes-flux, to be compared.
-METHODS = ["otca", "tcd_only", "moca_only", "dance_grpo", "flow_grpo", "mix_grpo", "pcpo", "vipo", "stepwise_flow_grpo"]
+METHODS = [
+    *("otca", "tcd_only", "moca_only", "learned_credit", "dance_grpo", "flow_grpo", "mix_grpo", "pcpo", "vipo"),
+    "stepwise_flow_grpo",
+]
 OF_A_GPU = {"quantize": "none"}  # what no CPU can do
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 1},

@@ -19,6 +19,7 @@ from .fusion import (
     moca,
     recenter,
     weighted_advantages,
+    weighted_by_objective,
     weighted_sum,
 )
 from .groups import gain_advantages, group_advantages, neutral, per_group
@@ -61,7 +62,7 @@ def fuse(
     exploration: str = "literal",
     recentering: str = "none",
 ) -> Advantages:
-    """The effective advantage Ã_j = w_j·z (OTCA Eq. 15).
+    """The effective advantage Ã_j = w_j·z (OTCA Eq. 15), or Σ_k w_{j,k}·c_k·A_k of a credit by objective.
 
     A reward that does not apply to a sample has A_k = 0 and c_k = 0 there, and counts in no statistic; one that failed, or a
     sample to which none applies, takes the sample out.
@@ -77,11 +78,7 @@ def fuse(
     """
     if method not in METHODS or recentering not in RECENTERINGS:
         raise ValueError(f"method must be one of {tuple(METHODS)} and recentering one of {RECENTERINGS}")
-    if len(scores.values) != len(credit.weights):
-        raise ValueError(
-            f"credit: it is of {len(credit.weights)} samples, the scores of {len(scores.values)}. Fix: let both come from the "
-            "same SDE Sampler"
-        )
+    _check(scores, credit)
     started, groups = time.perf_counter(), scores.groups
     valid = _valid(scores.usable, credit.similarity)
     applies = valid[:, None] & scores.values.isfinite()
@@ -93,7 +90,11 @@ def fuse(
     strength = exploration_strength(contribution, per_objective, groups, exploration, valid)
     objectives = Objectives(rewards, per_objective, coefficients, groups, valid, applies, strength, std_scope)
     fused = METHODS[method](objectives)
-    fused = Fused(torch.where(valid, fused.advantage, 0.0), torch.where(applies, fused.coefficients, 0.0))
+    fused = Fused(
+        torch.where(valid, fused.advantage, 0.0),
+        torch.where(applies, fused.coefficients, 0.0),
+        None if fused.parts is None else torch.where(valid[:, None], fused.parts, 0.0),
+    )
     if recentering == "group":
         fused = recenter(fused, groups, valid)
     z, tanh_e = fused.advantage, contribution_tanh(contribution, groups, exploration, valid)
@@ -101,8 +102,11 @@ def fuse(
     metrics = _metrics(z, credit, normalised, groups, applies, moca_metrics)
     for k, name in enumerate(scores.names):
         metrics[f"moca/coefficient/{name}"] = _mean(fused.coefficients[applies[:, k], k])
-    metrics |= _step_weights(credit, valid)
-    step_advantage = torch.where(valid[:, None], credit.weights * z[:, None], 0.0)
+    metrics |= {**_step_weights(credit, valid), **credit.metrics}
+    by_step = credit.weights * z[:, None]
+    if credit.by_objective is not None:
+        by_step = weighted_by_objective(fused, credit.by_objective)
+    step_advantage = torch.where(valid[:, None], by_step, 0.0)
     seconds = time.perf_counter() - started
     return Advantages(step_advantage, per_objective, fused, valid, scores, credit, metrics, method, seconds)
 
@@ -208,6 +212,19 @@ def correlation(standings: Tensor) -> Tensor:
     return matrix
 
 
+def _check(scores: Scores, credit: StepCredit) -> None:
+    if len(scores.values) != len(credit.weights):
+        raise ValueError(
+            f"credit: it is of {len(credit.weights)} samples, the scores of {len(scores.values)}. Fix: let both come from the "
+            "same SDE Sampler"
+        )
+    if credit.by_objective is not None and credit.objectives != scores.names:
+        raise ValueError(
+            f"credit: its weights are of the objectives {', '.join(credit.objectives)}, the scores of "
+            f"{', '.join(scores.names)}. Fix: connect both to the same Reward Stack"
+        )
+
+
 def _valid(scored: Tensor, similarity: Tensor) -> Tensor:
     """Which samples count, [B] bool: those with scores and finite latents.
 
@@ -266,8 +283,13 @@ def _applies_or_none(applies: Tensor) -> Tensor:
 
 
 def _step_weights(credit: StepCredit, valid: Tensor) -> dict[str, float]:
-    weights = enumerate(credit.trained)
-    return {keys.credit_step(step): _mean(credit.weights[valid, position]) for position, step in weights}
+    figures = {}
+    for position, step in enumerate(credit.trained):
+        figures[keys.credit_step(step)] = _mean(credit.weights[valid, position])
+        for k, name in enumerate(credit.objectives):
+            assert credit.by_objective is not None  # whose objectives these are
+            figures[keys.objective_step(name, step)] = _mean(credit.by_objective[valid, position, k])
+    return figures
 
 
 def _mean(values: Tensor) -> float:

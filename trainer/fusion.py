@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .groups import group_advantages, neutral, per_group
+from .groups import advantage_parts, group_advantages, neutral, per_group
 from .types import EXPLORATIONS, Fused
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def moca(advantages: Tensor, exploration: Tensor, applies: Tensor | None = None)
     coefficients = torch.zeros_like(advantages)
     coefficients[rows, right] = share
     coefficients[rows, left] += 1 - share
-    return Fused(z, coefficients)
+    return Fused(z, coefficients, coefficients * advantages)
 
 
 def min_norm(advantages: Tensor, applies: Tensor | None = None) -> Fused:
@@ -119,8 +119,7 @@ def weighted_sum(
         applies: [B, K] bool; in place of a reward that does not apply, the sum has the mean of the group. Default: all.
     """
     rewards = rewards if applies is None else neutral(rewards, groups, applies)
-    total = (rewards * coefficients).sum(1, keepdim=True)
-    return Fused(_normalised(total, groups, valid, std_scope), coefficients.expand_as(rewards).clone())
+    return _normalised(rewards * coefficients, coefficients.expand_as(rewards).clone(), groups, valid, std_scope)
 
 
 def weighted_advantages(
@@ -130,18 +129,35 @@ def weighted_advantages(
 
     DanceGRPO's code for several rewards, and MixGRPO's, do not normalise the sum.
     """
-    total = advantages.sum(1, keepdim=True)
-    return Fused(_normalised(total, groups, valid, std_scope), torch.ones_like(advantages))
+    return _normalised(advantages, torch.ones_like(advantages), groups, valid, std_scope)
 
 
-def _normalised(total: Tensor, groups: Tensor, valid: Tensor | None, std_scope: str) -> Tensor:
-    return group_advantages(total, groups, valid, std_scope)[:, 0].clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+def _normalised(columns: Tensor, coefficients: Tensor, groups: Tensor, valid: Tensor | None, std_scope: str) -> Fused:
+    """z of the sum of these columns [B, K], normalised and clipped; what is clipped shortens all parts alike."""
+    total = columns.sum(1, keepdim=True)
+    valid = total[:, 0].isfinite() if valid is None else valid
+    z = group_advantages(total, groups, valid, std_scope)[:, 0]
+    limited = z.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+    kept = torch.where(z == limited, 1.0, limited / z)
+    return Fused(limited, coefficients, advantage_parts(columns, groups, valid, std_scope) * kept[:, None])
 
 
 def recenter(fused: Fused, groups: Tensor, valid: Tensor) -> Fused:
-    """Subtracts each group's mean of z over its valid samples: literal MOCA leaves it positive."""
-    advantage = fused.advantage.clone()
+    """Subtracts each group's mean of z over its valid samples, and of its parts: literal MOCA leaves it positive."""
+    advantage, parts = fused.advantage.clone(), None if fused.parts is None else fused.parts.clone()
     for member in per_group(groups, valid):
         if member.any():
             advantage[member] -= advantage[member].mean()
-    return Fused(advantage, fused.coefficients)
+            if parts is not None:
+                parts[member] -= parts[member].mean(0)
+    return Fused(advantage, fused.coefficients, parts)
+
+
+def weighted_by_objective(fused: Fused, weights: Tensor) -> Tensor:
+    """Ã_j = Σ_k w_{j,k}·(part of objective k in z), [B, T'], of weights [B, T', K]; exactly z where all of them are 1.
+
+    A part is c_k·A_k with the fusion's coefficients c_k. Where the fusion normalises the sum, c_k includes that scale, and A_k is
+    taken from the group's mean, as z is.
+    """
+    assert fused.parts is not None  # every fusion of scores has them
+    return fused.advantage[:, None] + ((weights - 1) * fused.parts[:, None]).sum(2)

@@ -38,12 +38,33 @@ def group_advantages(rewards: Tensor, groups: Tensor, valid: Tensor | None = Non
     # In float64, so that equal rewards have a spread of zero and not of a rounding error.
     values, advantages = rewards.double(), torch.zeros(rewards.shape, dtype=torch.float64, device=rewards.device)
     for column, result, counts in zip(values.T, advantages.T, of_each(valid, rewards.shape[1]), strict=True):
-        for member in per_group(groups, counts):
-            group = column[member]
-            if len(group) > 1 and group.max() > group.min():
-                std = (group if std_scope == "group" else column[counts]).std()
-                result[member] = (group - group.mean()) / (std + 1e-8)
+        for member, std in _spreads(column, groups, counts, std_scope):
+            result[member] = (column[member] - column[member].mean()) / (std + 1e-8)
     return advantages.to(rewards.dtype)
+
+
+def advantage_parts(columns: Tensor, groups: Tensor, valid: Tensor, std_scope: str = "group") -> Tensor:
+    """What each column contributes to `group_advantages` of their sum, which is linear in them: [B, K], adding up to it.
+
+    Args:
+        columns: [B, K].
+        groups: [B] group numbers.
+        valid: [B] bool.
+        std_scope: see `group_advantages`.
+    """
+    values, parts = columns.double(), torch.zeros(columns.shape, dtype=torch.float64, device=columns.device)
+    # The sum as `group_advantages` sees it: what differs there by nothing has no spread here either.
+    for member, std in _spreads(columns.sum(1).double(), groups, valid, std_scope):
+        parts[member] = (values[member] - values[member].mean(0)) / (std + 1e-8)
+    return parts.to(columns.dtype)
+
+
+def _spreads(column: Tensor, groups: Tensor, counts: Tensor, std_scope: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """The groups [B] bool in which a column's values differ, and the std to divide them by."""
+    for member in per_group(groups, counts):
+        group = column[member]
+        if len(group) > 1 and group.max() > group.min():
+            yield member, (group if std_scope == "group" else column[counts]).std()
 
 
 def of_each(valid: Tensor, objectives: int) -> Tensor:

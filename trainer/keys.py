@@ -5,6 +5,8 @@
     evaluation/<name>, evaluation/sum           a reward's mean on the fixed prompts and seeds, and the sum of all rises
     does_not_apply/<name>                       to how many samples a reward does not apply, where there are any
     credit/step/<number>                        mean weight of a denoising step
+    credit/objective/<name>/<number>            its mean weight for one reward, where a credit tells them apart
+    credit/variance/<name>                      Σ_j Var(g_j)/Var(R), by which Learned Credit chooses its shares
     seconds/reward/<name>                       how long one reward took to score
 
 Imports nothing.
@@ -62,6 +64,14 @@ def credit_step(number: int) -> str:
 def credit_step_number(name: str) -> str | None:
     """What stands where `credit_step` puts the number; None for a name of another kind."""
     return name.removeprefix(_STEP) if name.startswith(_STEP) else None
+
+
+def objective_step(reward: str, number: int) -> str:
+    return f"credit/objective/{reward}/{number}"
+
+
+def credit_variance(reward: str) -> str:
+    return f"credit/variance/{reward}"
 
 
 def reward_seconds(reward: str) -> str:

@@ -316,7 +316,8 @@ class StepCredit:
     """When: how much of a trajectory's advantage each trained transition receives.
 
     Attributes:
-        weights: [B, T'], mean 1 over the trained steps unless the method says otherwise.
+        weights: [B, T'], mean 1 over the trained steps unless the method says otherwise; of a credit by objective, the mean over
+            the objectives.
         raw: [B, T'], the same before floor and scale; sums to 1.
         delta: [B, T], ΔS_j = S_{j+1} - S_j.
         similarity: [B, T+1], S_j = cos(x_j, x̂0).
@@ -325,6 +326,9 @@ class StepCredit:
         spatial: [B, h, w] or [B, F, h, w], where in the latent the credit goes, of mean 1; None: everywhere alike.
         ratio_scale: T' factors of the densities' log-ratio log ρ_j, whatever the sampler's log_prob_norm; empty: 1.
         regulated: whether the log-ratio's bias is removed (GRPO-Guard).
+        by_objective: [B, T', K], weights of mean 1 over the trained steps for each objective; None: the same for all of them.
+        objectives: their K names.
+        metrics: what the method found, for the log.
     """
 
     weights: Tensor
@@ -340,14 +344,20 @@ class StepCredit:
     ratio_scale: tuple[float, ...] = ()
     regulated: bool = False
     by_objective: Tensor | None = None
+    objectives: tuple[str, ...] = ()
+    metrics: Metrics = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True)
 class Fused:
-    """What: one advantage z for each sample [B] and, to look at, the objectives' coefficients [B, K]."""
+    """What: one advantage z for each sample [B] and, to look at, the objectives' coefficients [B, K].
+
+    `parts` [B, K] add up to z: what of it is each objective's. None where the credit itself is the advantage.
+    """
 
     advantage: Tensor
     coefficients: Tensor
+    parts: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,8 @@ type Value = number | null;
 interface Credit {
   weights: Value[][]; // [B][T']
   delta: Value[][]; // [B][T']
+  objectives?: string[]; // [K], where they have weights of their own
+  by_objective?: Value[][][]; // [K][B][T'], those weights
   trained: number[]; // [T']
   sigmas: number[] | null; // [T+1]
   groups: number[]; // [B]
@@ -158,6 +160,7 @@ interface Credit {
 interface Advantages {
   advantage: Value[]; // [B]
   step_advantage: Value[][]; // [B][T']
+  by_objective?: Value[][][]; // [K][B][T'], each objective's part in it
   objectives: Value[][]; // [B][K]
   coefficients: Value[][]; // [B][K]
   shares: number[]; // [K]

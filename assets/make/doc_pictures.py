@@ -32,6 +32,7 @@ from ...trainer import rollout
 from ...trainer.advantages import best_of_n as select
 from ...trainer.advantages import fuse, fuse_gains
 from ...trainer.credit.gains import rewards_along
+from ...trainer.credit.learned import learned
 from ...trainer.credit.spatial import credit_map
 from ...trainer.credit.steps import FLOORS, combined, grpo_guard, noise_aware, pcpo, tcd, uniform
 from ...trainer.flow import SINGLE_FILES, LoadOptions, load_flow_model, lora
@@ -507,6 +508,15 @@ def uniform_heatmap():
     )
 
 
+def learned_heatmap():
+    own = trajectories()
+    options = {"measure_every": 1, "groups": 0, "decay": 0.0, "w_min": 0.5}
+    credit = learned(model(), own, scores(), **options)
+    model().step_shares = {}
+    assert credit.by_objective is not None
+    return heatmaps.objective_heatmap(credit, credit.by_objective)
+
+
 def step_pull():
     """How hard a step pulls at the velocity: weight, ratio scale and sensitivity c_j multiplied, of mean 1."""
     settings = replace(SETTINGS, kind="flow_sde", eta=0.7, steps=10)
@@ -790,6 +800,7 @@ DRAWINGS = {
     "tcd_floors": tcd_floors,
     "tcd_heatmap": tcd_heatmap,
     "uniform_heatmap": uniform_heatmap,
+    "learned_heatmap": learned_heatmap,
     "step_pull": step_pull,
     "combined_heatmap": combined_heatmap,
     "credit_places": credit_places,

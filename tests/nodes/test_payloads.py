@@ -74,6 +74,23 @@ def test_advantages(scores, credit):
     json.dumps(sent, allow_nan=False)
 
 
+def test_credit_by_objective(scores, credit, still_model, sample):
+    from dataclasses import replace
+
+    own = torch.tensor([[0.25, 0.75], [1.75, 1.25]]).expand(4, 2, 2)
+    by_objective = replace(credit, by_objective=own, objectives=scores.names)
+    trajectories = replace(sample(still_model), groups=torch.tensor([0, 0, 1, 1]), prompts=("one", "two"))
+    sent = payloads.credit(by_objective, trajectories)
+    assert sent["objectives"] == ["bright", "plain"]
+    assert sent["by_objective"] == [[[0.25, 1.75]] * 4, [[0.75, 1.25]] * 4]
+    fused = payloads.advantages("10", advantages.fuse(scores, by_objective, "min_norm"))
+    # Half of A = ∓0.70711 each, by its weight; the last sample is masked.
+    first = [[-0.088388, -0.61872], [0.088388, 0.61872], [0.0, 0.0], [None, None]]
+    second = [[0.26517, 0.44194], [-0.26517, -0.44194], [0.0, 0.0], [None, None]]
+    assert fused["by_objective"] == [first, second]
+    assert fused["step_advantage"][0] == [0.17678, -0.17678]
+
+
 def test_shares_of_weights_that_do_not_sum_to_one(scores, credit):
     assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.5, 0.5]
 

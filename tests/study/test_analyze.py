@@ -63,7 +63,7 @@ def test_every_objective_meets_every_proxy(found):
     assert list(table) == [(objective, proxy) for objective in objectives for proxy in proxies]
     assert {path.name for path in found.iterdir()} == FILES
     printed = (found / "table.md").read_text(encoding="utf-8")
-    assert printed.count("\n| ") == len(table) + 1, "rows, the head on the first line, and chance"
+    assert printed.count("\n| ") == len(table) + 1 + 9, "rows, chance, and the second table with its head"
     assert "MOCA Fuse: tanh(e) " in printed and set(content["behaviour"]["MOCA Fuse"]) == set(module.BEHAVIOUR)
     assert content["chance"]["order"] == 0.5 and content["mean_delta_reward"].keys() == set(objectives)
 
@@ -182,7 +182,7 @@ def test_table_and_pictures_without_figures(tmp_path):
     gains = {"a": np.full((2, 3), np.nan)}
     deltas = {"latents": np.arange(6.0).reshape(2, 3)}
     row = _row("a", "latents", deltas["latents"], gains["a"], 2)
-    analysis = Analysis([row], gains, deltas, {}, 1, (0, 1, 2), (1.0, 0.7, 0.4, 0.0))
+    analysis = Analysis([row], gains, deltas, {}, 1, (0, 1, 2), (1.0, 0.7, 0.4, 0.0), [])
     text = markdown(analysis)
     assert "| a | latents | – | – | – | – | – | – | – |" in text and "sum:" not in text
     figures = {"z/group_mean": (0.25, 0.5), "z/with_sum": (0.75, np.nan), "z/with_least": (np.nan, np.nan)}

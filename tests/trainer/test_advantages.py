@@ -200,6 +200,110 @@ def test_a_sample_whose_latents_overflowed_is_masked(method, caplog):
     assert masked.metrics == pytest.approx(without.metrics | {"groups/masked_samples": 1.0}, rel=1e-4, abs=1e-6)
 
 
+# -- credit by objective -----------------------------------------------------------------------------------------------
+
+
+def plain_parts(result, scores: Scores, method: str, scope: str, recentering: str) -> np.ndarray:
+    """What each objective gives to z, [B, K], sample by sample, for scores that are all finite (method.md §5)."""
+    values, groups = scores.values.double().numpy(), scores.groups.numpy()
+    a, parts = result.per_objective.double().numpy(), np.zeros(values.shape)
+    for b in range(len(values)):
+        for k in range(len(scores.coefficients)):
+            if method in ("moca", "min_norm"):
+                parts[b, k] = result.fused.coefficients[b, k].item() * a[b, k]
+                continue
+            column = values * np.array(scores.coefficients) if method == "weighted_sum" else a
+            total = column.sum(1)
+            std = total[groups == groups[b]].std(ddof=1) if scope == "group" else total.std(ddof=1)
+            parts[b, k] = (column[b, k] - column[groups == groups[b], k].mean()) / (std + 1e-8)
+    if recentering == "group":
+        for group in np.unique(groups):
+            parts[groups == group] -= parts[groups == group].mean(0)
+    return parts
+
+
+def by_objective(credit: StepCredit, objectives: int, seed: int) -> StepCredit:
+    """The same with weights [B, T', K] of mean 1 over the steps for each objective."""
+    weights = torch.rand(len(credit.weights), len(TRAINED), objectives, generator=torch.Generator().manual_seed(seed))
+    weights = weights / weights.mean(1, keepdim=True)
+    names = tuple(f"r{k}" for k in range(objectives))
+    return replace(credit, weights=weights.mean(2), by_objective=weights, objectives=names)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("scope", "recentering"), [("group", "none"), ("group", "group"), ("batch", "none")])
+def test_every_objective_has_its_own_steps(method, scope, recentering):
+    """Ã_j = Σ_k w_jk·c_k·A_k, by a loop over samples, steps and objectives."""
+    scores, credit = example(5)
+    credit = by_objective(credit, 3, seed=1)
+    result = fuse(scores, credit, method, std_scope=scope, recentering=recentering)
+    parts = plain_parts(result, scores, method, scope, recentering)
+    np.testing.assert_allclose(parts.sum(1), result.fused.advantage, atol=1e-4)
+    for b in range(len(GROUPS)):
+        for j in range(len(TRAINED)):
+            expected = sum(credit.by_objective[b, j, k].item() * parts[b, k] for k in range(3))
+            assert result.step_advantage[b, j].item() == pytest.approx(expected, abs=3e-4), (b, j)
+    together = credit.weights * result.fused.advantage[:, None]
+    assert (result.step_advantage - together).abs().max() > 0.1, "one weight for all objectives would do"
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recentering", ["none", "group"])
+def test_weights_of_one_change_nothing_to_the_bit(method, recentering):
+    scores, credit = example(6)
+    scores = replace(scores, values=scores.values.clone())
+    scores.values[3, 1], scores.values[5, 0] = NAN, LEFT_OUT
+    ones = replace(credit, weights=torch.ones_like(credit.weights))
+    own = replace(ones, by_objective=torch.ones(len(GROUPS), len(TRAINED), 3), objectives=scores.names)
+    one, other = (fuse(scores, given, method, recentering=recentering) for given in (ones, own))
+    assert torch.equal(one.step_advantage, other.step_advantage) and one.step_advantage.any()
+    assert not own.by_objective[3].ne(1).any() and not other.step_advantage[3].any(), (
+        "a sample that failed trains nothing"
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_does_not_apply_gives_nothing_and_what_is_clipped_keeps_its_proportions(method):
+    """One sample of 40 stands so far out that z is clipped to 5; the second reward applies to the others alone."""
+    values = np.random.default_rng(0).normal(size=(40, 2)) * 0.01
+    values[0] = [100.0, 0.0]
+    scores = make_scores(values, [0] * 40, (20.0, 1.0))
+    scores.values[0, 1] = LEFT_OUT
+    credit = by_objective(make_credit(40, 2), 2, seed=3)
+    result = fuse(scores, credit, method)
+    z, parts = result.fused.advantage, result.fused.parts
+    torch.testing.assert_close(parts.sum(1), z, atol=1e-5, rtol=1e-5)
+    assert parts[0, 1].item() == pytest.approx(0, abs=0.02)
+    if method.startswith("weighted"):
+        assert z[0].item() == 5.0
+        torch.testing.assert_close(result.step_advantage[0], 5 * credit.by_objective[0, :, 0], atol=0.05, rtol=0)
+
+
+def test_objectives_that_agree_on_nothing_are_no_rounding_error():
+    """A and -A: z is 0, and so is what each gives to it."""
+    scores = make_scores([[0.3, -0.3], [0.1, -0.1], [0.7, -0.7]], [0, 0, 0])
+    result = fuse(scores, by_objective(make_credit(3, 0), 2, seed=0), "weighted_advantages")
+    assert not result.fused.advantage.any() and not result.step_advantage.any()
+
+
+def test_weights_of_other_objectives_are_refused():
+    scores, credit = example(0)
+    other = replace(by_objective(credit, 3, seed=0), objectives=("r0", "r1", "taste"))
+    with pytest.raises(
+        ValueError, match="credit: .* r0, r1, taste, the scores of r0, r1, r2. Fix: connect both to the same"
+    ):
+        fuse(scores, other, "moca")
+
+
+def test_best_of_n_keeps_what_each_objective_says_of_the_steps():
+    scores, credit = example(7)
+    whole = fuse(scores, by_objective(credit, 3, seed=2), "min_norm")
+    best = best_of_n(whole, 1, 1)
+    kept = best.valid.nonzero()[:, 0]
+    assert len(kept) == 6 and torch.equal(best.step_advantage[kept], whole.step_advantage[kept])
+    assert not best.step_advantage[~best.valid].any()
+
+
 # -- what a reward does not apply to
 
 

@@ -217,3 +217,11 @@ def test_recenter_takes_each_groups_own_mean_of_valid_samples():
     result = recenter(given_fused, torch.tensor([0, 0, 0, 1, 1]), valid)
     assert result.advantage.tolist() == [-1.0, 1.0, 0.0, -1.0, 1.0]
     assert given_fused.advantage.tolist() == [1.0, 3.0, 0.0, 5.0, 7.0]
+
+
+def test_recenter_takes_the_parts_along():
+    parts = torch.tensor([[1.0, 0.0], [1.0, 2.0], [9.0, 9.0]])
+    result = recenter(Fused(parts.sum(1), torch.ones(3, 2), parts), torch.zeros(3), torch.tensor([True, True, False]))
+    assert result.parts.tolist() == [[0.0, -1.0], [0.0, 1.0], [9.0, 9.0]]
+    assert torch.equal(result.parts[:2].sum(1), result.advantage[:2])
+    assert parts.tolist()[0] == [1.0, 0.0]

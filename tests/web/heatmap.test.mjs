@@ -225,3 +225,44 @@ test("the summary says what the picture shows", () => {
   const even = { credit: credit({ weights: Array(4).fill([1, 1, 1]) }), advantages: null };
   assert.match(heatmap.summary(even), /the same credit at every step/);
 });
+
+/** Of two objectives, the first decided early and the second late. */
+function byObjective() {
+  const weights = [Array(4).fill([2, 1, 0]), Array(4).fill([0, 1, 2])];
+  const parts = [
+    [[-1, -0.5, 0], [4, 2, 0], [0.5, 0.25, 0], [null, null, null]],
+    [[0, 0.25, 0.5], [0, 0, 0], [0, 0, 0], [null, null, null]],
+  ];
+  const own = credit({ weights: Array(4).fill([1, 1, 1]), objectives: ["clip", "sharp"], by_objective: weights });
+  return { credit: own, advantages: advantages({ by_objective: parts }) };
+}
+
+test("one objective alone: its weights and its part in the advantage", () => {
+  const state = byObjective();
+  assert.deepEqual(heatmap.ofObjective(state, ""), state, "all of them");
+  assert.deepEqual(heatmap.ofObjective(state, "gone"), state);
+  assert.deepEqual(heatmap.ofObjective(both(), "clip"), both(), "a credit that does not tell them apart");
+  const sharp = heatmap.ofObjective(state, "sharp");
+  assert.deepEqual(heatmap.field(sharp, "weight").values[1], [0, 1, 2]);
+  assert.deepEqual(heatmap.field(sharp, "advantage"), { values: state.advantages.by_objective[1], neutral: 0, limit: 0.5 });
+  assert.equal(heatmap.isMasked(sharp, 3), true);
+  assert.deepEqual(state, byObjective(), "what was received stays");
+  const early = heatmap.ofObjective({ ...state, advantages: null }, "clip");
+  assert.deepEqual(early.credit.weights[0], [2, 1, 0]);
+  assert.equal(early.advantages, null);
+});
+
+test("a cell's facts name each objective's weight where it has its own", () => {
+  const state = byObjective();
+  const facts = heatmap.cellFacts(heatmap.ofObjective(state, "sharp"), 1, 2);
+  assert.deepEqual(facts.objectives.map(({ name, weight }) => [name, weight]), [["clip", "0.00"], ["sharp", "2.00"]]);
+  assert.equal(facts.numbers.find(({ symbol }) => symbol === "w").value, "2.00");
+  assert.match(heatmap.spoken(facts), /clip: advantage \+2\.00, coefficient 1\.00, weight 0\.00; sharp: .*weight 2\.00/);
+  assert.deepEqual(Object.keys(heatmap.cellFacts(both(), 1, 2).objectives[0]), ["name", "advantage", "coefficient"]);
+  assert.doesNotMatch(heatmap.spoken(heatmap.cellFacts(both(), 1, 2)), /, weight/);
+});
+
+test("the summary says which step each objective has its credit at", () => {
+  const words = heatmap.summary(byObjective());
+  assert.match(words, /the same credit at every step; for clip most credit at step 0 \(.*2\.00\); for sharp most credit at step 3/);
+});

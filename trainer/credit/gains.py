@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 def is_final(trajectories: Trajectories, point: int, tweedie_steps: int = 1) -> bool:
     """Whether x̂0 at this point is the latent of the picture that was scored, which is where the last step leads.
 
-    An Euler step, or one whose noise is left out, leads to x̂0; a step of second order leads elsewhere.
+    An Euler step, or one that adds noise, leads to x̂0; a step of second order leads elsewhere, also where it is trained.
     """
     last = len(trajectories.sigmas) - 1
-    without_noise = trajectories.settings.kind != "ode" and last - 1 in trajectories.trained
-    to_prediction = without_noise or trajectories.settings.ode_solver == "euler"
+    noisy = last - 1 in trajectories.trained and trajectories.stds[last - 1] > 0
+    to_prediction = noisy or trajectories.settings.ode_solver == "euler"
     return point == last or (point == last - 1 and tweedie_steps == 1 and to_prediction)
 
 

@@ -170,10 +170,11 @@ def grpo_guard(
 def combined(first: StepCredit, second: StepCredit) -> StepCredit:
     """Both credits at once: weights are multiplied and scaled to mean 1 again, and so are the maps over the latent.
 
-    ΔS, and with it MOCA's exploration, is the first one's.
+    Of a credit by objective, so are the weights of each objective. ΔS, and with it MOCA's exploration, is the first one's.
 
     Raises:
-        ValueError: credits of different trained steps, or two that rescale the ratio: the product would do what neither means.
+        ValueError: credits of different trained steps or of different objectives, or two that rescale the ratio: the product
+            would do what neither means.
     """
     if first.trained != second.trained or len(first.weights) != len(second.weights):
         raise ValueError(
@@ -184,10 +185,18 @@ def combined(first: StepCredit, second: StepCredit) -> StepCredit:
         raise ValueError(
             f"credit_1 ({first.method}) and credit_2 ({second.method}) both rescale the ratio. Fix: keep one of the two"
         )
-    weights = _mean_one(first.weights * second.weights)
+    if first.objectives and second.objectives and first.objectives != second.objectives:
+        raise ValueError(
+            f"credit_1 is of the objectives {', '.join(first.objectives)}, credit_2 of {', '.join(second.objectives)}. Fix: "
+            "connect both to the same Reward Stack"
+        )
+    by_objective = _both_by_objective(first, second)
     return replace(
         first,
-        weights=weights,
+        weights=_mean_one(first.weights * second.weights) if by_objective is None else by_objective.mean(2),
+        by_objective=by_objective,
+        objectives=first.objectives or second.objectives,
+        metrics={**first.metrics, **second.metrics},
         spatial=_both(first.spatial, second.spatial),
         ratio_scale=first.ratio_scale or second.ratio_scale,
         regulated=first.regulated or second.regulated,
@@ -208,6 +217,18 @@ def with_spatial(credit: StepCredit, spatial: Tensor) -> StepCredit:
             "SDE Sampler"
         )
     return replace(credit, spatial=_both(credit.spatial, spatial), method=f"{credit.method} · spatial")
+
+
+def _both_by_objective(first: StepCredit, second: StepCredit) -> Tensor | None:
+    """The product of two credits' weights of each objective, [B, T', K]; None where neither tells objectives apart."""
+    if first.by_objective is None and second.by_objective is None:
+        return None
+    one, other = (
+        credit.weights[:, :, None] if credit.by_objective is None else credit.by_objective for credit in (first, second)
+    )
+    product = one * other
+    mean = product.mean(1, keepdim=True)
+    return product / torch.where(mean == 0, 1.0, mean)
 
 
 def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:

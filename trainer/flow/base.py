@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ..credit.learned import StepShares
     from ..run.ownership import Start
     from ..run.record import Run
     from ..types import SamplerSettings, Trajectories
@@ -52,6 +53,7 @@ class FlowModel(Resident, ABC):
         self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
         self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
         self.wish = NextRollout()  # set by the last update, read by the next rollout
+        self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
         self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
         self.start: Start | None = None  # on the canvas: what the loading node put into it; None: nothing
         self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
@@ -169,9 +171,14 @@ class FlowModel(Resident, ABC):
         """Whether it still is what was loaded."""
         return self.start_iteration is not None and self.policy.version == self.version_at_start
 
+    @property
+    def will_look_ahead(self) -> bool:
+        """Whether Learned Credit is going to measure at this version of the policy, and would use the rollout's predictions."""
+        return any(self.policy.version == shares.again for shares in self.step_shares.values())
+
     def make_fresh(self) -> None:
         """As it was loaded, and no run's."""
         self.policy.make_fresh()
-        self.wish = NextRollout()
+        self.wish, self.step_shares = NextRollout(), {}
         self.start_iteration = None
         self.forwards.forget()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,13 +24,18 @@ if TYPE_CHECKING:
 
 
 def weight_heatmap(credit: StepCredit, groups: Tensor, prompts: Sequence[str]) -> np.ndarray:
-    """Step weights w of every sample: rows are samples by group, columns the trained steps with their σ."""
+    """Step weights w of every sample: rows are samples by group, columns the trained steps with their σ.
+
+    Of a credit by objective, above them the mean weights of each objective.
+    """
     weights = credit.weights.cpu().numpy()
     order = np.argsort(groups.numpy(), kind="stable")
     title = f"Step weights w ({credit.method}): where each sample's credit goes"
-    return _heatmap(
-        weights[order], credit, groups.numpy()[order], prompts, title, "weight w", SEQUENTIAL, (0, weights.max()), 1.0
+    limits = 0, weights.max()
+    samples = _heatmap(
+        weights[order], credit, groups.numpy()[order], prompts, title, "weight w", SEQUENTIAL, limits, 1.0
     )
+    return samples if credit.by_objective is None else _stacked(objective_heatmap(credit, credit.by_objective), samples)
 
 
 def advantage_heatmap(advantages: Advantages) -> np.ndarray:
@@ -87,9 +93,7 @@ def credit_over_time(history: Sequence[Mapping], advantages: Advantages) -> np.n
     credit, steps = advantages.credit, credit_steps(history)
     # What follows the last trained step may be another schedule than it was in earlier iterations.
     labels = [_step_label(credit, step, " ") if step <= credit.trained[-1] else str(step) for step in steps]
-    top, bottom = rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages)
-    width = max(top.shape[1], bottom.shape[1])
-    return np.concatenate([_widened(top, width), _widened(bottom, width)])
+    return _stacked(rendered(credit_figure(history, steps, labels)), advantage_heatmap(advantages))
 
 
 def credit_steps(history: Sequence[Mapping]) -> list[int]:
@@ -99,25 +103,53 @@ def credit_steps(history: Sequence[Mapping]) -> list[int]:
 
 
 def credit_figure(history: Sequence[Mapping], steps: Sequence[int], labels: Sequence[str]) -> Figure:
-    """Mean weight of each trained step as training went on."""
+    """Mean weight of each trained step as training went on; below, the same of each objective that has weights of its own."""
     from matplotlib.ticker import MaxNLocator
 
-    field = np.array([[row.get(keys.credit_step(step), np.nan) for row in history] for step in steps], dtype=float)
-    figure = new_figure(9, 1.2 + 0.26 * len(steps))
-    axis = figure.subplots()
-    image = axis.imshow(
-        field,
-        cmap=SEQUENTIAL,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(history[0]["iteration"] - 0.5, history[-1]["iteration"] + 0.5, len(steps) - 0.5, -0.5),
-    )
-    axis.set_yticks(range(len(steps)), labels, fontsize=8)
-    axis.set_xlabel("iteration", fontsize=9)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.set_title("Mean step weight over training: which steps earn the credit", fontsize=10)
-    figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)")
+    names = {name for row in history for name in row}
+    rewards = sorted(keys.rewards(names, keys.REWARD))
+    objectives = [name for name in rewards if any(keys.objective_step(name, step) in names for step in steps)]
+    titles = {"Mean step weight over training: which steps earn the credit": keys.credit_step}
+    titles |= {f"for {name} alone": partial(keys.objective_step, name) for name in objectives}
+    fields = [
+        np.array([[row.get(key(step), np.nan) for row in history] for step in steps], dtype=float)
+        for key in titles.values()
+    ]
+    figure = new_figure(9, len(fields) * (1.2 + 0.26 * len(steps)))
+    axes = figure.subplots(len(fields), 1, sharex=True, squeeze=False)[:, 0]
+    most = max((np.nanmax(field) for field in fields if np.isfinite(field).any()), default=1.0)
+    limits = {"vmin": 0, "vmax": most} if objectives else {}  # one scale, by which objectives compare
+    for axis, field, title in zip(axes, fields, titles, strict=True):
+        image = axis.imshow(
+            field,
+            cmap=SEQUENTIAL,
+            aspect="auto",
+            interpolation="nearest",
+            extent=(history[0]["iteration"] - 0.5, history[-1]["iteration"] + 0.5, len(steps) - 0.5, -0.5),
+            **limits,
+        )
+        axis.set_yticks(range(len(steps)), labels, fontsize=8)
+        axis.set_title(title, fontsize=10)
+        figure.colorbar(image, ax=axis, label="mean weight w (1 = uniform)" if len(fields) == 1 else "mean w")
+    axes[-1].set_xlabel("iteration", fontsize=9)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
+
+
+def objective_heatmap(credit: StepCredit, weights: Tensor) -> np.ndarray:
+    """Mean weights of each objective, a row each, with their numbers; `weights` [B, T', K] are the credit's by objective."""
+    field = weights.mean(0).T.cpu().numpy()
+    figure = new_figure(9, 1.4 + 0.34 * len(field))
+    axis = figure.subplots()
+    image = axis.imshow(field, cmap=SEQUENTIAL, aspect="auto", vmin=0, interpolation="nearest")
+    for row, column in np.ndindex(*field.shape):
+        ink = "white" if field[row, column] < 0.5 * field.max() else "black"
+        axis.text(column, row, f"{field[row, column]:.2f}", ha="center", va="center", fontsize=8, color=ink)
+    axis.set_yticks(range(len(field)), credit.objectives, fontsize=9)
+    axis.set_xticks(range(field.shape[1]), [_step_label(credit, step, "\n") for step in credit.trained], fontsize=8)
+    axis.set_title(f"Step weights w by objective ({credit.method}): which steps decide which reward", fontsize=10)
+    figure.colorbar(image, ax=axis, label="mean w")
+    return rendered(figure)
 
 
 def _heatmap(field, credit, groups, prompts, title, label, cmap, limits, neutral) -> np.ndarray:
@@ -156,6 +188,12 @@ def _correlations(scores: Scores) -> list[str]:
     matrix = correlation(standing(scores)[:, : len(scores.names)])
     pairs = [(i, j) for i in range(len(matrix)) for j in range(i) if matrix[i, j].isfinite()]
     return [f"correlation of {scores.names[j]} and {scores.names[i]}: {matrix[i, j]:+.2f}" for i, j in pairs]
+
+
+def _stacked(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    """One picture below the other, as wide as the wider one."""
+    width = max(top.shape[1], bottom.shape[1])
+    return np.concatenate([_widened(top, width), _widened(bottom, width)])
 
 
 def _widened(picture: np.ndarray, width: int) -> np.ndarray:

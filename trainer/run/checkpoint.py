@@ -21,6 +21,7 @@ from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
+from ..credit.learned import StepShares
 from ..flow.files import read_tensors, write_tensors
 from ..types import NextRollout
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE = "state.json"
-ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY = (
-    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy")
+ADAPTER, RNG, OPTIMIZER, AVERAGE, OLD_POLICY, SHARES = (
+    f"{name}.safetensors" for name in ("adapter", "rng", "optimizer", "ema", "old_policy", "credit")
 )
 _FIX = "put the file back, or delete its folder"
 _MOST_ITERATIONS = 10**7  # as Training Run has them
@@ -94,6 +95,9 @@ def save(
             state["old_policy"] = {"steps": model.policy.old_steps, "differs": model.policy.old is not None}
         if old:
             write_tensors(aside / OLD_POLICY, old)
+        if model.step_shares:
+            write_tensors(aside / SHARES, {name: one.figures for name, one in model.step_shares.items()})
+            state["credit"] = {name: one.again for name, one in model.step_shares.items()}
         state["sha256"] = {path.name: _sha256(path) for path in sorted(aside.glob("*.safetensors"))}
         (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
     ours = [checkpoint for checkpoint in _numbered(folder) if _is_ours(checkpoint) or _leave(checkpoint)]
@@ -177,8 +181,16 @@ def _verified(checkpoint: Path) -> dict:
             check(state.get(name, {}), dict, fields if name in state else {})
         except ValueError as error:
             raise Damaged(path, f"has an {name} that {error}", _FIX) from error
-    wanted = {OPTIMIZER: state["optimizer"], AVERAGE: "ema" in state, OLD_POLICY: _old_policy(state)["differs"]}
-    for name in [ADAPTER, RNG, *(name for name, there in wanted.items() if there)]:
+    credit = state.get("credit", {})
+    if not (isinstance(credit, dict) and all(map(WHOLE[1], credit.values()))):
+        raise Damaged(path, "has a credit that is no object of whole numbers", _FIX)
+    optional = {
+        OPTIMIZER: state["optimizer"],
+        AVERAGE: "ema" in state,
+        OLD_POLICY: _old_policy(state)["differs"],
+        SHARES: "credit" in state,
+    }
+    for name in [ADAPTER, RNG, *(name for name, there in optional.items() if there)]:
         try:
             digest = _sha256(checkpoint / name)
         except FileNotFoundError as error:
@@ -206,6 +218,8 @@ def _restore(model: FlowModel, checkpoint: Path, state: dict) -> int:
         model.policy.load_average_state(read_tensors(checkpoint / AVERAGE), **state["ema"])
     old = _old_policy(state)
     model.policy.load_old_state(read_tensors(checkpoint / OLD_POLICY) if old["differs"] else {}, old["steps"])
+    shares = read_tensors(checkpoint / SHARES) if "credit" in state else {}
+    model.step_shares = {name: StepShares(again, shares[name]) for name, again in state.get("credit", {}).items()}
     torch.set_rng_state(read_tensors(checkpoint / RNG)["torch"])
     model.policy.loss_scale.value, model.policy.loss_scale.good = state["loss_scale"]
     model.policy.version, model.policy.nonfinite_in_a_row = state["policy_version"], state["nonfinite_in_a_row"]

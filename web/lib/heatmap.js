@@ -42,6 +42,23 @@ export function received(state, kind, data) {
 }
 
 /**
+ * The state as one objective alone has it: its weights, and its part in each effective advantage. As it is where the objective
+ * has no weights of its own, or is none of the credit's.
+ *
+ * @param {Filled} state
+ * @param {string} objective its name; "" for all together
+ * @returns {Filled}
+ */
+export function ofObjective({ credit, advantages }, objective) {
+  const k = credit.objectives?.indexOf(objective) ?? -1;
+  if (!credit.by_objective || k < 0) return { credit, advantages };
+  return {
+    credit: { ...credit, weights: credit.by_objective[k] },
+    advantages: advantages?.by_objective ? { ...advantages, step_advantage: advantages.by_objective[k] } : advantages,
+  };
+}
+
+/**
  * What is coloured: the chosen one, or weights as long as there are no advantages.
  *
  * @param {State} state
@@ -277,7 +294,7 @@ export function moved({ row, column }, key, rowsOfGroups, columns) {
  * All that is known of a sample at a step, as texts; `place` names the two.
  *
  * @typedef {{symbol: string, meaning: string, value: string}} Fact
- * @typedef {{name: string, advantage: string, coefficient: string}} Objective
+ * @typedef {{name: string, advantage: string, coefficient: string, weight?: string}} Objective
  * @typedef {{prompt: string, place: string, numbers: Fact[], objectives: Objective[], note: string}} Facts
  *
  * @param {Filled} state
@@ -307,6 +324,7 @@ export function cellFacts({ credit, advantages }, sample, column) {
           name,
           advantage: signed(advantages.objectives[sample][k]),
           coefficient: fixed(advantages.coefficients[sample][k]),
+          ...(credit.by_objective && { weight: fixed(credit.by_objective[k][sample][column]) }),
         })),
     note: masked ? "masked: a reward failed or Best of N left it out, so this sample trains nothing" : "",
   };
@@ -331,7 +349,8 @@ export function stepName({ trained, sigmas }, column) {
 export function spoken(facts) {
   const numbers = facts.numbers.map(({ meaning, value }) => `${meaning} ${value}`);
   const objectives = facts.objectives.map(
-    ({ name, advantage, coefficient }) => `${name}: advantage ${advantage}, coefficient ${coefficient}`,
+    ({ name, advantage, coefficient, weight }) =>
+      `${name}: advantage ${advantage}, coefficient ${coefficient}${weight ? `, weight ${weight}` : ""}`,
   );
   return [facts.prompt, facts.place, ...numbers, ...objectives, facts.note].filter(Boolean).join("; ");
 }
@@ -350,6 +369,10 @@ export function summary({ credit, advantages }) {
   const parts = [
     `${count(everyone.length, "sample")} of ${count(groups, "prompt")} × ${count(credit.trained.length, "step")}`,
     peak(weights, credit),
+    ...(credit.objectives ?? []).map((name) => {
+      const { values } = field(ofObjective(state, name), "weight");
+      return `for ${name} ${peak(columnMeans(values, everyone), credit)}`;
+    }),
   ];
   const masked = everyone.filter((sample) => isMasked(state, sample)).length;
   if (masked) parts.push(`${count(masked, "sample")} masked`);

@@ -28,7 +28,7 @@ const HOLD =
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
 /** @type {Record<string, string>} */
-const CHOICES = { "heatmap color": "advantage", "heatmap order": "advantage" };
+const CHOICES = { "heatmap color": "advantage", "heatmap order": "advantage", "heatmap objective": "" };
 
 class Heatmap {
   state = heatmap.EMPTY;
@@ -61,6 +61,14 @@ class Heatmap {
       ["sampled", "as sampled", "Rows: in the order in which they were sampled"],
     ]),
   ];
+  objective = h("select.otca-heatmap-objective", {
+    "aria-label": "Objective",
+    title: "Objective: its own weights w and its part in Ã, or those of all together",
+    onchange: () => {
+      this.node.properties["heatmap objective"] = this.objective.value;
+      this.refresh();
+    },
+  });
   canvas = h("canvas", {
     tabindex: "0",
     role: "application",
@@ -90,7 +98,7 @@ class Heatmap {
     this.node = node;
     this.comfy = comfy;
     this.preview = new Preview(comfy, (isOpen, hadFocus) => this.previewToggled(isOpen, hadFocus));
-    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.holdSwitch);
+    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.objective, this.holdSwitch);
     this.root = h(
       "div",
       { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
@@ -152,6 +160,20 @@ class Heatmap {
     return this.node.properties?.[name] ?? CHOICES[name];
   }
 
+  /** What is shown: of one objective, where it is chosen and has weights of its own. */
+  get shown() {
+    const { credit, advantages } = this.state;
+    return credit && heatmap.ofObjective({ credit, advantages }, this.choice("heatmap objective"));
+  }
+
+  showObjectives() {
+    const names = this.state.credit?.objectives ?? [];
+    this.objective.hidden = names.length === 0;
+    this.objective.replaceChildren(...["", ...names].map((name) => h("option", { value: name }, name || "all objectives")));
+    const chosen = this.choice("heatmap objective");
+    this.objective.value = names.includes(chosen) ? chosen : "";
+  }
+
   get view() {
     return heatmap.shownView(this.state, this.choice("heatmap color"));
   }
@@ -192,8 +214,9 @@ class Heatmap {
     }
     this.showHold();
     this.legend.replaceChildren(...legendItems(advantages));
-    if (credit) {
-      const filled = { credit, advantages };
+    this.showObjectives();
+    const { shown: filled } = this;
+    if (filled) {
       this.groups = heatmap.groupedRows(filled, this.choice("heatmap order"));
       this.samples = this.groups.flatMap(({ samples }) => samples);
       this.rowsOfGroups = this.groups.map(({ samples }) => samples.length);
@@ -271,9 +294,9 @@ class Heatmap {
       this.draw();
     }
     this.canvas.style.cursor = cell ? "pointer" : "default";
-    const { credit, advantages } = this.state;
-    if (!target || !credit) return this.tooltip.remove();
-    this.tooltip.replaceChildren(...this.tooltipLines(target, { credit, advantages }));
+    const { shown } = this;
+    if (!target || !shown) return this.tooltip.remove();
+    this.tooltip.replaceChildren(...this.tooltipLines(target, shown));
     document.body.append(this.tooltip);
     placeBeside(this.tooltip, event.clientX, event.clientY);
   }
@@ -341,12 +364,11 @@ class Heatmap {
 
   /** @param {heatmap.Cell | null} cell */
   select(cell) {
-    const { credit, advantages } = this.state;
-    this.selected = credit && cell;
+    const { shown } = this;
+    this.selected = shown && cell;
     this.live.textContent = "";
-    if (credit && cell) {
-      const facts = heatmap.cellFacts({ credit, advantages }, this.samples[cell.row], cell.column);
-      this.live.textContent = heatmap.spoken(facts);
+    if (shown && cell) {
+      this.live.textContent = heatmap.spoken(heatmap.cellFacts(shown, this.samples[cell.row], cell.column));
     }
     this.draw();
   }
@@ -354,11 +376,11 @@ class Heatmap {
   // ---- The picture at a step
 
   openPreview() {
-    const { credit, advantages } = this.state;
-    if (!credit || !this.selected) return;
+    const { shown } = this;
+    if (!shown || !this.selected) return;
     const sample = this.samples[this.selected.row];
-    const step = credit.trained[this.selected.column];
-    this.preview.open(credit, sample, step, heatmap.cellFacts({ credit, advantages }, sample, this.selected.column));
+    const step = shown.credit.trained[this.selected.column];
+    this.preview.open(shown.credit, sample, step, heatmap.cellFacts(shown, sample, this.selected.column));
   }
 
   /**

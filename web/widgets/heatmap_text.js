@@ -56,10 +56,12 @@ export function factLines({ prompt, place, numbers, objectives, note }) {
   );
   lines.push(h("p.otca-numbers", {}, ...values));
   if (objectives.length) {
-    const rows = objectives.map(({ name, advantage, coefficient }, k) => {
-      return h("tr", {}, h("td", {}, swatch(k), name), h("td", {}, advantage), h("td", {}, coefficient));
+    const rows = objectives.map(({ name, advantage, coefficient, weight }, k) => {
+      const figures = [advantage, coefficient, ...(weight ? [weight] : [])].map((value) => h("td", {}, value));
+      return h("tr", {}, h("td", {}, swatch(k), name), ...figures);
     });
-    const head = h("tr", {}, h("th", {}, "objective"), h("th", {}, "A"), h("th", {}, "c"));
+    const symbols = ["A", "c", ...(objectives[0].weight ? ["w"] : [])].map((symbol) => h("th", {}, symbol));
+    const head = h("tr", {}, h("th", {}, "objective"), ...symbols);
     lines.push(h("table", {}, head, ...rows));
   }
   if (note) lines.push(h("p", {}, note));

@@ -101,7 +101,8 @@ def test_a_last_step_of_second_order_leads_elsewhere():
     second_order = replace(euler, settings=replace(euler.settings, ode_solver="adams_bashforth"))
     assert [is_final(euler, point) for point in range(4)] == [False, False, True, True]
     assert [is_final(second_order, point) for point in range(4)] == [False, False, False, True]
-    assert is_final(replace(second_order, trained=(1, 2)), 2), "what is trained is an Euler step and noise"
+    assert is_final(replace(second_order, trained=(1, 2)), 2), "what adds noise is an Euler step and noise"
+    assert not is_final(replace(second_order, trained=(0, 1, 2), stds=(0.0,) * 3), 2), "and so no step of an ODE"
 
 
 # -- looking ahead -----------------------------------------------------------------------------------------------------

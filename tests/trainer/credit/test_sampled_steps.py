@@ -221,3 +221,20 @@ def test_a_sharded_model_is_refused(moved, sample, judged):
     moved.policy.is_sharded = True
     with pytest.raises(ValueError, match="sampled_steps = 2.*Fix: "):
         update(moved, taken, advantages, replace(STILL, sampled_steps=2))
+
+
+def test_credit_by_objective_is_drawn_by_what_all_objectives_make_of_a_step(moved, sample, monkeypatch):
+    """π_j follows |Σ_k w_jk·c_k·A_k|, which is not w_j·|z| where objectives disagree."""
+    taken = sample(moved)
+    values = torch.randn((len(taken.groups), 2), generator=torch.Generator().manual_seed(4))
+    scores = Scores(values, ("a", "b"), (1.0, 0.5), taken.groups, torch.empty(len(values), 0), (), ())
+    credit = tcd(taken.latents, taken.final, taken.trained)
+    own = torch.tensor([[2.0, 0.25], [0.75, 0.5], [0.25, 2.25]]).expand(len(values), 3, 2)
+    credit = replace(credit, weights=own.mean(2), by_objective=own, objectives=("a", "b"))
+    advantages = fuse(scores, credit, "weighted_advantages")
+    asked = []
+    monkeypatch.setattr(sampled_steps, "draw", lambda pull, count, start: asked.append(pull) or torch.ones_like(pull))
+    update(moved, taken, advantages, replace(STILL, sampled_steps=1))
+    expected = (own * advantages.fused.parts[:, None]).sum(2).abs()
+    torch.testing.assert_close(asked[0], expected, atol=1e-6, rtol=1e-5)
+    assert (expected - credit.weights * advantages.fused.advantage.abs()[:, None]).abs().max() > 0.1

@@ -352,6 +352,27 @@ def test_combined_by_hand():
     assert both.method == "tcd · noise_aware" and both.spatial is None and both.ratio_scale == ()
 
 
+def test_combined_with_weights_by_objective():
+    path, final = BENT.expand(2, *BENT.shape[1:]), FINAL.expand(2, *FINAL.shape[1:])
+    base = uniform(path, final, [0, 1])
+    own = torch.tensor([[[2.0, 0.5], [0.0, 1.5]]]).expand(2, 2, 2)
+    learned = replace(base, by_objective=own, weights=own.mean(2), objectives=("a", "b"), metrics={"found": 1.0})
+    by_sample = replace(base, weights=torch.tensor([[1.0, 1.0], [1.5, 0.5]]), metrics={"more": 2.0})
+    for both in (combined(learned, by_sample), combined(by_sample, learned)):
+        # Of the second sample: a has 3 and 0, of mean 1.5; b 0.75 and 0.75, of mean 0.75.
+        torch.testing.assert_close(both.by_objective[0], own[0])
+        torch.testing.assert_close(both.by_objective[1], torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
+        torch.testing.assert_close(both.weights, torch.tensor([[1.25, 0.75], [1.5, 0.5]]))
+        assert both.objectives == ("a", "b") and both.metrics == {"found": 1.0, "more": 2.0}
+    twice = combined(learned, learned)
+    torch.testing.assert_close(twice.by_objective[0], torch.tensor([[2.0, 0.2], [0.0, 1.8]]))
+    nothing = combined(learned, replace(base, weights=torch.tensor([[0.0, 2.0]] * 2)))
+    torch.testing.assert_close(nothing.by_objective[0], torch.tensor([[0.0, 0.0], [0.0, 2.0]]))
+    with pytest.raises(ValueError, match="credit_1 is of the objectives a, b, credit_2 of c, d. Fix: connect both"):
+        combined(learned, replace(learned, objectives=("c", "d")))
+    assert torch.equal(with_spatial(learned, torch.ones(2, 3, 3)).by_objective, own)
+
+
 def test_combined_keeps_places_scales_and_the_guard():
     plain = uniform(BENT, FINAL, range(4))
     place = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]])

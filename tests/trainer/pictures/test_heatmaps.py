@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,3 +74,44 @@ def test_a_moving_windows_credit_has_a_row_for_every_step_that_was_ever_trained(
     moved = heatmaps.credit_over_time(history, advantages)
     # Two rows, then five, 0.26 inches each.
     assert moved.shape[0] - still.shape[0] == round(3 * 0.26 * 110)
+
+
+def own_steps(samples, weights):
+    """Credit of two objectives with these weights [T', 2]."""
+    plain = credit(samples, len(weights))
+    own = torch.tensor(weights).expand(samples, -1, -1)
+    return replace(plain, weights=own.mean(2), by_objective=own, objectives=("clip", "sharp"))
+
+
+def test_weights_by_objective_stand_above_those_of_the_samples(monkeypatch):
+    from matplotlib.axes import Axes
+
+    written, write = [], Axes.text
+    monkeypatch.setattr(
+        Axes, "text", lambda axes, x, y, text, **how: (written.append((x, y, text)), write(axes, x, y, text, **how))
+    )
+    groups, prompts = torch.tensor([0, 0, 1, 1]), ["one", "two"]
+    both = own_steps(4, [[2.0, 0.5], [0.75, 1.0], [0.25, 1.5]])
+    picture = heatmaps.weight_heatmap(both, groups, prompts)
+    assert written == [(0, 0, "2.00"), (1, 0, "0.75"), (2, 0, "0.25"), (0, 1, "0.50"), (1, 1, "1.00"), (2, 1, "1.50")]
+    samples = heatmaps.weight_heatmap(replace(both, by_objective=None, objectives=()), groups, prompts)
+    above = len(picture) - len(samples)
+    assert above > 100
+    assert (picture[above:, : samples.shape[1]] == samples).all()
+    yellow = (picture[:above, :, 0] > 200) & (picture[:above, :, 2] < 90)
+    assert 0.02 < yellow.mean() < 0.2, "one of six cells is the brightest"
+
+
+def test_credit_over_time_has_a_part_for_each_objective_with_weights_of_its_own():
+    steps = range(3)
+    history = [{"iteration": i, "reward/clip/mean": 0.0} | {f"credit/step/{j}": 1.0 for j in steps} for i in (1, 2)]
+    labels = ["a", "b", "c"]
+    alone = heatmaps.credit_figure(history, steps, labels)
+    for row in history:
+        row.update({f"credit/objective/clip/{j}": 0.5 * j for j in steps})
+    both = heatmaps.credit_figure(history, steps, labels)
+    assert len(alone.axes) == 2 and len(both.axes) == 4, "each with its colour bar"
+    titles = [axis.get_title() for axis in both.axes]
+    assert titles[1] == "for clip alone"
+    drawn = both.axes[1].images[0].get_array()
+    assert drawn.tolist() == [[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]]

@@ -32,6 +32,9 @@ def found(small_graph):
         if kind == "OTCA_StepwiseGain":
             content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
             step["inputs"]["advantages"] = ["asks", 0]
+        elif kind == "OTCA_LearnedCredit":
+            content["asks"] = {"class_type": kind, "inputs": {**links, **inputs}}
+            content[first["OTCA_MOCAFuse"]]["inputs"]["credit"] = ["asks", 0]
         else:
             content[first[kind]]["inputs"].update({**links, **inputs})
         workflow = Workflow(content, NODE_CLASS_MAPPINGS | {"OTCA_RewardOnce": reward})
@@ -42,9 +45,10 @@ def found(small_graph):
 
 GAIN = ("OTCA_StepwiseGain", {"tweedie_steps": 1, "per_step": False, "fusion": "weighted_sum"})
 MEASURED = ("OTCA_TCDWeights", {"proxy": "measured_gain"})
+LEARNED = ("OTCA_LearnedCredit", {"measure_every": 10, "groups": 2, "decay": 0.8, "w_min": 0.5})
 
 
-@pytest.mark.parametrize(("kind", "inputs"), [GAIN, MEASURED])
+@pytest.mark.parametrize(("kind", "inputs"), [GAIN, MEASURED, LEARNED])
 def test_a_credit_that_asks_rewards_again_refuses_one_that_may_not_be(found, kind, inputs):
     [problem] = found(kind, inputs)
     assert "scores" in problem and "once" in problem and "Fix: disconnect reward_8" in problem
