@@ -5,7 +5,8 @@
 Every run is a process of its own (`otca train`); with --jobs N so many run side by side, each with its share of the cores.
 Finished runs are not repeated. Prints a Markdown table: each reward before and after, its rise in units of its standard
 deviation over the pairs before training, and the sum of these over the trained rewards. The standard error of a mean over
-seeds and pairs adds both sources of chance: between seeds, and between the pairs' averages over seeds.
+seeds and pairs adds both sources of chance: between seeds, and between the pairs' averages over seeds. --categories NAME adds a table
+of one reward on scenes-flux by category of the prompts.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
+from comfyui_otca.trainer.rewards.scenes import parse_caption
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -30,6 +33,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--iterations", type=int)
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
+    parser.add_argument("--categories", metavar="NAME", help="a judge of scenes, such as judge")
     options = parser.parse_args()
     runs = [(workflow, seed) for seed in options.seeds for workflow in options.workflows]
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -37,6 +41,8 @@ def main() -> None:
     for workflow in options.workflows:
         trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
         print(f"\n{table(workflow.stem, trained)}")
+        if options.categories:
+            print(f"\n{by_category(options.categories, trained)}")
 
 
 def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
@@ -68,7 +74,7 @@ def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
 
 def table(name: str, folders: list[Path]) -> str:
     """The Markdown table of one workflow's runs."""
-    evaluations = [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
+    evaluations = _evaluations(folders)
     rewards = evaluations[0][0]["rewards"]
     rows, rises = [], []
     for reward, figures in rewards.items():
@@ -95,12 +101,36 @@ def table(name: str, folders: list[Path]) -> str:
     )
 
 
+def by_category(judge: str, folders: list[Path]) -> str:
+    """The Markdown table of a judge of scenes by category of the prompts, before and after."""
+    evaluations = _evaluations(folders)
+    prompts = evaluations[0][0]["prompts"]
+    before, after = (
+        np.array([run[end]["rewards"][judge]["values"] for run in evaluations], dtype=float).reshape(
+            len(folders), -1, len(prompts)
+        )
+        for end in (0, -1)
+    )
+    kinds = [scene.category if (scene := parse_caption(text)) else "other" for text in prompts]
+    rows = []
+    for kind in [*dict.fromkeys(kinds), "all"]:
+        members = [kind in (other, "all") for other in kinds]
+        mean, error = mean_and_error((after - before)[:, :, members].reshape(len(folders), -1))
+        shares = f"{before[:, :, members].mean():.2f} | {after[:, :, members].mean():.2f}"
+        rows.append(f"| {kind} | {sum(members)} | {shares} | {mean:+.2f} ± {error:.2f} |")
+    return "\n".join([f"| {judge} | prompts | before | after | rise |", "|---|---|---|---|---|", *rows])
+
+
 def mean_and_error(values: np.ndarray) -> tuple[float, float]:
     """Mean of [seeds, pairs] and its standard error, from seeds and from pairs."""
     seeds, pairs = values.shape
     by_seed = values.mean(1).var(ddof=1) / seeds if seeds > 1 else 0.0
     by_pair = values.mean(0).var(ddof=1) / pairs
     return float(values.mean()), float((by_seed + by_pair) ** 0.5)
+
+
+def _evaluations(folders: list[Path]) -> list[list[dict]]:
+    return [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
 
 
 def _lines(folder: Path) -> list[str]:

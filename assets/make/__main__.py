@@ -1,6 +1,7 @@
-"""`python -m comfyui_otca.assets.make`: trains both embedded models again, from nothing but this folder.
+"""`python -m comfyui_otca.assets.make`: trains the embedded models again, from nothing but this folder.
 
-On two CPU cores this takes about half an hour. `--only clip|flux` makes one of them, `--check` samples from what is there.
+On two CPU cores a world takes about half an hour. `--only clip|flux` makes one of its models, `--check` samples from what is
+there.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ from pathlib import Path
 
 import torch
 
+from .worlds import WORLDS
+
 ASSETS = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m comfyui_otca.assets.make", description=__doc__)
+    parser.add_argument("--world", choices=list(WORLDS), default="shapes", help="the world whose models are made")
     parser.add_argument("--only", choices=["clip", "flux"], help="make just one of the two models")
     parser.add_argument(
         "--check", action="store_true", help="make nothing: sample every caption and judge the pictures"
     )
-    parser.add_argument("--output", type=Path, default=ASSETS, help="folder that receives shapes-clip and shapes-flux")
+    parser.add_argument("--output", type=Path, default=ASSETS, help="folder that receives WORLD-clip and WORLD-flux")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=float, default=1.0, help="factor on every number of training steps")
     args = parser.parse_args()
@@ -27,20 +31,21 @@ def main() -> None:
     if args.check:
         from .check import check
 
-        check(args.output)
+        check(WORLDS[args.world], args.output)
         return
     from .clip import train as train_clip
     from .data import drawings
     from .flux import train_flow, train_vae
 
     torch.manual_seed(0)
-    data = drawings(per_caption=96, seed=0)
-    clip, flux = args.output / "shapes-clip", args.output / "shapes-flux"
+    world = WORLDS[args.world]
+    data = drawings(world, per_caption=96, seed=0)
+    clip, flux = args.output / f"{world.name}-clip", args.output / f"{world.name}-flux"
     if args.only != "flux":
         train_clip(data, clip, steps=round(1500 * args.steps))
     if args.only != "clip":
         vae = train_vae(data, steps=round(2500 * args.steps))
-        train_flow(data, vae, clip, flux, steps=round(6000 * args.steps))
+        train_flow(data, vae, clip, flux, steps=round(world.steps * args.steps))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Samples the finished world with plain diffusers and judges it: accuracy by pixels, and what shapes-clip makes of it."""
+"""Samples the finished world with plain diffusers and judges it: accuracy by pixels, and what the world's CLIP makes of it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from diffusers.pipelines.flux.pipeline_output import FluxPipelineOutput
 from PIL import Image
 from transformers import CLIPModel, CLIPProcessor
 
-from ...trainer.rewards.shapes import parse_caption, recognise
+from ...trainer.rewards import scenes, shapes
 from .draw import SIZE
-from .tokenizers import CAPTION_TOKENS, captions
+from .worlds import CLIP_TOKENS, World
 
 
 @torch.no_grad()
-def check(folder: Path, steps: int = 16) -> None:
-    pipeline = FluxPipeline.from_pretrained(folder / "shapes-flux", torch_dtype=torch.float32)
+def check(world: World, folder: Path, steps: int = 16) -> None:
+    captions = world.captions
+    pipeline = FluxPipeline.from_pretrained(folder / f"{world.name}-flux", torch_dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     output = pipeline(
-        captions(),
+        captions,
         height=SIZE,
         width=SIZE,
         num_inference_steps=steps,
-        max_sequence_length=CAPTION_TOKENS,
+        max_sequence_length=world.caption_tokens,
         generator=torch.Generator().manual_seed(0),
         output_type="np",
     )
     assert isinstance(output, FluxPipelineOutput)  # a tuple only with return_dict=False
     pictures = np.asarray(output.images)
-    seen, asked = [recognise(picture) for picture in pictures], [parse_caption(text) for text in captions()]
-    for part in ("color", "shape", "background"):
-        print(
-            f"{part}: {np.mean([getattr(s, part) == getattr(a, part) for s, a in zip(seen, asked, strict=True)]):.3f} right"
-        )
-    print(f"all three: {np.mean([s == a for s, a in zip(seen, asked, strict=True)]):.3f} right")
-    clip = CLIPModel.from_pretrained(folder / "shapes-clip")
-    processor = CLIPProcessor.from_pretrained(folder / "shapes-clip")
+    kinds = [getattr(scene, "category", "all three") for scene in world.scenes]
+    judge = scenes.judge if world.name == "scenes" else shapes.accuracy
+    right = np.array([judge(picture, text) for picture, text in zip(pictures, captions, strict=True)])
+    for kind in dict.fromkeys(kinds):
+        print(f"{kind}: {right[[other == kind for other in kinds]].mean():.3f} right")
+    print(f"mean: {right.mean():.3f}")
+    clip = CLIPModel.from_pretrained(folder / f"{world.name}-clip")
+    processor = CLIPProcessor.from_pretrained(folder / f"{world.name}-clip")
     images = [Image.fromarray((255 * picture).round().astype(np.uint8)) for picture in pictures]
-    padded = processor(text=captions(), images=images, padding="max_length", max_length=77, return_tensors="pt")  # pyright: ignore[reportCallIssue]  # the tokenizer's arguments
+    padded = processor(text=captions, images=images, padding="max_length", max_length=CLIP_TOKENS, return_tensors="pt")  # pyright: ignore[reportCallIssue]  # the tokenizer's arguments
     logits = clip.float()(**padded).logits_per_image / clip.logit_scale.exp()
     first = (logits.argmax(1) == torch.arange(len(images))).float().mean()
     print(f"cosine to the own caption {logits.diag().mean():.3f}, to all {logits.mean():.3f}; top-1 {first:.3f}")
-    rows = [np.concatenate(list(pictures[i : i + 21]), 1) for i in range(0, 168, 21)]
+    rows = [np.concatenate(list(pictures[i : i + 21]), 1) for i in range(0, len(pictures) // 21 * 21, 21)]
     grid = Image.fromarray((255 * np.concatenate(rows)).round().astype(np.uint8))
     grid.resize((grid.width * 2, grid.height * 2), Image.Resampling.NEAREST).save(folder / "check.png")
     print(f"pictures: {folder / 'check.png'}")

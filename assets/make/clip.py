@@ -1,4 +1,4 @@
-"""Trains shapes-clip: a small `CLIPModel`, contrastively on the captions, saved as any CLIP checkpoint is."""
+"""Trains a world's CLIP: a small `CLIPModel`, contrastively on the captions, saved as any CLIP checkpoint is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from transformers import CLIPConfig, CLIPImageProcessorPil, CLIPModel
 
 from .data import Drawings
 from .draw import SIZE
-from .tokenizers import captions, clip_tokenizer
+from .tokenizers import clip_tokenizer
+from .worlds import CLIP_TOKENS
 
 WIDTH = 128
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -19,16 +20,17 @@ _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27
 
 def train(data: Drawings, folder: Path, steps: int, batch: int = 128) -> None:
     """Symmetric InfoNCE; no caption occurs twice in a batch, so every other pair of it is a true negative."""
-    tokenizer = clip_tokenizer()
+    captions = data.world.captions
+    tokenizer = clip_tokenizer(data.world)
     model = CLIPModel(_config(tokenizer))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.1)
-    tokens = tokenizer(captions(), padding=True, return_tensors="pt")
+    tokens = tokenizer(captions, padding=True, return_tensors="pt")
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (_MEAN, _STD))
-    per_caption = len(data.caption) // len(captions())
-    progress = trange(steps, desc="shapes-clip", mininterval=10)
+    per_caption = len(data.caption) // len(captions)
+    progress = trange(steps, desc=f"{data.world.name}-clip", mininterval=10)
     for _ in progress:
-        chosen = torch.randperm(len(captions()))[:batch]
+        chosen = torch.randperm(len(captions))[:batch]
         index = chosen * per_caption + torch.randint(per_caption, (batch,))
         pictures = (data.floats(index) / 2 + 0.5 - mean) / std
         # A blur or grain that it has not met must not change its mind: samplers make both.
@@ -57,7 +59,7 @@ def _config(tokenizer) -> CLIPConfig:
         shape,
         num_hidden_layers=2,
         vocab_size=len(tokenizer),
-        max_position_embeddings=77,
+        max_position_embeddings=CLIP_TOKENS,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

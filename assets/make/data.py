@@ -1,4 +1,4 @@
-"""The drawn training set, held in memory: pictures with the caption of each."""
+"""A drawn training set, held in memory: pictures with the caption of each."""
 
 from __future__ import annotations
 
@@ -7,26 +7,41 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...trainer.rewards.shapes import scenes
-from .draw import draw
+from .worlds import World
+
+_HEARINGS = 64  # of each caption, from which one is drawn whenever a picture of it is trained on
 
 
 @dataclass(frozen=True)
 class Drawings:
-    """Pictures [N, 3, H, W] uint8 and the number of each one's caption [N], in the order of `scenes()`."""
+    """Pictures [N, 3, H, W] uint8 and the number of each one's caption [N], in the order of `world.scenes`.
 
+    `heard` [captions, _HEARINGS]: the numbers of the captions that the model may be given in place of each.
+    """
+
+    world: World
     pictures: torch.Tensor
     caption: torch.Tensor
+    heard: torch.Tensor
 
     def floats(self, index: torch.Tensor) -> torch.Tensor:
-        """Pictures as [B, 3, H, W] in [-1, 1], every second one mirrored (no caption speaks of left or right)."""
+        """Pictures as [B, 3, H, W] in [-1, 1], every second one mirrored where the world allows it."""
         batch = self.pictures[index].float().div(127.5).sub(1)
-        batch[::2] = batch[::2].flip(-1)
+        if self.world.mirrored:
+            batch[::2] = batch[::2].flip(-1)
         return batch
 
+    def heard_captions(self, index: torch.Tensor) -> torch.Tensor:
+        """The captions, of which some may be wrong, that these pictures are trained with this time, [B]."""
+        return self.heard[self.caption[index], torch.randint(self.heard.shape[1], (len(index),))]
 
-def drawings(per_caption: int, seed: int) -> Drawings:
+
+def drawings(world: World, per_caption: int, seed: int) -> Drawings:
     random = np.random.default_rng(seed)
-    pairs = [(draw(scene, random), number) for number, scene in enumerate(scenes()) for _ in range(per_caption)]
+    pairs = [
+        (world.draw(scene, random), number) for number, scene in enumerate(world.scenes) for _ in range(per_caption)
+    ]
     pictures = torch.from_numpy(np.stack([picture for picture, _ in pairs])).permute(0, 3, 1, 2).contiguous()
-    return Drawings(pictures, torch.tensor([number for _, number in pairs]))
+    positions = {scene: position for position, scene in enumerate(world.scenes)}
+    heard = [[positions[world.misheard(scene, random)] for _ in range(_HEARINGS)] for scene in world.scenes]
+    return Drawings(world, pictures, torch.tensor([number for _, number in pairs]), torch.tensor(heard))

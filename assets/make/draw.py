@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFilter
 from ...trainer.rewards.shapes import PALETTE, Scene
 
 SIZE = 40  # pixels a side: 4x down to 10x10 latents, packed 2x2 to 25 transformer tokens
-_SUPERSAMPLE = 4
+SUPERSAMPLE = 4
 
 
 def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
@@ -20,25 +20,32 @@ def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
     for colour, sharpness or smoothness finds pictures it prefers already in the untrained model's reach.
     """
     assert scene.color is not None and scene.background is not None  # None is for what a judge could not tell
-    side = SIZE * _SUPERSAMPLE
+    side = SIZE * SUPERSAMPLE
     half = random.uniform(0.2, 0.36) * side
     x, y = (random.uniform(half + 0.04 * side, side - half - 0.04 * side) for _ in range(2))
-    picture = Image.new("RGB", (side, side), _color(scene.background, random))
-    pen, ink = ImageDraw.Draw(picture), _color(scene.color, random)
-    box = (x - half, y - half, x + half, y + half)
-    if scene.shape == "circle":
-        pen.ellipse(box, fill=ink)
-    elif scene.shape == "square":
-        pen.rectangle(box, fill=ink)
-    else:
-        pen.polygon([(x, y - half), (x - half, y + half), (x + half, y + half)], fill=ink)
-    picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, 1.2) * _SUPERSAMPLE))
+    picture = Image.new("RGB", (side, side), color_of(scene.background, random))
+    pen, ink = ImageDraw.Draw(picture), color_of(scene.color, random)
+    assert scene.shape is not None
+    outline(pen, scene.shape, x, y, half, ink)
+    picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, 1.2) * SUPERSAMPLE))
     pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX), dtype=np.float32)
     grain = random.normal(0, random.uniform(0, 6), pixels.shape[:2])
     return np.clip(pixels + grain[..., None], 0, 255).round().astype(np.uint8)
 
 
-def _color(name: str, random: np.random.Generator) -> tuple[int, int, int]:
+def outline(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, half: float, ink: tuple[int, int, int]) -> None:
+    """Fills one shape around (x, y)."""
+    box = (x - half, y - half, x + half, y + half)
+    if shape == "circle":
+        pen.ellipse(box, fill=ink)
+    elif shape == "square":
+        pen.rectangle(box, fill=ink)
+    else:
+        pen.polygon([(x, y - half), (x - half, y + half), (x + half, y + half)], fill=ink)
+
+
+def color_of(name: str, random: np.random.Generator) -> tuple[int, int, int]:
+    """A colour of the palette, a little paler or darker."""
     hue, saturation, value = colorsys.rgb_to_hsv(*(c / 255 for c in PALETTE[name]))
     saturation = min(1.0, saturation * random.uniform(0.7, 1.15))
     value = min(1.0, value * random.uniform(0.85, 1.1))

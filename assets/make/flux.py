@@ -1,4 +1,4 @@
-"""Trains shapes-flux: autoencoder first, then the flow transformer with its T5; saved as one `FluxPipeline` folder."""
+"""Trains a world's FLUX: autoencoder first, then the flow transformer with its T5; saved as one `FluxPipeline` folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from transformers import CLIPTextModel, PreTrainedTokenizerBase, T5Config, T5Enc
 from .clip import WIDTH
 from .data import Drawings
 from .draw import SIZE
-from .tokenizers import CAPTION_TOKENS, captions, clip_tokenizer, t5_tokenizer
+from .tokenizers import clip_tokenizer, t5_tokenizer
+from .worlds import CLIP_TOKENS
 
 LATENT_CHANNELS = 8
 T5_WIDTH = 64
@@ -58,18 +59,19 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
 def train_flow(
     data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48
 ) -> None:
-    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is shapes-clip's, frozen."""
-    tokenizer, tokenizer_2 = clip_tokenizer(), t5_tokenizer()
+    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is the world's, frozen."""
+    captions, length = data.world.captions, data.world.caption_tokens
+    tokenizer, tokenizer_2 = clip_tokenizer(data.world), t5_tokenizer(data.world)
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
     t5, transformer = _untrained(len(tokenizer_2))
     latents = (_encode(vae, data) - vae.config["shift_factor"]) * vae.config["scaling_factor"]
     side = latents.shape[-1]
     latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
-    t5_ids = _padded(tokenizer_2, CAPTION_TOKENS)
+    t5_ids = _padded(tokenizer_2, captions, length)
     with torch.no_grad():
-        pooled = text_encoder(_padded(tokenizer, 77)).pooler_output
+        pooled = text_encoder(_padded(tokenizer, captions, CLIP_TOKENS)).pooler_output
     image_ids = FluxPipeline._prepare_latent_image_ids(1, side // 2, side // 2, "cpu", torch.float32)
-    text_ids = torch.zeros(CAPTION_TOKENS, 3)
+    text_ids = torch.zeros(length, 3)
 
     def velocity(noisy: torch.Tensor, sigma: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
         return transformer(
@@ -95,11 +97,9 @@ def train_flow(
     ).to(dtype=torch.float16).save_pretrained(folder)
 
 
-def _padded(tokenizer: PreTrainedTokenizerBase, length: int) -> torch.Tensor:
+def _padded(tokenizer: PreTrainedTokenizerBase, captions: list[str], length: int) -> torch.Tensor:
     """The captions' tokens."""
-    return tokenizer(
-        captions(), max_length=length, padding="max_length", truncation=True, return_tensors="pt"
-    ).input_ids
+    return tokenizer(captions, max_length=length, padding="max_length", truncation=True, return_tensors="pt").input_ids
 
 
 def _untrained(vocabulary: int) -> tuple[T5EncoderModel, FluxTransformer2DModel]:
@@ -146,7 +146,7 @@ def _fit(
     running = None
     for _ in progress:
         index = torch.randint(len(latents), (batch,))
-        caption, clean = data.caption[index], latents[index]
+        caption, clean = data.heard_captions(index), latents[index]
         noise = torch.randn_like(clean)
         sigma = torch.sigmoid(torch.randn(batch))
         noisy = (1 - sigma.view(-1, 1, 1)) * clean + sigma.view(-1, 1, 1) * noise

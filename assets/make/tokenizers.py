@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds that FLUX uses, with one token for each word of the shapes world.
+"""Small tokenizers of the two kinds that FLUX uses, with one token for each word of a world.
 
 Letters and bytes are in the vocabularies too, so any other prompt is still spelled out rather than lost.
 """
@@ -11,16 +11,10 @@ import string
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import CLIPTokenizer, T5Tokenizer
 
-from ...trainer.rewards.shapes import scenes
-
-CAPTION_TOKENS = 8  # seven words and the end token
+from .worlds import CLIP_TOKENS, World
 
 
-def captions() -> list[str]:
-    return [scene.caption for scene in scenes()]
-
-
-def clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer(world: World) -> CLIPTokenizer:
     """Byte-level BPE whose merges were learned on the captions; 77 tokens, as CLIP has."""
     trainer = trainers.BpeTrainer(
         vocab_size=1000,
@@ -30,7 +24,7 @@ def clip_tokenizer() -> CLIPTokenizer:
     )
     bpe = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     bpe.pre_tokenizer = pre_tokenizers.Whitespace()
-    bpe.train_from_iterator(captions(), trainer)
+    bpe.train_from_iterator(world.captions, trainer)
     content = json.loads(bpe.to_str())["model"]
     vocab = dict(content["vocab"])
     for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
@@ -39,13 +33,13 @@ def clip_tokenizer() -> CLIPTokenizer:
         vocab[special] = len(vocab)
     merges = [tuple(pair) for pair in content["merges"]]
     # The library's annotation of merges has no pairs, which its own files do.
-    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=77)  # pyright: ignore[reportArgumentType]
+    return CLIPTokenizer(vocab=vocab, merges=merges, model_max_length=CLIP_TOKENS)  # pyright: ignore[reportArgumentType]
 
 
-def t5_tokenizer() -> T5Tokenizer:
+def t5_tokenizer(world: World) -> T5Tokenizer:
     """Unigram over the captions' words and, at a much lower score, single characters."""
-    words = sorted({word for caption in captions() for word in caption.split()})
+    words = sorted({word for caption in world.captions for word in caption.split()})
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -12.0)]
     pieces += [(f"▁{word}", -2.0) for word in words]
     pieces += [(letter, -10.0) for letter in string.printable.strip()]
-    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=CAPTION_TOKENS)
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=world.caption_tokens)

@@ -1,5 +1,6 @@
 """Rewards that measure a picture's pixels, without a network."""
 
+from ..inputs import switch
 from .base import RewardNode
 
 
@@ -34,3 +35,19 @@ class RewardShapesAccuracy(RewardNode):
     )
     KIND = "accuracy"
     HELD_OUT = True
+
+
+class RewardScenes(RewardNode):
+    TITLE = "Reward: Scenes"
+    DESCRIPTION = (
+        "Finds the objects of the scenes world in the pixels: are colours, shapes, count and relation as asked?"
+    )
+    KIND = "scenes"
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "strict": switch(
+                tip="1 where exactly what was asked for is there, else 0. Off: how nearly it is there, from 0 to 1."
+            )
+        }

@@ -31,6 +31,7 @@ REWARDS = {
     "python": "python.PythonReward",
     "vote": "vote.reward.VoteReward",
     "accuracy": "shapes.ShapesAccuracy",
+    "scenes": "scenes.Scenes",
 }
 
 

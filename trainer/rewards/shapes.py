@@ -77,8 +77,8 @@ def recognise(image: np.ndarray) -> Scene:
         The background is the commonest palette colour along the border, the colour that of most remaining pixels, the shape
         the one that fits best into their bounding box.
     """
-    lab = _lab(image)
-    palette = _lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
+    lab = cie_lab(image)
+    palette = cie_lab(np.array(list(PALETTE.values()), dtype=np.float64) / 255)
     names = list(PALETTE)
     nearest = np.linalg.norm(lab[:, :, None] - palette, axis=-1).argmin(-1)
     border = np.concatenate(
@@ -125,12 +125,14 @@ def _shape(lab: np.ndarray, nearest: np.ndarray, color: int, background: int) ->
     if max(height, width) > _ASPECT * min(height, width):
         return None
     seen = mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    overlap = {shape: (seen & ideal).sum() / (seen | ideal).sum() for shape, ideal in _ideals(height, width).items()}
+    overlap = {
+        shape: (seen & ideal).sum() / (seen | ideal).sum() for shape, ideal in ideal_masks(height, width).items()
+    }
     best = max(overlap, key=overlap.__getitem__)
     return best if overlap[best] >= _OVERLAP else None
 
 
-def _ideals(height: int, width: int) -> dict[str, np.ndarray]:
+def ideal_masks(height: int, width: int) -> dict[str, np.ndarray]:
     """The mask [height, width] of each shape that fills its box."""
     y, x = (np.arange(height)[:, None] + 0.5) / height, (np.arange(width)[None] + 0.5) / width
     return {
@@ -140,7 +142,7 @@ def _ideals(height: int, width: int) -> dict[str, np.ndarray]:
     }
 
 
-def _lab(rgb: np.ndarray) -> np.ndarray:
+def cie_lab(rgb: np.ndarray) -> np.ndarray:
     """sRGB in [0, 1] to CIE L*a*b* (D65)."""
     rgb = np.clip(rgb, 0, 1)
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
