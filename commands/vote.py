@@ -31,12 +31,19 @@ def add(commands) -> None:
         metavar="ENCODER",
         help="learn from the votes by that image encoder (a folder, or the name of one), and ask only about the rest",
     )
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="ask nobody: write what was voted as pairs.jsonl beside the pictures, for Preference Pairs",
+    )
     parser.set_defaults(command=_run)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     """Serves a page where people vote on pictures, and a reward that Reward: Vote or Reward: HTTP can ask. Where other machines
     reach it, it wants a token: that of the environment variable OTCA_REWARD_TOKEN, or one that it makes and prints."""
+    if arguments.pairs:
+        return _write_pairs(arguments.folder)
     import secrets
 
     from aiohttp import web
@@ -60,4 +67,12 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"url for rewards  {shown}/score{f', with {TOKEN}={token}' if token else ''}", flush=True)
 
     web.run_app(app, host=arguments.host, port=arguments.port, print=ready, handler_cancellation=True, access_log=None)
+    return 0
+
+
+def _write_pairs(folder: Path) -> int:
+    from ..study import voted
+
+    file, count = voted.write(folder)
+    print(f"{count} pairs in {file}")
     return 0

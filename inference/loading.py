@@ -13,7 +13,7 @@ from ..trainer import rollout
 from ..trainer.flow import load_flow_model, saved
 from ..trainer.pictures import grids
 from ..trainer.run.layout import WORKFLOW
-from ..trainer.types import MODEL_NODES, SAMPLER_NODE, SamplerSettings
+from ..trainer.types import MODEL_NODES, TRAJECTORY_NODES, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:
@@ -130,9 +130,10 @@ def load_run(
         workflow.set(f"{node}.start_from", "")  # what it began with is part of what it saved
     model = trained_model(workflow)
     saved.load(model, folder)
-    inputs = workflow.nodes[only(workflow, SAMPLER_NODE)].constants
+    node = workflow.nodes[only(workflow, *TRAJECTORY_NODES)]
+    trained = SamplerSettings.of_node(node.class_type, node.constants)
     names = ("steps", "width", "height", "shift", "guidance", "frames", "negative_prompt", "guidance_2")
-    return model, SamplerSettings(kind="ode", eta=0.0, **{name: inputs[name] for name in names if name in inputs})
+    return model, SamplerSettings(kind="ode", eta=0.0, **{name: getattr(trained, name) for name in names})
 
 
 def _size(text: str) -> tuple[int, int]:

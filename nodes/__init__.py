@@ -3,7 +3,7 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-from . import credit, data, embedded, fusion, guidance, model, native, run, sampling, training
+from . import credit, data, embedded, fusion, guidance, model, native, pairs, run, sampling, training
 from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
@@ -12,6 +12,7 @@ _NODES = [
     embedded.EmbeddedModel,
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
+    pairs.PreferencePairs,
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
     images.RewardMyTaste,
     *(pixels.RewardColorfulness, pixels.RewardSharpness),

@@ -117,12 +117,7 @@ class SDESampler:
 
     @classmethod
     def IS_CHANGED(cls, prompt=None, **_):
-        """On the canvas another run's name is another adapter, which samples again though no input has changed."""
-        if not comfyui.in_comfyui():
-            return None
-        from ..trainer.run import ownership
-
-        return json.dumps(ownership.sampling_key(prompt or comfyui.running_prompt()))
+        return sampled_again(prompt)
 
     @devices.outside_inference
     def sample(self, model, prompts, group_size, seed, keep_graph="auto", prompt=None, node_id="", **options):
@@ -132,7 +127,7 @@ class SDESampler:
         model.make_room()
         settings = SamplerSettings.from_inputs(options)
         if comfyui.in_comfyui():
-            self._belong(model, prompt, node_id, settings)
+            belongs(model, prompt, node_id, settings)
         samples = len(distributed.share(group_size * len(prompts.texts)).rows)
         trajectories = rollout.sample(
             model,
@@ -150,16 +145,6 @@ class SDESampler:
         return trajectories, as_images(trajectories.images)
 
     @staticmethod
-    def _belong(model, prompt, node_id, settings):
-        """On the canvas: has the model belong to the run that records these samples, and says so."""
-        from ..trainer.run import ownership
-
-        owner = ownership.take_up(model, prompt, node_id)
-        results.shows_owner(prompt, node_id, owner, model.memory_line(settings))
-        if model.run is not None:
-            results.makes_run(model.run.node, model.run.folder.name)
-
-    @staticmethod
     def _keeps_graph(wanted, model, settings, samples):
         """On the canvas ComfyUI's cache holds trajectories for as long as it likes, so that "auto" keeps no graph there."""
         from ..trainer import rollout
@@ -167,6 +152,25 @@ class SDESampler:
         if wanted == "auto":
             return not comfyui.in_comfyui() and rollout.graph_fits(model, settings, samples)
         return wanted == "on"
+
+
+def belongs(model, prompt, node_id, settings):
+    """On the canvas: has the model belong to the run that records what it is trained on, and says so."""
+    from ..trainer.run import ownership
+
+    owner = ownership.take_up(model, prompt, node_id)
+    results.shows_owner(prompt, node_id, owner, model.memory_line(settings))
+    if model.run is not None:
+        results.makes_run(model.run.node, model.run.folder.name)
+
+
+def sampled_again(prompt):
+    """For IS_CHANGED. On the canvas another run's name is another adapter, which samples again though no input has changed."""
+    if not comfyui.in_comfyui():
+        return None
+    from ..trainer.run import ownership
+
+    return json.dumps(ownership.sampling_key(prompt or comfyui.running_prompt()))
 
 
 def as_images(images):

@@ -27,7 +27,7 @@ from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
 from ..trainer.run.layout import json_line
 from ..trainer.run.loop import only
-from ..trainer.types import SAMPLER_NODE, STACK_NODE
+from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import agreement_plot
 from . import shares as step_shares
@@ -126,6 +126,11 @@ def analyze(
         raise ValueError("otca analyze runs in one process. Fix: start it without torchrun or accelerate launch")
     if errors := [problem for problem in workflow.validate() if problem.severity == "error"]:
         raise WorkflowError(errors)
+    if workflow.find(PAIRS_NODE):
+        raise ValueError(
+            "otca analyze looks at what a policy samples, and Preference Pairs gives pictures that are there already. Fix: a "
+            "workflow with an SDE Sampler"
+        )
     sampler, stack = only(workflow, SAMPLER_NODE), only(workflow, STACK_NODE)
     workflow.set(f"{sampler}.keep_graph", "off")  # nothing is trained
     source, output = workflow.graph[sampler]["inputs"]["model"]

@@ -20,7 +20,15 @@ from ..trainer.flow.files import opened
 from ..trainer.flow.native import memory
 from ..trainer.flow.native.architectures import ARCHITECTURES, FLUX_VAE, Architecture, architecture_of
 from ..trainer.flow.native.memory import GB, Estimate
-from ..trainer.types import MAKE_NODE, MATCHING_NODE, SAMPLER_NODE, STEP_NODES, SamplerSettings
+from ..trainer.types import (
+    DATASET_NODE,
+    MAKE_NODE,
+    MATCHING_NODE,
+    PAIRS_NODE,
+    STEP_NODES,
+    TRAJECTORY_NODES,
+    SamplerSettings,
+)
 from ..trainer.workflow import graph as api
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
@@ -142,7 +150,8 @@ def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Cas
 
 
 def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
-    sampler = _the_only(graph, "SDE Sampler", SAMPLER_NODE)["inputs"]
+    source = _the_only(graph, "SDE Sampler or Preference Pairs", *TRAJECTORY_NODES)
+    sampler = source["inputs"]
     update = _the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
     step = update["inputs"]
     settings = SamplerSettings()
@@ -151,8 +160,10 @@ def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
         value = sampler.get(name, getattr(settings, name))
         return getattr(settings, name) if api.is_link(value) else value
 
-    prompts = [entry["inputs"] for entry in graph.values() if entry["class_type"] == "OTCA_PromptDataset"]
+    prompts = [entry["inputs"] for entry in graph.values() if entry["class_type"] == DATASET_NODE]
     samples = sampler.get("group_size", 12) * (prompts[0].get("prompts_per_iteration", 1) if prompts else 1)
+    if source["class_type"] == PAIRS_NODE:
+        samples = 2 * sampler.get("pairs_per_iteration", 4)
     guided = of("guidance") != 1 and not model.embeds_guidance
     judges = [entry for entry in graph.values() if entry["class_type"] in memory.REWARDS]
     sizes = [file.bytes for file, _ in encoders]

@@ -165,6 +165,21 @@ def fuse_gains(
     return Advantages(step_advantage, mean, fused, valid, scores, credit, metrics, STEPWISE_GAIN, seconds)
 
 
+def of_pairs(scores: Scores, credit: StepCredit) -> Advantages:
+    """Of groups of two whose better one is known, a score of 1 and one of 0: z is 1 and -1, and Ã_j = w_j·z.
+
+    Nothing is divided by a spread: that of two samples is always the same.
+    """
+    started, groups = time.perf_counter(), scores.groups
+    valid = _valid(scores.usable, credit.similarity)
+    z = torch.where(valid, 2 * scores.values[:, 0] - 1, 0.0)
+    metrics = _metrics(z, credit, z[:, None], groups, valid[:, None]) | _step_weights(credit, valid)
+    fused = Fused(z, torch.ones_like(scores.values))
+    step_advantage = torch.where(valid[:, None], credit.weights * z[:, None], 0.0)
+    seconds = time.perf_counter() - started
+    return Advantages(step_advantage, z[:, None], fused, valid, scores, credit, metrics, "pairs", seconds)
+
+
 def best_of_n(advantages: Advantages, best: int, worst: int) -> Advantages:
     """Keeps the `best` and the `worst` samples of each group, by fused advantage z; the others train nothing.
 

@@ -52,14 +52,20 @@ def choose(prompts: list[str], count: int, index: int, seed: int | None) -> Prom
         seed: of a new order in every pass; None keeps the file's order.
     """
     positions = range(index * count, (index + 1) * count)
+    return Prompts(tuple(prompts[number] for number in numbers_at(positions, len(prompts), seed)), tuple(positions))
+
+
+def numbers_at(positions: Sequence[int], count: int, seed: int | None) -> list[int]:
+    """What stands at these positions when `count` things are repeated without end: in their order, or in a new order in
+    every pass."""
     orders: dict[int, np.ndarray] = {}
-    texts = []
+    numbers = []
     for position in positions:
-        epoch, index_in_epoch = divmod(position, len(prompts))
+        epoch, index_in_epoch = divmod(position, count)
         if seed is not None and epoch not in orders:
-            orders[epoch] = np.random.default_rng([seed, epoch]).permutation(len(prompts))
-        texts.append(prompts[orders[epoch][index_in_epoch] if seed is not None else index_in_epoch])
-    return Prompts(tuple(texts), tuple(positions))
+            orders[epoch] = np.random.default_rng([seed, epoch]).permutation(count)
+        numbers.append(int(orders[epoch][index_in_epoch]) if seed is not None else index_in_epoch)
+    return numbers
 
 
 @functools.cache

@@ -62,7 +62,7 @@ def sample(
     policy.forget_gradients()
     sigmas = _trainable_sigmas(model, settings)
     condition = model.condition(prompts.texts, settings)
-    share = _share(model, len(prompts.texts) * group_size)
+    share = share_of(model, len(prompts.texts) * group_size)
     groups = torch.tensor([row // group_size for row in share.rows])
     keep_graph = keep_graph and policy.samples_with == THETA
     walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
@@ -327,12 +327,13 @@ def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, poin
     return velocity[inverse.to(x.device)]
 
 
-def _share(model: FlowModel, samples: int) -> distributed.Share:
+def share_of(model: FlowModel, samples: int) -> distributed.Share:
+    """The rows of so many samples that are this process's. Raises ValueError where a sharded model could not keep pace."""
     share = distributed.share(samples)
     if model.policy.is_sharded and share.total % distributed.world():
         raise ValueError(
             f"{share.total} samples cannot be shared equally by {distributed.world()} processes, as a sharded model needs it. "
-            "Fix: change prompts_per_iteration or group_size"
+            "Fix: change the number of prompts or pairs to an iteration, or group_size"
         )
     return share
 

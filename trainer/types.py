@@ -67,7 +67,9 @@ MODEL_NODES = (
     LOAD_NODE,
     MAKE_NODE,
 )  # where what is trained comes from: a folder of diffusers, or ComfyUI's own loaders
-SAVE_NODE, DATASET_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset"
+SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
+ASKING_NODES = (STACK_NODE, PAIRS_NODE)  # what rewards are connected to in a training
+TRAJECTORY_NODES = (SAMPLER_NODE, PAIRS_NODE)  # where trajectories come from: sampled, or made of given pictures
 
 # --- The values ---
 
@@ -133,6 +135,17 @@ class SamplerSettings:
         start, length = inputs.get("window_start", 0), inputs.get("window_length", 0)
         settings = cls(**{name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs})
         return replace(settings, window=(start, length or settings.steps) if start or length else None)
+
+    @classmethod
+    def of_pairs(cls, inputs: Mapping[str, Any]) -> SamplerSettings:
+        """Of the inputs of Preference Pairs: its noise levels are those of a deterministic sampler of as many steps."""
+        named = {name: inputs[name] for name in cls.__dataclass_fields__ if name in inputs}
+        return replace(cls(**named), kind="ode", eta=0.0, steps=inputs["levels"], shared_noise=False)
+
+    @classmethod
+    def of_node(cls, class_type: str, inputs: Mapping[str, Any]) -> SamplerSettings:
+        """Of the inputs of one of TRAJECTORY_NODES."""
+        return cls.of_pairs(inputs) if class_type == PAIRS_NODE else cls.from_inputs(inputs)
 
     @property
     def window_end(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import subprocess
 import tempfile
@@ -44,7 +45,9 @@ from ...trainer.grpo import clipped_objective
 from ...trainer.networks import preprocess
 from ...trainer.networks.features import PatchFeatures
 from ...trainer.networks.network import shared
-from ...trainer.pictures import curves, grids, heatmaps
+from ...trainer.pairs.reading import read_folder
+from ...trainer.pairs.trajectories import take
+from ...trainer.pictures import curves, grids, heatmaps, media
 from ...trainer.prompts import choose
 from ...trainer.rewards import geneval, ranking, reward_class
 from ...trainer.rewards.base import Reward, score, score_stack
@@ -253,6 +256,23 @@ def prompt_order():
     axis.set_xlabel("index (one an iteration)", fontsize=9)
     axis.set_title("Prompts A to G, 3 an iteration, shuffled; a colour is one pass", fontsize=10)
     return _drawn(figure)
+
+
+def preference_pairs():
+    """A pair as an update sees it: a picture of the prompt and one of another, with one noise, at some of the trained levels."""
+    folder, own = Path(workplace().name) / "pairs", trajectories()
+    folder.mkdir()
+    for name, row in (("chosen", 0), ("rejected", 12)):
+        grids.save(media.eight_bits(own.images[row]).numpy(), folder / f"{name}.png")
+    line = {"prompt": CAPTIONS[0], "chosen": "chosen.png", "rejected": "rejected.png"}
+    (folder / "pairs.jsonl").write_text(json.dumps(line), encoding="utf-8")
+    user_named(folder)
+    settings = replace(SETTINGS, kind="ode", shared_noise=False)
+    pair, _ = take(read_folder(str(folder)), model(), settings, count=1, index=0, shuffle=False, seed=0)
+    levels = (8, 6, 4, 3, 2, 1)
+    images = model().decode(pair.latents[:, levels].flatten(0, 1))
+    captions = [f"{name}, noise {pair.sigmas[level]:.2f}" for name in ("chosen", "rejected") for level in levels]
+    return grids.sample_grid(images, captions, columns=len(levels))
 
 
 def sampler_noise():
@@ -772,6 +792,7 @@ DRAWINGS = {
     "reward_my_taste": reward_my_taste,
     "model_files": model_files,
     "prompt_order": prompt_order,
+    "preference_pairs": preference_pairs,
     "sampler_noise": sampler_noise,
     "window_places": window_places,
     "sampler_group": sampler_group,

@@ -26,7 +26,7 @@ FROM_PAGE = "OTCA_STARTED_BY_PAGE"  # set for a trainer that nobody typed: the f
 READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
-PROMPTS = "prompts"  # what a want to read a prompt file is for
+PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
 PROMPT_SUFFIXES = (".txt", ".jsonl")
 HOMES = ("/home", "/Users")  # above those of other people
 MOST_PROMPT_BYTES = 16 * 1024**2
@@ -106,9 +106,9 @@ def folders(why: str) -> list[str]:
 
 
 def known_folders(why: str) -> list[str]:
-    """Folders that nobody has to allow, the one where a command was typed among them. For prompts they are few: the hub's cache
-    and the models' folders hold what others wrote, and what the user never meant to show."""
-    readable = paths.input_folders() if why == PROMPTS else _model_folders()
+    """Folders that nobody has to allow, the one where a command was typed among them. For prompts and pairs they are few: the
+    hub's cache and the models' folders hold what others wrote, and what the user never meant to show."""
+    readable = paths.input_folders() if why in (PROMPTS, PAIRS) else _model_folders()
     if not comfyui.in_comfyui() and FROM_PAGE not in os.environ and not too_wide(os.getcwd()):
         readable.append(Path.cwd())
     return list(dict.fromkeys(_absolute(str(folder)) for folder in readable))

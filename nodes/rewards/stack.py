@@ -9,6 +9,10 @@ from ..inputs import integer, lines, miswired, socket, switch
 MAX_REWARDS = 8
 
 
+def reward_sockets(tip="A reward; its coefficient and held_out are set on its node."):
+    return {f"reward_{number}": socket("OTCA_REWARD", tip=tip) for number in range(1, MAX_REWARDS + 1)}
+
+
 class _AsksRewards:
     """What both share: the sockets, and the table that they show."""
 
@@ -19,11 +23,6 @@ class _AsksRewards:
     @classmethod
     def INPUT_TYPES(cls) -> dict:
         raise NotImplementedError
-
-    @staticmethod
-    def reward_sockets():
-        reward = socket("OTCA_REWARD", tip="A reward; its coefficient and held_out are set on its node.")
-        return {f"reward_{number}": reward for number in range(1, MAX_REWARDS + 1)}
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
@@ -62,7 +61,7 @@ class RewardStack(_AsksRewards):
         return {
             "required": {"trajectories": socket("OTCA_TRAJECTORIES")},
             "optional": {
-                **cls.reward_sockets(),
+                **reward_sockets(),
                 "overlap": switch(
                     tip="Scores while the next samples are made, batch_size of the SDE Sampler at a time. Takes the memory of "
                     "both at once."
@@ -125,7 +124,7 @@ class ScoreImages(_AsksRewards):
                 "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best."),
             },
             "optional": {
-                **cls.reward_sockets(),
+                **reward_sockets(),
                 "prompt_per_image": switch(
                     tip="On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
                     "prompt of all pictures."

@@ -84,7 +84,18 @@ def check_tuned(inside, family):
     assert found["left"] == [] and found["keys"] == 2 * found["patches"] > 0, "every key of the file is taken"
 
 
-CHECKS = {"ratio": check_ratio, "gradients": check_gradients, "sampler": check_sampler, "tuned": check_tuned}
+def check_encoded(inside, family):
+    found = inside.ask("encoded", family)
+    assert found["shapes"] and found["apart"] <= 1e-5 and found["spread"] > 0.01, found
+
+
+CHECKS = {
+    "ratio": check_ratio,
+    "gradients": check_gradients,
+    "sampler": check_sampler,
+    "tuned": check_tuned,
+    "encoded": check_encoded,
+}
 
 
 def test_ratio_is_one_to_the_bit(inside, family):
@@ -101,6 +112,10 @@ def test_one_weight_of_a_model_stored_in_float8(inside):
 
 def test_our_sampler_is_ksampler(inside, family):
     check_sampler(inside, family, ("guidance", "patched"))
+
+
+def test_a_picture_becomes_the_latents_that_decode_to_it(inside, family):
+    check_encoded(inside, family)
 
 
 def test_the_tuned_model_is_the_trained_one(inside, family):

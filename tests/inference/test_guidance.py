@@ -202,7 +202,7 @@ def test_one_guide_at_1_is_the_tuned_model_and_at_0_the_base(load_model, perturb
 
 def test_a_step_is_linear_in_gamma(still_model, small_settings, files):
     x = torch.randn((2, *still_model.latent_shape(40, 40)), generator=torch.Generator().manual_seed(1))
-    condition = still_model.encode(TEXTS)
+    condition = still_model.embeddings(TEXTS)
     found = []
     for gamma in (0.0, 0.7, 1.4, 2.1):
         with torch.no_grad(), composed(still_model, [parse(f"{files['one']}={gamma}")], 1) as compose:

@@ -77,6 +77,7 @@ def test_titles_and_outputs():
     outputs = {node_id for node_id in NODES if getattr(NODE_CLASS_MAPPINGS[node_id], "OUTPUT_NODE", False)}
     worth_seeing = {"OTCA_SCORES", "OTCA_CREDIT", "OTCA_ADVANTAGES"}
     seen = {node_id for node_id in NODES if worth_seeing & set(NODE_CLASS_MAPPINGS[node_id].RETURN_TYPES)}
+    seen.remove("OTCA_PreferencePairs")  # whose scores are always 1 and 0
     assert (
         outputs == {"OTCA_TrainingRun", "OTCA_SaveLoRA", "OTCA_ScoreImages"} | seen
     )  # what shows something runs without a training below
@@ -239,7 +240,7 @@ def test_training_under_inference_mode(small_workflow, tmp_path, keep_graph):
     assert not any(parameter.is_inference() for parameter in model.transformer.parameters())
     assert not report.trajectories.latents.is_inference()
     # … and autograd works on all of it afterwards.
-    condition = model.encode(report.trajectories.prompts)
+    condition = model.embeddings(report.trajectories.prompts)
     model.velocity(report.trajectories.latents[[0, 3], 1], 0.7, condition, 3.5).square().mean().backward()
     assert all(parameter.grad is not None for parameter in model.policy.trainable_parameters())
     with torch.inference_mode():

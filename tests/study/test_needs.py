@@ -115,3 +115,15 @@ def test_the_command_reads_the_comfyui_that_the_user_names(tmp_path, monkeypatch
 
 def test_a_gpu_gb_is_as_files_are_counted():
     assert GB == 10**9
+
+
+def test_pairs_are_groups_of_two():
+    content = graph("z_image")
+    [sampler] = [id_ for id_, entry in content.items() if entry["class_type"] == "OTCA_SDESampler"]
+    [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
+    inputs = {"model": content[sampler]["inputs"]["model"], "pairs_per_iteration": 3, "width": 512, "height": 768}
+    content[sampler] = {"class_type": "OTCA_PreferencePairs", "inputs": {**inputs, "levels": 8, "guidance": 1.0}}
+    step["class_type"] = "OTCA_MatchingStep"
+    step["inputs"]["batch_size"] = 0
+    case, _ = needs.read(content)
+    assert (case.size, case.batch, case.sampling_batch, case.kept_steps, case.rows) == ((512, 768, 1), 6, 6, 0, 1)

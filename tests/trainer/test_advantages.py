@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from comfyui_otca.host import distributed
 from comfyui_otca.tests.processes import together
 from comfyui_otca.tests.trainer.test_fusion import algorithm_1
-from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains
+from comfyui_otca.trainer.advantages import METHODS, best_of_n, fuse, fuse_gains, of_pairs
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import LEFT_OUT, Scores, StepCredit
@@ -608,3 +608,20 @@ def test_the_loss_is_the_mean_over_those_that_are_kept(model, perturb, sample, k
         torch.testing.assert_close(own, parameter.grad, rtol=1e-5, atol=1e-7)
     # Each step computes the four (with KL once more for the reference), but the first, which a group shares.
     assert max(calls) == 4
+
+
+def test_a_pair_has_one_and_minus_one_whatever_the_credit():
+    values = torch.tensor([[1.0], [0.0], [0.0], [1.0], [1.0], [0.0]])
+    groups = torch.tensor([0, 0, 1, 1, 2, 2])
+    scores = Scores(values, ("preference",), (1.0,), groups, torch.empty(6, 0), (), ())
+    weights = torch.tensor([[1.5, 0.5]]).repeat(6, 1)
+    similarity = torch.ones(6, 3)
+    similarity[4, 1] = torch.nan  # latents that are not finite
+    credit = StepCredit(weights, weights / 2, similarity.diff(dim=1), similarity, (0, 1))
+    found = of_pairs(scores, credit)
+    assert found.fused.advantage.tolist() == [1, -1, -1, 1, 0, -1] and found.valid.tolist() == [True] * 4 + [
+        False,
+        True,
+    ]
+    assert found.step_advantage.tolist() == [[1.5, 0.5], [-1.5, -0.5], [-1.5, -0.5], [1.5, 0.5], [0, 0], [-1.5, -0.5]]
+    assert found.metrics["groups/masked_samples"] == 1 and found.metrics["credit/step/0"] == pytest.approx(1.5)

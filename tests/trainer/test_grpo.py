@@ -98,7 +98,7 @@ def plain_gradients(model, taken, advantages, old=None, clip=1e-4, kl=0.0, ratio
         parameter.grad = None
     total, count = 0.0, taken.log_probs.numel()
     for sample, text in enumerate(taken.texts):
-        condition = model.encode([text])
+        condition = model.embeddings([text])
         for position, step in enumerate(taken.trained):
             x = taken.latents[sample : sample + 1, step]
             velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
@@ -285,7 +285,7 @@ def test_divergence_from_the_reference(model, sample, judged):
     assert metrics["kl/reference"] > 0
     # By hand, at the trained step and the samples (the first of each group) that it says it looks at.
     rows, step = torch.tensor([0, 3]), taken.trained[model.policy.version % 3]
-    x, condition = taken.latents[rows, step], model.encode(taken.prompts)
+    x, condition = taken.latents[rows, step], model.embeddings(taken.prompts)
     with torch.no_grad():
         velocity = model.velocity(x, taken.sigmas[step], condition, 3.5)
         with model.policy.reference():
@@ -637,7 +637,7 @@ def test_regulated_ratio(model, sample, judged):
     with torch.no_grad():
         for index, text in enumerate(taken.texts):
             for position, step in enumerate(taken.trained):
-                x, condition = taken.latents[index : index + 1, step], model.encode([text])
+                x, condition = taken.latents[index : index + 1, step], model.embeddings([text])
                 velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
                 means[index, position] = plain_log_prob(model, taken, index, step, velocity)[1]
     update(model, taken, credited(advantages, regulated=False), UpdateSettings(learning_rate=1e-3))
@@ -646,7 +646,7 @@ def test_regulated_ratio(model, sample, judged):
     total, count = 0.0, taken.log_probs.numel()
     for index, text in enumerate(taken.texts):
         for position, step in enumerate(taken.trained):
-            x, condition = taken.latents[index : index + 1, step], model.encode([text])
+            x, condition = taken.latents[index : index + 1, step], model.embeddings([text])
             velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
             density, mean = plain_log_prob(model, taken, index, step, velocity)
             bias = (mean - means[index, position]).square().mean() / (2 * stds[position] ** 2)

@@ -41,7 +41,7 @@ def test_the_last_step_is_deterministic(taken, still_model):
     assert taken.stds[-1] == 0 and torch.equal(taken.final, taken.latents[:, -1])
     # One Euler step by hand: x̂0 = x - σ·v.
     with torch.no_grad():
-        velocity = still_model.velocity(taken.latents[:, 3], taken.sigmas[3], still_model.encode(taken.texts), 3.5)
+        velocity = still_model.velocity(taken.latents[:, 3], taken.sigmas[3], still_model.embeddings(taken.texts), 3.5)
     torch.testing.assert_close(taken.final, taken.latents[:, 3] - taken.sigmas[3] * velocity, rtol=0, atol=1e-5)
 
 
@@ -266,7 +266,7 @@ def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_set
 
 def test_stored_log_probs_against_torch_distributions(taken, still_model):
     """dance_sde by its own formula: drift of x towards x̂0, std η·√Δ."""
-    condition = still_model.encode(taken.texts)
+    condition = still_model.embeddings(taken.texts)
     for position, step in enumerate(taken.trained):
         sigma, following, x = taken.sigmas[step], taken.sigmas[step + 1], taken.latents[:, step]
         with torch.no_grad():

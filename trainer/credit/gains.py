@@ -16,7 +16,7 @@ import torch
 
 from ...host import distributed, stopping
 from ..advantages import fuse_gains
-from ..rewards.base import refuse_groups_only, score
+from ..rewards.base import RewardError, refuse_groups_only, score
 from ..rollout import at_one_point, first_of_each
 from .steps import similarity_gain
 
@@ -82,6 +82,12 @@ def rewards_along(
     final = torch.cat([scores.values, scores.held_out], 1) if held_out else scores.values
     final = torch.where(final.isfinite(), final, torch.nan)  # whether a reward failed or did not apply
     rewards, texts = scores.rewards[: final.shape[1]], trajectories.texts
+    named = [*scores.names, *(scores.held_out_names if held_out else ())]
+    if named != [reward.name for reward in rewards]:
+        raise RewardError(
+            f"the scores {', '.join(map(repr, named))} come from no reward that could be asked about every step's picture. Fix: "
+            "a credit that asks no reward"
+        )
     refuse_groups_only(rewards, "a measure of every step's gain")
     along = dict.fromkeys(points, final)
     asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]

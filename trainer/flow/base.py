@@ -33,6 +33,11 @@ def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
     return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
 
 
+def frame_size(images: Tensor) -> tuple[int, int, int]:
+    """(height, width, frames) of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `latent_shape` takes them."""
+    return images.shape[-3], images.shape[-2], images.shape[1] if images.ndim == 5 else 1
+
+
 class FlowModel(Resident, ABC):
     """A network that is trained, or two that share the noise levels, and in `policy` what is trained of them.
 
@@ -88,6 +93,15 @@ class FlowModel(Resident, ABC):
     @abstractmethod
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
         """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+
+    @abstractmethod
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        """The inverse of `decode`: latents [B, C, (F,) h, w], float32 on the CPU, of pictures [B, H, W, 3] or videos
+        [B, F, H, W, 3] in [0, 1].
+
+        The mean of the autoencoder's distribution, with the family's scale and shift. Raises ValueError for a size that
+        cannot be made.
+        """
 
     @abstractmethod
     def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:

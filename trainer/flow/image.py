@@ -34,3 +34,8 @@ class ImageModel(PipelineModel):
         vae = self.pipeline.vae
         latents = latents / vae.config.scaling_factor + vae.config.shift_factor
         return vae.decode(latents.to(vae.dtype), return_dict=False)[0].float().permute(0, 2, 3, 1) / 2 + 0.5
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        vae = self.pipeline.vae
+        (posterior,) = vae.encode((images * 2 - 1).permute(0, 3, 1, 2).to(vae.dtype), return_dict=False)
+        return (posterior.mode().float() - vae.config.shift_factor) * vae.config.scaling_factor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ import torch
 from ...host import devices
 from .. import schedule
 from .adapters import PeftAdapters
-from .base import FlowModel
+from .base import FlowModel, frame_size
 from .condition import NEGATIVE, Condition, Embeddings
 from .sizes import RULES
 
@@ -69,6 +69,10 @@ class PipelineModel(FlowModel):
     @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
         """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
+
+    @abstractmethod
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Pictures [B, (F,) H, W, 3] in [0, 1] to [B, C, (F,) h, w]."""
 
     @classmethod
     def lora_key(cls, name: str) -> str:
@@ -133,7 +137,7 @@ class PipelineModel(FlowModel):
             super()._move(device)
         self.policy.move(device)
 
-    def encode(self, texts: Sequence[str]) -> Condition:
+    def embeddings(self, texts: Sequence[str]) -> Condition:
         """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
         return self._embeddings.of(texts, self.device)
 
@@ -144,9 +148,9 @@ class PipelineModel(FlowModel):
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
         """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
-        tensors = self.encode(texts).tensors
+        tensors = self.embeddings(texts).tensors
         if self.CLASSIFIER_FREE and max(settings.guidance, settings.guidance_2) > 1:
-            negative = self.encode([settings.negative_prompt] * len(texts)).tensors
+            negative = self.embeddings([settings.negative_prompt] * len(texts)).tensors
             tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
         return Condition(tensors)
 
@@ -154,14 +158,21 @@ class PipelineModel(FlowModel):
         """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
         return schedule.noise_levels(settings, settings.shift or self.shift(settings))
 
-    @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
         """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
-        parts = latents.split(batch_size or len(latents))
-        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
+        return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
+
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        self.latent_shape(*frame_size(images))
+        return self._in_parts(lambda part: self.encode_images(part).float(), images, batch_size)
+
+    @torch.no_grad()
+    def _in_parts(self, work: Callable[[Tensor], Tensor], values: Tensor, batch_size: int) -> Tensor:
+        """What the autoencoder makes of [B, …], `batch_size` at a time, on the CPU."""
         device = self.device
+        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
         with self._decoding, self._visit(device, "vae"):
-            return torch.cat([self.decode_latents(part.to(device)).float().clamp(0, 1).cpu() for part in parts])
+            return torch.cat([work(part.to(device)).cpu() for part in values.split(batch_size or len(values))])
 
     def autocast(self):
         """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""

@@ -94,13 +94,23 @@ class Wan(PipelineModel):
         return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
 
     def decode_latents(self, latents: Tensor) -> Tensor:
-        vae = self.pipeline.vae
-        mean, std = (
-            torch.tensor(figures, device=latents.device).view(1, -1, 1, 1, 1)
-            for figures in (vae.config.latents_mean, vae.config.latents_std)
-        )
+        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(latents.device)
         video = vae.decode((latents * std + mean).to(vae.dtype), return_dict=False)[0]
         return video.float().permute(0, 2, 3, 4, 1) / 2 + 0.5
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(images.device)
+        video = images if images.ndim == 5 else images.unsqueeze(1)  # a picture is a video of one frame
+        (posterior,) = vae.encode((video * 2 - 1).permute(0, 4, 1, 2, 3).to(vae.dtype), return_dict=False)
+        return (posterior.mode().float() - mean) / std
+
+    def _latent_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The mean and the std of each of the autoencoder's channels, [1, C, 1, 1, 1]."""
+        config = self.pipeline.vae.config
+        mean, std = (
+            torch.tensor(of, device=device).view(1, -1, 1, 1, 1) for of in (config.latents_mean, config.latents_std)
+        )
+        return mean, std
 
     @classmethod
     def lora_key(cls, name: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from PIL.Image import DecompressionBombError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,6 +17,10 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".webm", ".mov", ".mkv")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # of PICTURES, as PIL calls them
+MOST_PIXELS = 64_000_000
+# What PIL raises of files that are none.
+DAMAGES = (OSError, SyntaxError, EOFError, IndexError, struct.error, zlib.error, DecompressionBombError)
 
 
 def eight_bits(images: Tensor) -> Tensor:
@@ -30,6 +38,27 @@ def read(file: Path) -> np.ndarray:
     from PIL import Image
 
     return np.asarray(Image.open(file).convert("RGB"))
+
+
+def fitted(content: bytes, width: int, height: int) -> np.ndarray:
+    """uint8 [height, width, 3] of a picture's file: scaled until it just covers that size, and cropped about its centre.
+
+    Raises:
+        ValueError: it is none of PICTURES, is damaged, or would take too much memory.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
+            if picture.width * picture.height > MOST_PIXELS:
+                raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
+            fit = ImageOps.fit(picture.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
+    except UnidentifiedImageError as error:
+        raise ValueError(f"is none of {', '.join(FORMATS)}") from error
+    except DAMAGES as error:
+        raise ValueError(f"is damaged ({error})") from error
+    return np.asarray(fit)
 
 
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:

@@ -18,7 +18,7 @@ from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
 from .. import keys
 from ..rewards import RewardError
-from ..types import RUN_NODE, SAVE_NODE, STACK_NODE, STEP_NODES, RunSettings
+from ..types import ASKING_NODES, RUN_NODE, SAVE_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint, preflight
@@ -227,8 +227,8 @@ def trained_model(workflow: Workflow) -> FlowModel:
 
 
 def _rewards(workflow: Workflow) -> list[Reward]:
-    """What the stacks are connected to."""
-    stacks = [workflow.nodes[stack] for stack in workflow.find(STACK_NODE)]
+    """What the stacks, and pairs, are connected to."""
+    stacks = [workflow.nodes[stack] for kind in ASKING_NODES for stack in workflow.find(kind)]
     links = [link for stack in stacks for name, link in stack.links.items() if name.startswith("reward_")]
     made = workflow.run(targets=[node for node, _ in links])
     return [made[node][output] for node, output in links]

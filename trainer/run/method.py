@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..types import MATCHING_NODE, STEP_NODES, SamplerSettings
+from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, STEP_NODES
 from ..updates import refusals
 from ..workflow import lineage
 
@@ -36,10 +36,28 @@ def _noiseless(graph: _Graph) -> Iterator[Problem]:
     """A credit that weighs steps by their noise needs some."""
     for node_id, node in graph.nodes.items():
         for sampler in graph.samplers[node_id] if getattr(node.cls, "NEEDS_NOISE", False) else ():
-            if graph.values[sampler]["kind"] == "ode":
+            if graph.settings(sampler).kind == "ode":
                 message = f"weighs steps by their noise, and {graph.titles([sampler])} adds none (kind = ode)"
                 fix = "TCD Weights or Uniform Weights in its place, or another kind on the SDE Sampler"
                 yield graph.problem(node_id, "trajectories", message, fix)
+
+
+def _asked_again(graph: _Graph) -> Iterator[Problem]:
+    """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
+    for node_id, node in graph.nodes.items():
+        asks = getattr(node.cls, "asks_rewards_again", None)
+        stack = node.links.get("scores", ("", 0))[0]
+        if asks is None or stack not in graph.of(*ASKING_NODES) or not asks(**graph.values[node_id]):
+            continue
+        if graph.nodes[stack].class_type == PAIRS_NODE:
+            message = f"asks the rewards at every step, and the preferences of {graph.titles([stack])} come from none"
+            yield graph.problem(node_id, "scores", message, "choose a credit that asks no reward")
+            continue
+        for name, (source, _) in graph.nodes[stack].links.items():
+            if graph.only_of_groups(source):
+                message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
+                fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
+                yield graph.problem(node_id, "scores", message, fix)
 
 
 def _update(graph: _Graph) -> Iterator[Problem]:
@@ -47,11 +65,15 @@ def _update(graph: _Graph) -> Iterator[Problem]:
     for step in graph.of(*STEP_NODES):
         matching = graph.nodes[step].class_type == MATCHING_NODE
         for sampler in sorted(graph.samplers[step]):
-            values = graph.values[sampler]
-            settings = SamplerSettings.from_inputs(values)
+            if graph.nodes[sampler].class_type == PAIRS_NODE:
+                if not matching:
+                    message = f"{graph.titles([sampler])} gives pictures that no policy sampled, so there is no ratio to train"
+                    yield graph.problem(step, "trajectories", message, "Matching Step as the update")
+                continue
+            settings = graph.settings(sampler)
             misfits = refusals.of_ratios(settings)
             if matching:
-                misfits = refusals.of_matching(settings, keeps_graph=values["keep_graph"] == "on")
+                misfits = refusals.of_matching(settings, keeps_graph=graph.values[sampler]["keep_graph"] == "on")
             yield from (graph.misfit(sampler, misfit) for misfit in misfits)
         scaling = [
             node_id
@@ -62,4 +84,4 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
 
 
-CHECKS = (_credit, _noiseless, _update)
+CHECKS = (_asked_again, _credit, _noiseless, _update)

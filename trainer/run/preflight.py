@@ -20,7 +20,18 @@ from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, noise_levels, untrainable
-from ..types import LOAD_NODE, MODEL_NODES, RUN_NODE, SAMPLER_NODE, STACK_NODE, STEP_NODES, VOTE_NODE, SamplerSettings
+from ..types import (
+    ASKING_NODES,
+    LOAD_NODE,
+    MODEL_NODES,
+    PAIRS_NODE,
+    RUN_NODE,
+    STACK_NODE,
+    STEP_NODES,
+    TRAJECTORY_NODES,
+    VOTE_NODE,
+    SamplerSettings,
+)
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
@@ -106,9 +117,18 @@ class _Graph:
         samplers: dict[str, set[str]] = {}
         for node_id, node in self.nodes.items():
             looked_at = [source for name, (source, _) in node.links.items() if node.declared[name].type != MODEL_TYPE]
-            itself = {node_id} if node.class_type == SAMPLER_NODE else set()
+            itself = {node_id} if node.class_type in TRAJECTORY_NODES else set()
             samplers[node_id] = itself or set().union(*(samplers[source] for source in looked_at))
         return samplers
+
+    def settings(self, sampler: str) -> SamplerSettings:
+        """What one of TRAJECTORY_NODES samples with, or makes trajectories for."""
+        return SamplerSettings.of_node(self.nodes[sampler].class_type, self.values[sampler])
+
+    def only_of_groups(self, reward: str) -> bool:
+        """Whether it may be asked about the pictures that are trained on, and about no others."""
+        limited = getattr(self.nodes[reward].cls, "only_of_groups", None)
+        return limited is not None and limited(**self.values[reward])
 
     def titles(self, node_ids: Iterable[str]) -> str:
         return ", ".join(f'{node_id} "{self.workflow.title(node_id)}"' for node_id in sorted(node_ids))
@@ -148,10 +168,11 @@ def _one_sampling(graph: _Graph) -> Iterator[Problem]:
         samplers = graph.samplers[node_id]
         apart = all(len(graph.samplers[source]) < 2 for source, _ in node.links.values())
         if len(samplers) > 1 and apart:  # and not said already, of a node before it
-            message = f"its inputs come from {len(samplers)} SDE Samplers: {graph.titles(samplers)}"
-            yield graph.problem(node_id, None, message, "let all of it come from one SDE Sampler")
+            kinds = " or ".join(sorted({graph.nodes[sampler].cls.TITLE for sampler in samplers}))
+            message = f"its inputs come from {len(samplers)} {kinds} nodes: {graph.titles(samplers)}"
+            yield graph.problem(node_id, None, message, f"let all of it come from one {kinds}")
         models = {name: graph.model(node_id, name) for name in node.links if node.declared[name].type == MODEL_TYPE}
-        if node.class_type == SAMPLER_NODE:
+        if node.class_type in TRAJECTORY_NODES:
             continue
         makers = graph.of(*STEP_NODES) if node.class_type == RUN_NODE else samplers
         sampled = set(filter(None, map(graph.model, makers)))  # None: it comes from a node that is not ours
@@ -188,8 +209,9 @@ def _announced(graph: _Graph, stack: str) -> dict[str, tuple[str, bool] | None]:
 
 
 def _rewards(graph: _Graph) -> Iterator[Problem]:
-    for stack in graph.of(STACK_NODE):
+    for stack in graph.of(*ASKING_NODES):
         links, rewards = graph.nodes[stack].links, _announced(graph, stack)
+        trained = [name for name, reward in rewards.items() if reward is not None and not reward[1]]
         connected: dict[tuple[str, int], str] = {}
         named: dict[str, str] = {}
         for name, reward in rewards.items():
@@ -204,7 +226,11 @@ def _rewards(graph: _Graph) -> Iterator[Problem]:
             elif reward and (other := named.setdefault(reward[0], name)) != name:
                 message = f"its reward is called {reward[0]!r}, as that of {other} is"
                 yield graph.problem(stack, name, message, "set different names on the two reward nodes")
-        if rewards and all(reward is not None and reward[1] for reward in rewards.values()):
+        if graph.nodes[stack].class_type == PAIRS_NODE:
+            for name in trained:
+                message = f"{graph.titles([links[name][0]])} would be trained, and here pairs are: rewards only judge evaluations"
+                yield graph.problem(stack, name, message, "switch on held_out on its node")
+        elif rewards and not trained and None not in rewards.values():
             message = "the stack has K = 0 rewards to train on: all of them are held out"
             yield graph.problem(stack, None, message, "connect a reward whose held_out switch is off")
 
@@ -218,26 +244,6 @@ def _people(graph: _Graph) -> Iterator[Problem]:
             yield graph.problem(node_id, "url", message, fix)
 
 
-def _only_of_groups(graph: _Graph, reward: str) -> bool:
-    """Whether it may be asked about the pictures that are trained on, and about no others."""
-    limited = getattr(graph.nodes[reward].cls, "only_of_groups", None)
-    return limited is not None and limited(**graph.values[reward])
-
-
-def _asked_again(graph: _Graph) -> Iterator[Problem]:
-    """A credit that asks rewards about the pictures predicted at every step needs rewards that may be asked about them."""
-    for node_id, node in graph.nodes.items():
-        asks = getattr(node.cls, "asks_rewards_again", None)
-        stack = node.links.get("scores", ("", 0))[0]
-        if asks is None or stack not in graph.of(STACK_NODE) or not asks(**graph.values[node_id]):
-            continue
-        for name, (source, _) in graph.nodes[stack].links.items():
-            if _only_of_groups(graph, source):
-                message = f"asks the rewards at every step, and {graph.titles([source])} only answers at the end"
-                fix = f"disconnect {name} of {graph.titles([stack])}, or choose a credit that asks no reward"
-                yield graph.problem(node_id, "scores", message, fix)
-
-
 def _best_metric(graph: _Graph) -> Iterator[Problem]:
     """It is one of the figures that the rewards of what is trained will have."""
     for run in graph.of(RUN_NODE):
@@ -246,10 +252,10 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
         while metric and node_id not in seen:
             seen.add(node_id)
             node = graph.nodes[node_id]
-            if node.class_type == STACK_NODE:
+            if node.class_type in ASKING_NODES:
                 rewards = _announced(graph, node_id)
                 links = {name: node.links[name][0] for name in rewards}
-                names = [one[0] for name, one in rewards.items() if one and not _only_of_groups(graph, links[name])]
+                names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name])]
                 try:
                     if None not in rewards.values():
                         verdicts.check_metric(metric, names)
@@ -268,7 +274,7 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
             model = graph.models.get(graph.model(sampler) or "")
             for name, (source, _) in rewards.items():
                 least = getattr(graph.nodes[source].cls, "LEAST_FRAMES", 0)
-                frames = graph.values[sampler]["frames"]
+                frames = graph.settings(sampler).frames
                 if not (least and isinstance(model, Configuration)):
                     continue
                 if model.grid.time is None or frames < least:
@@ -338,10 +344,9 @@ def _devices(graph: _Graph) -> Iterator[Problem]:
 
 
 def _sampler(graph: _Graph) -> Iterator[Problem]:
-    for node_id in graph.of(SAMPLER_NODE):
-        values = graph.values[node_id]
-        settings = SamplerSettings.from_inputs(values)
-        unfit = list(misfits(settings, values["group_size"]))
+    for node_id in graph.of(*TRAJECTORY_NODES):
+        values, settings = graph.values[node_id], graph.settings(node_id)
+        unfit = list(misfits(settings, values["group_size"])) if "group_size" in values else []
         loader = graph.model(node_id)
         model = graph.models.get(loader) if loader else None
         if loader and isinstance(model, Configuration):
@@ -355,12 +360,13 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
                 misfit = untrainable(settings, noise_levels(settings, shift))
                 unfit += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in unfit)
-        if loader and values["merge_adapter"] and graph.nodes[loader].class_type != LOAD_NODE:
+        merges = values.get("merge_adapter")
+        if loader and merges and graph.nodes[loader].class_type != LOAD_NODE:
             message = "ComfyUI owns these weights and may move them at any time, so nothing can be merged into them"
             yield graph.problem(node_id, "merge_adapter", message, "switch it off")
             continue
         memory = graph.values[loader].get("memory") or {} if loader else {}
-        if values["merge_adapter"] and memory.get("quantize", "none") != "none":
+        if merges and memory.get("quantize", "none") != "none":
             message = "the weights are quantized, and rounding to so few bits would lose the adapter"
             yield graph.problem(node_id, "merge_adapter", message, "switch it off, or quantize = none on Model Memory")
 
@@ -371,7 +377,6 @@ CHECKS = (
     _advancing,
     _rewards,
     _people,
-    _asked_again,
     _best_metric,
     _videos,
     _devices,

@@ -13,7 +13,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..types import DATASET_NODE, LOAD_NODE, MAKE_NODE, MODEL_NODES, PREFIX, RUN_NODE, SAMPLER_NODE, STACK_NODE
+from ..types import (
+    DATASET_NODE,
+    LOAD_NODE,
+    MAKE_NODE,
+    MODEL_NODES,
+    PAIRS_NODE,
+    PREFIX,
+    RUN_NODE,
+    SAMPLER_NODE,
+    STACK_NODE,
+)
 from .graph import constants, links
 from .graph import title as title_of
 
@@ -23,6 +33,7 @@ Graph = Mapping[str, Mapping]
 ADVANCING = {
     DATASET_NODE: {"index"},
     SAMPLER_NODE: {"seed"},
+    PAIRS_NODE: {"index"},
     "OTCA_MixGRPOWindow": {"iteration"},
 }
 # They name the run, what it starts from and how it is kept: whose the result is, not how it is made.

@@ -1,12 +1,12 @@
 // @ts-check
 /**
- * The sockets for rewards of Reward Stack and Score Images: the definition has eight, the node shows those in use and one that is free, and another one
- * appears when a reward is connected.
+ * The sockets for rewards of Reward Stack, Score Images and Preference Pairs: the definition has eight, the node shows those in use and one that is free,
+ * and another one appears when a reward is connected.
  */
 import { socketsToShow } from "../lib/sockets.js";
 
 const PREFIX = "reward_";
-const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
+const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages", "OTCA_PreferencePairs"];
 const INPUT = 1; // LiteGraph's name for the side of a node
 
 /** @type {OurWidget} */

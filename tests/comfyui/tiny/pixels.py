@@ -1,4 +1,4 @@
-"""A decoder of one matrix, held by a real comfy.sd.VAE."""
+"""An autoencoder of one matrix, held by a real comfy.sd.VAE."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 
 
 class TinyVAE(comfy.sd.VAE):
-    """Every pixel is a fixed linear map of its latent. Only decoding is there."""
+    """Every pixel is a fixed linear map of its latent."""
 
     def __init__(self, channels: int, dimensions: int, down: int, down_time: int, seed: int):
         # ComfyUI's smallest VAE, which has no network, sets everything up; then its network is replaced.
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, dtype=torch.float32)
-        self.first_stage_model = LinearDecoder(channels, down, down_time, seed).eval()
+        self.first_stage_model = Linear(channels, down, down_time, seed).eval()
         self.patcher = comfy.model_patcher.ModelPatcher(
             self.first_stage_model, load_device=self.device, offload_device=self.patcher.offload_device
         )
@@ -26,7 +26,7 @@ class TinyVAE(comfy.sd.VAE):
             self.downscale_index_formula = (down_time, down, down)
 
 
-class LinearDecoder(torch.nn.Module):
+class Linear(torch.nn.Module):
     def __init__(self, channels: int, down: int, down_time: int, seed: int):
         super().__init__()
         self.down, self.down_time = down, down_time
@@ -41,3 +41,13 @@ class LinearDecoder(torch.nn.Module):
             later = pixels[:, :, 1:].repeat_interleave(self.down_time, 2)
             pixels = torch.cat([pixels[:, :, :1], later], 2)
         return pixels
+
+    def encode(self, pixels: torch.Tensor, **options) -> torch.Tensor:
+        """The shortest latent that decodes to the mean of its pixels."""
+        frames = pixels if pixels.ndim == 5 else pixels.unsqueeze(2)
+        blocks = frames.unflatten(-1, (-1, self.down)).mean(-1).unflatten(-2, (-1, self.down)).mean(-2)
+        later = blocks[:, :, 1:].unflatten(2, (-1, self.down_time)).mean(3) if blocks.shape[2] > 1 else blocks[:, :, 1:]
+        latents = torch.einsum(
+            "cd,bd...->bc...", torch.linalg.pinv(self.weight).to(pixels), torch.cat([blocks[:, :, :1], later], 2)
+        )
+        return latents if pixels.ndim == 5 else latents.squeeze(2)

@@ -56,7 +56,7 @@ def by_hand(model, settings, noise, texts=TEXTS):
     sigmas, x = model.sigmas(settings), noise
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            velocity = model.velocity(x, sigma, model.encode(texts), settings.guidance)
+            velocity = model.velocity(x, sigma, model.embeddings(texts), settings.guidance)
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
     return x
 
@@ -90,6 +90,24 @@ def test_the_deterministic_sampler_is_the_pipelines(model, pipeline, small_setti
     pictures = by_pipeline(pipeline, settings, noise, model.max_sequence_length, "np")
     torch.testing.assert_close(model.decode(latents), torch.from_numpy(pictures), rtol=0, atol=1e-4)
     assert model.decode(latents).shape == (2, height, width, 3)
+
+
+def test_a_picture_becomes_the_latents_that_decode_to_it(model, pipeline, small_settings):
+    """Of pictures that the model can make; the latents are diffusers' own, the mean in the pipeline's scale."""
+    texts, settings = ["a red circle on a blue background", "a green square on a white background"], small_settings()
+    pictures = rollout.generate(model, texts, settings, [3, 4])
+    latents = model.encode(pictures, batch_size=1)
+    config, given = pipeline.vae.config, 2 * pictures.permute(0, 3, 1, 2) - 1
+    with torch.no_grad():
+        mean = pipeline.vae.encode(given).latent_dist.mean
+    expected = (mean - config.shift_factor) * config.scaling_factor
+    torch.testing.assert_close(latents, expected, rtol=0, atol=1e-5)
+    assert latents.shape == (2, *model.latent_shape(40, 40)) and latents.dtype == torch.float32
+    assert 0.7 < latents.std() < 1.4, "of the scale that the model was trained in"
+    again = model.decode(latents)
+    assert (again - pictures).abs().mean() < 0.01 and (again - pictures).abs().mean() < 0.05 * pictures.std()
+    with pytest.raises(ValueError, match="multiples of 8"):
+        model.encode(pictures[:, :38])
 
 
 def test_evaluation_pictures_are_the_pipelines(model, pipeline, sample, small_settings):
@@ -134,7 +152,7 @@ def test_a_guided_checkpoint_is_its_pipeline(load_model, dev_folder, small_setti
 
 
 def velocity(model, settings, guidance=3.5):
-    return model.velocity(noise_for(model, settings), 0.6, model.encode(TEXTS), guidance)
+    return model.velocity(noise_for(model, settings), 0.6, model.embeddings(TEXTS), guidance)
 
 
 def test_gradient_reaches_the_whole_adapter_and_nothing_else(model, perturb, small_settings):
@@ -188,11 +206,11 @@ def test_every_prompt_is_embedded_once(model):
     rows = []
     for encoder in (model.pipeline.text_encoder, model.pipeline.text_encoder_2):
         encoder.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    both = model.encode(["red", "blue", "red"])
+    both = model.embeddings(["red", "blue", "red"])
     assert rows == [2, 2]
-    swapped = model.encode(["blue", "red"])
+    swapped = model.embeddings(["blue", "red"])
     assert rows == [2, 2]
-    model.encode(["blue", "green"])
+    model.embeddings(["blue", "green"])
     assert rows == [2, 2, 1, 1]
     for name, tensor in both.tensors.items():
         assert torch.equal(tensor[0], tensor[2]) and not torch.equal(tensor[0], tensor[1])
@@ -205,7 +223,7 @@ def test_every_prompt_is_embedded_once(model):
 def test_sequence_length(load_model):
     model = load_model()
     assert model.max_sequence_length == model.pipeline.tokenizer_2.model_max_length == 8
-    assert load_model(max_sequence_length=5).encode(["a b"]).tensors["tokens"].shape[1] == 5
+    assert load_model(max_sequence_length=5).embeddings(["a b"]).tensors["tokens"].shape[1] == 5
 
 
 def test_sizes_that_the_model_cannot_make(still_model):

@@ -31,7 +31,7 @@ def velocity(model, seen=None):
         model.transformer.register_forward_pre_hook(lambda _, __, inputs: seen.update(inputs), with_kwargs=True)
     x = torch.randn((2, *model.latent_shape(40, 40)), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        return model.velocity(x, 0.7, model.encode(["a red circle", "a blue square"]), 3.5)
+        return model.velocity(x, 0.7, model.embeddings(["a red circle", "a blue square"]), 3.5)
 
 
 @pytest.mark.parametrize("alpha", [6.0, 4.0, 16.0])

@@ -143,20 +143,20 @@ def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_setti
     assert encoder not in model._networks() and model.transformer in model._networks()
     monkeypatch.setattr(encoder, "to", lambda device: moves.append(("encoder", str(device))))
     monkeypatch.setattr(model.transformer, "to", lambda device: moves.append(("transformer", str(device))))
-    expected = load_flow_model(folder, device="cpu").encode(["a red circle"]).tensors
-    found = model.encode(["a red circle"]).tensors
+    expected = load_flow_model(folder, device="cpu").embeddings(["a red circle"]).tensors
+    found = model.embeddings(["a red circle"]).tensors
     assert moves == [("encoder", "cpu")] * 2, "to the model's device, which is the CPU here, and back"
     for name in expected:
         torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
-    model.encode(["a red circle"])
+    model.embeddings(["a red circle"])
     assert len(moves) == 2, "a prompt that is known needs no encoder"
     monkeypatch.setattr(devices, "free_memory", lambda device: 1)
-    model.encode(["another prompt"])
+    model.embeddings(["another prompt"])
     order = ["transformer", "encoder", "encoder", "transformer"]
     assert [name for name, _ in moves[2:]] == order, "without room for both, the transformer steps aside"
 
 
-def test_an_offloaded_autoencoder_visits_only_to_decode(folder, monkeypatch):
+def test_an_offloaded_autoencoder_visits_only_to_decode_and_encode(folder, monkeypatch):
     model = load_flow_model(folder, device="cpu", offload_vae=True)
     vae, moves = model.pipeline.vae, []
     assert vae not in model._networks() and model.pipeline.text_encoder in model._networks()
@@ -164,6 +164,9 @@ def test_an_offloaded_autoencoder_visits_only_to_decode(folder, monkeypatch):
     latents = torch.randn((3, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(model.decode(latents, 2), load_flow_model(folder, device="cpu").decode(latents, 2))
     assert moves == ["cpu", "cpu"], "to the model's device, which is the CPU here, and back"
+    pictures = torch.rand((3, 32, 32, 3), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.encode(pictures, 2), load_flow_model(folder, device="cpu").encode(pictures, 2))
+    assert moves == ["cpu"] * 4
 
 
 def test_offloaded_networks_need_no_room_on_the_device(folder):

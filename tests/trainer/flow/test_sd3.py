@@ -65,6 +65,16 @@ def test_the_deterministic_sampler_is_the_pipelines(model, pipeline, small_setti
     torch.testing.assert_close(model.decode(latents), pictures, rtol=0, atol=1e-4)
 
 
+def test_a_picture_becomes_the_pipelines_latents(model, pipeline):
+    pictures = torch.rand((3, 24, 16, 3), generator=torch.Generator().manual_seed(2))
+    config = pipeline.vae.config
+    with torch.no_grad():
+        mean = pipeline.vae.encode(2 * pictures.permute(0, 3, 1, 2) - 1).latent_dist.mean
+    latents = model.encode(pictures, batch_size=2)
+    assert latents.shape == (3, *model.latent_shape(24, 16))
+    torch.testing.assert_close(latents, (mean - config.shift_factor) * config.scaling_factor, rtol=0, atol=1e-5)
+
+
 def test_guidance_and_the_negative_prompt_matter(model, small_settings):
     noise = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(11))
     one = {"width": 32, "height": 32}

@@ -79,6 +79,20 @@ def test_the_deterministic_sampler_is_the_pipelines(folder, load, video, guidanc
     torch.testing.assert_close(model.decode(x), frames, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("frames", [5, 1])
+def test_a_video_becomes_the_autoencoders_latents(still, frames):
+    videos = torch.rand((2, frames, 16, 32, 3), generator=torch.Generator().manual_seed(2))
+    vae = still.pipeline.vae
+    mean, std = (torch.tensor(of).view(-1, 1, 1, 1) for of in (vae.config.latents_mean, vae.config.latents_std))
+    with torch.no_grad():
+        expected = [vae.encode(2 * video.permute(3, 0, 1, 2)[None] - 1).latent_dist.mean[0] for video in videos]
+    latents = still.encode(videos)
+    assert latents.shape == (2, *still.latent_shape(16, 32, frames))
+    torch.testing.assert_close(latents, (torch.stack(expected) - mean) / std, rtol=0, atol=1e-5)
+    if frames == 1:
+        torch.testing.assert_close(still.encode(videos[:, 0]), latents)
+
+
 def test_each_noise_level_has_its_expert(still, folder):
     high, low = still.expert(0.9), still.expert(0.8)
     assert high is still.pipeline.transformer

@@ -15,10 +15,10 @@ import torch
 from ....host.resident import moving
 from ... import schedule
 from ...types import SamplerSettings
-from ..base import FlowModel, noise_levels
-from . import conditions, fitting, frozen, guard, suitable
+from ..base import FlowModel, frame_size, noise_levels
+from . import conditions, fitting, frozen, guard, pictures, suitable
 from .conditions import Encodings, NativeCondition, Processed, Prompt
-from .expert import Expert, ordinary
+from .expert import Expert
 from .mutation import Mutable
 
 if TYPE_CHECKING:
@@ -336,18 +336,28 @@ class NativeModel(FlowModel):
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        with self._decoding:
-            return torch.cat([self._decoded(part) for part in latents.split(batch_size or len(latents))])
+        parts, core, tiled = latents.split(batch_size or len(latents)), self._first.core, self.options.vae_tiling
+        with self._autoencoder():
+            images = torch.cat([pictures.decoded(self.vae, core, self._with_frames(part), tiled) for part in parts])
+        # the one frame of each picture
+        return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
 
-    def _decoded(self, latents: Tensor) -> Tensor:
-        with torch.inference_mode():  # as ComfyUI's nodes: some of its autoencoders write over what they have computed
-            plain = self._first.core.process_latent_out(self._with_frames(latents).float())
-            made = self.vae.decode_tiled(plain) if self.options.vae_tiling else self.vae.decode(plain)
-        self._look_again()  # the autoencoder may have taken their room
-        images = ordinary(made)
-        if images.ndim == 5 and latents.ndim == 4:  # the one frame of each picture
-            images = images.flatten(0, 1)
-        return images[..., :3].float().clamp(0, 1).cpu()
+    @torch.no_grad()
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        shape, core, tiled = self.latent_shape(*frame_size(images)), self._first.core, self.options.vae_tiling
+        has_frames = suitable.has_frames(self.models[HIGH])
+        with self._autoencoder():
+            parts = [pictures.encoded(self.vae, core, image, has_frames, tiled) for image in images]
+        return torch.cat(parts).reshape(len(images), *shape)
+
+    @contextlib.contextmanager
+    def _autoencoder(self) -> Iterator[None]:
+        """For one at a time. It may take the networks' room."""
+        with self._decoding:
+            try:
+                yield
+            finally:
+                self._look_again()
 
     def lora_key(self, name: str) -> str:
         return f"diffusion_model.{name}"

@@ -1,0 +1,76 @@
+"""A folder of files that a stranger's workflow names, and the files below it that a list in that folder names in turn.
+
+What is allowed is `permissions`' business; a list in the folder can name nothing outside of it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from .. import paths
+from . import opening, permissions
+from .opening import shown
+
+
+def input_folder(name: str, why: str) -> Path:
+    """The folder of that name: a path, or a name in one of the input folders.
+
+    Raises:
+        NotAllowed: it may not be read, also where a link leads out of the folders that may.
+        FileNotFoundError: it is nowhere.
+    """
+    among = paths.input_folders()
+    if not name:
+        raise FileNotFoundError("no folder is named")
+    readable = [os.path.realpath(folder) for folder in permissions.folders(why)]
+    for path in permissions.candidates(name, among, why):
+        if not os.path.isdir(path):
+            continue
+        real = os.path.realpath(path)
+        if not any(opening.inside(real, folder) for folder in readable):
+            raise permissions.NotAllowed(
+                f"{path} ({why}) is a link out of its folder, to {real}. Fix: put the folder itself there"
+            )
+        return path
+    raise FileNotFoundError(
+        f"folder {shown(name)} was not found, neither as a path nor in {', '.join(map(str, among))}"
+    )
+
+
+def read_below(folder: Path, name: str, most_bytes: int) -> bytes:
+    """The content of a regular file of that folder, or of one below it.
+
+    Raises:
+        Refused: a name that leads out of the folder, by itself or by a link; no regular file, or one that is too large.
+        OSError: it is not there, or cannot be read.
+    """
+    try:
+        opening.check_name(name)
+    except ValueError as error:
+        raise opening.Refused(f"is not looked for: {error}") from error
+    if not permissions.is_plain(name):
+        raise opening.LeadsOut("leads out of its folder")
+    return opening.read(opening.opened(folder / name, [str(folder)], most_bytes), most_bytes)
+
+
+def missing(folder: Path, names: Iterable[str]) -> set[str]:
+    """Those of many names below a folder that are not there: by one look into each folder, since a disk may be slow."""
+    listed: dict[str, frozenset[str]] = {}
+    lost = set()
+    for name in names:
+        below, last = os.path.split(os.path.normpath(name))
+        if below not in listed:
+            listed[below] = _names_in(folder / below)
+        # Some systems take names that differ in upper and lower case for one.
+        if last not in listed[below] and not os.path.lexists(folder / name):
+            lost.add(name)
+    return lost
+
+
+def _names_in(path: Path) -> frozenset[str]:
+    try:
+        return frozenset(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()

@@ -1,0 +1,51 @@
+"""Votes as pairs, which the node's own reader reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.study import voted
+from comfyui_otca.trainer.pairs.reading import read_folder
+from comfyui_otca.trainer.rewards.vote import votes
+from comfyui_otca.trainer.rewards.vote.votes import Answer, Vote
+
+A, B, C = (f"votes/{letter * 16}.png" for letter in "abc")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "votes").mkdir()
+    for name in (A, B, C):
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
+    return tmp_path
+
+
+def add(folder, prompt, pictures, answer, replaces=None):
+    vote = Vote(prompt, pictures, answer, replaces)
+    votes.append(folder / "votes.jsonl", vote)
+    return vote.id
+
+
+def test_every_choice_that_stands_is_a_pair(folder, capsys):
+    add(folder, "one", (A, B, C), Answer("order", ((2,), (0, 1))))
+    wrong = add(folder, "two", (A, B), Answer("pair", ((0,), (1,))))
+    add(folder, "two", (A, B), Answer("pair", ((1,), (0,))), wrong)
+    gone = add(folder, "three", (B, C), Answer("pair", ((0,), (1,))))
+    add(folder, "three", (B, C), Answer("withdrawn"), gone)
+    add(folder, "four", (A, C), Answer("alike"))
+    add(folder, "five", ("votes/0123456789abcdef.mp4", "votes/1123456789abcdef.mp4"), Answer("pair", ((0,), (1,))))
+    for _ in range(2):  # what was written before is written again
+        assert main(["vote", "--folder", str(folder), "--pairs"]) == 0
+        assert capsys.readouterr().out == f"3 pairs in {folder / 'pairs.jsonl'}\n"
+        read = [(pair.prompt, *pair.files) for pair in read_folder(str(folder)).pairs]
+        assert read == [("one", C, A), ("one", C, B), ("two", B, A)]
+
+
+def test_without_a_choice_there_is_nothing_to_write(folder):
+    add(folder, "four", (A, C), Answer("alike"))
+    with pytest.raises(ValueError, match="no vote by which.*Fix: "):
+        voted.write(folder)
+    assert not (folder / "pairs.jsonl").exists()

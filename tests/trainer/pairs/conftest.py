@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+
+@pytest.fixture
+def folder_of(tmp_path):
+    """folder_of(pairs, size=(width, height)): a folder of pairs; a pair is a prompt, or a whole line. Pictures differ by seed."""
+
+    def make(pairs=("a red circle", "a blue square", "a green square"), size=(40, 40), name="pairs"):
+        folder = tmp_path / name
+        (folder / "more").mkdir(parents=True, exist_ok=True)
+        lines, random = [], np.random.default_rng(0)
+        for number, pair in enumerate(pairs):
+            names = {"chosen": f"{number}a.png", "rejected": f"more/{number}b.png"}
+            for file in names.values():
+                save(folder / file, random.integers(0, 256, (size[1], size[0], 3), np.uint8))
+            line = pair if isinstance(pair, dict) else {"prompt": pair}
+            lines.append(json.dumps({**names, **line}))
+        (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return folder
+
+    return make
+
+
+def save(path, pixels) -> None:
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def graph_of():
+    """graph_of(folder, {class: {input: value}}, reward=True): two pairs an iteration on the embedded model, by Matching Step."""
+
+    def make(folder, changes=None, reward=True):
+        pairs = {"model": ["1", 0], "folder": str(folder), "pairs_per_iteration": 2, "index": 0, "shuffle": True}
+        pairs |= {"seed": 0, "width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
+        pairs |= {"reward_1": ["3", 0]} if reward else {}
+        step = {
+            "model": ["1", 0],
+            "trajectories": ["2", 0],
+            "advantages": ["2", 1],
+            "loss": "dpo",
+            "learning_rate": 1e-3,
+        }
+        step |= {"beta": 0.0, "old_policy": "on_policy", "sampled_steps": 2, "kl_coefficient": 0.0}
+        run = {"model": ["4", 0], "report": ["4", 1], "run_name": "pairs", "iterations": 3, "checkpoint_every": 1}
+        run |= {"evaluate_every": 3, "evaluation_prompts": "a red circle on a blue background", "evaluation_seeds": 2}
+        nodes = {
+            "1": (
+                "LoadFlowModel",
+                {"model": "shapes-flux", "lora_rank": 4, "lora_alpha": 4.0, "seed": 0, "dtype": "auto"},
+            ),
+            "2": ("PreferencePairs", pairs),
+            "3": ("RewardColorfulness", {"coefficient": 1.0, "held_out": True}),
+            "4": ("MatchingStep", step),
+            "5": ("TrainingRun", run),
+        }
+        content = {id_: {"class_type": f"OTCA_{name}", "inputs": inputs} for id_, (name, inputs) in nodes.items()}
+        for entry in content.values():
+            entry["inputs"].update((changes or {}).get(entry["class_type"].removeprefix("OTCA_"), {}))
+        return content
+
+    return make

@@ -1,0 +1,210 @@
+"""A folder of pairs, and hostile ones: names that lead out of it, lines that are none, files that are no pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from comfyui_otca.host.access import permissions
+from comfyui_otca.host.access.permissions import NotAllowed
+from comfyui_otca.nodes.pairs import PreferencePairs
+from comfyui_otca.trainer.pairs import reading
+from comfyui_otca.trainer.pairs.reading import PairError, folder_state, read_folder
+from comfyui_otca.trainer.types import metadata_of
+
+GOOD = {"prompt": "x", "chosen": "0a.png", "rejected": "more/0b.png"}
+
+
+def write(folder, *lines):
+    (folder / "pairs.jsonl").write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8"
+    )
+
+
+def test_each_line_is_a_pair(folder_of):
+    folder = folder_of(["a red circle", {"prompt": " a sign ", "text": "OPEN"}])
+    read = read_folder(str(folder))
+    assert read.path == folder
+    assert [(pair.prompt, *pair.files, pair.line) for pair in read.pairs] == [
+        ("a red circle", "0a.png", "more/0b.png", 1),
+        ("a sign", "1a.png", "more/1b.png", 2),
+    ]
+    assert [metadata_of(pair.prompt) for pair in read.pairs] == [{}, {"text": "OPEN"}], "and not the files"
+    assert read.picture(read.pairs[1], "1a.png") == (folder / "1a.png").read_bytes()
+
+
+def test_blank_lines_count_and_a_changed_list_is_read_again(folder_of):
+    folder = folder_of(["a"])
+    before = folder_state(str(folder))
+    assert len(read_folder(str(folder)).pairs) == 1
+    write(folder, "\ufeff", GOOD, "", {**GOOD, "prompt": "y"})
+    assert [pair.line for pair in read_folder(str(folder)).pairs] == [2, 4]
+    assert folder_state(str(folder)) != before
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('{"prompt": "x"', "it is no JSON"),
+        ("[1]", "it has no prompt"),
+        ({"chosen": "0a.png", "rejected": "more/0b.png"}, "it has no prompt"),
+        ({"prompt": "x", "chosen": "0a.png"}, "it has rejected = None, which is no name of a file"),
+        ({**GOOD, "chosen": 7}, "it has chosen = 7, which is no name of a file"),
+        ({**GOOD, "chosen": ""}, "it has chosen = '', which is no name"),
+        ({**GOOD, "chosen": "more/../more/0b.png"}, "it has chosen = 'more/../more/0b.png', which leads out"),
+        ({**GOOD, "chosen": "./more/0b.png"}, "names './more/0b.png' as both of its pictures"),
+        ({**GOOD, "chosen": "../secret.png"}, "it has chosen = '../secret.png', which leads out of its folder"),
+        ({**GOOD, "chosen": "/etc/passwd"}, "which leads out of its folder"),
+        ({**GOOD, "chosen": "~/secret.png"}, "which leads out of its folder"),
+        ({**GOOD, "chosen": "more\\..\\..\\a.png"}, "which leads out of its folder"),
+        ({**GOOD, "chosen": "//server/share/a.png"}, "it names another machine"),
+        ({**GOOD, "chosen": "\\\\server\\share\\a.png"}, "it names another machine"),
+        ({**GOOD, "chosen": "a\0.png"}, "a zero byte"),
+        ({**GOOD, "chosen": "a" * 300}, "more than 255 bytes"),
+        ('{"prompt": "x", "worth": ' + "[" * 200000, "nested deeper"),
+    ],
+)
+def test_a_line_that_is_none_is_named(folder_of, line, told):
+    folder = folder_of(["fine"])
+    write(folder, GOOD, line)
+    with pytest.raises(PairError) as caught:
+        read_folder(str(folder))
+    message = str(caught.value)
+    assert f"{folder / 'pairs.jsonl'}, line 2" in message and told in message and "Fix: " in message
+    assert len(message) < 700
+    assert PreferencePairs.VALIDATE_INPUTS(str(folder)) == f"folder: {message}"
+
+
+def test_a_file_that_is_not_there_is_named_before_anything_runs(folder_of):
+    folder = folder_of(["fine"])
+    write(folder, GOOD, {**GOOD, "chosen": "none/x.png"})
+    with pytest.raises(PairError, match=r"pairs\.jsonl, line 2: file 'none/x.png' is not there. Fix: "):
+        read_folder(str(folder))
+
+
+def link(folder, name, target):
+    (folder / name).unlink()
+    os.symlink(target, folder / name)
+
+
+def pipe(folder, name, _):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+
+
+def directory(folder, name, _):
+    (folder / name).unlink()
+    (folder / name).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("how", "told"), [(link, "is a link out of its folder"), (pipe, "no regular file"), (directory, "no regular file")]
+)
+@pytest.mark.parametrize("name", ["0a.png", "more/0b.png"])
+def test_a_picture_elsewhere_is_not_read(folder_of, tmp_path, how, told, name):
+    folder = folder_of(["fine"])
+    secret = tmp_path / "secret.png"
+    secret.write_bytes((folder / name).read_bytes())
+    how(folder, name, secret)
+    read = read_folder(str(folder))
+    with pytest.raises(PairError, match=rf"line 1: file '{name}' .*{told}.*Fix: "):
+        read.picture(read.pairs[0], name)
+
+
+def test_a_folder_of_pictures_that_is_a_link_is_not_read(folder_of, tmp_path):
+    folder = folder_of(["fine"])
+    (folder / "more").rename(tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", folder / "more")
+    read = read_folder(str(folder))
+    with pytest.raises(PairError, match="is a link out of its folder"):
+        read.picture(read.pairs[0], "more/0b.png")
+
+
+def test_links_within_the_folder_are_the_users(folder_of):
+    folder = folder_of(["fine", "other"])
+    link(folder, "0a.png", folder / "1a.png")
+    read = read_folder(str(folder))
+    assert read.picture(read.pairs[0], "0a.png") == (folder / "1a.png").read_bytes()
+
+
+@pytest.mark.parametrize("how", [link, pipe, directory])
+def test_a_list_that_is_no_plain_file(folder_of, tmp_path, how):
+    folder = folder_of(["fine"])
+    (tmp_path / "secret.jsonl").write_text(json.dumps(GOOD))
+    how(folder, "pairs.jsonl", tmp_path / "secret.jsonl")
+    with pytest.raises(PairError, match=r"pairs\.jsonl .*Fix: "):
+        read_folder(str(folder))
+
+
+def test_a_file_that_is_too_large(folder_of, monkeypatch):
+    folder = folder_of(["fine"])
+    read = read_folder(str(folder))
+    monkeypatch.setattr(reading, "MOST_PICTURE_BYTES", 100)
+    with pytest.raises(PairError, match=r"line 1: file '0a.png' has [\d,]+ bytes, and 100 may be read. Fix: "):
+        read.picture(read.pairs[0], "0a.png")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"), [(b"\n \n", "has no pair"), (b"\xff\xfe\x00", "no text in UTF-8")], ids=["empty", "no text"]
+)
+def test_a_list_without_pairs(folder_of, content, told):
+    folder = folder_of(["fine"])
+    (folder / "pairs.jsonl").write_bytes(content)
+    with pytest.raises(PairError, match=told + ".*Fix: "):
+        read_folder(str(folder))
+
+
+def test_no_list_no_folder_and_no_name(folder_of, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name, told in (
+        (str(tmp_path / "empty"), "holds no pairs.jsonl"),
+        ("nowhere", "was not found"),
+        ("", "no folder"),
+    ):
+        with pytest.raises(PairError, match=told + ".*Fix: "):
+            read_folder(name)
+
+
+# --- which folders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outside(folder_of, tmp_path, monkeypatch):
+    """A folder of pairs that nothing allows, while a command is typed elsewhere."""
+    monkeypatch.delenv(permissions.FOLDERS)
+    (tmp_path / "typed").mkdir()
+    monkeypatch.chdir(tmp_path / "typed")
+    return folder_of(["fine"])
+
+
+def test_a_folder_outside_is_refused_with_what_allows_it(outside, monkeypatch):
+    with pytest.raises(NotAllowed, match="lies in no folder that workflows may read. Fix: ") as caught:
+        read_folder(str(outside))
+    assert f"--allow-folder {outside}" in str(caught.value) and "click on the page" in str(caught.value)
+    assert PreferencePairs.VALIDATE_INPUTS(str(outside)) == f"folder: {caught.value}"
+    [want] = PreferencePairs.WANTS(folder=str(outside))
+    assert not permissions.allowed(want) and permissions.in_words(want) == f"read {outside} (pairs)"
+    permissions.remember(permissions.READ, str(outside))
+    assert permissions.allowed(want) and len(read_folder(str(outside)).pairs) == 1
+
+
+def test_a_link_to_a_folder_outside_is_refused(outside):
+    os.symlink(outside, "mine")
+    with pytest.raises(NotAllowed, match="is a link out of its folder"):
+        read_folder("mine")
+
+
+@pytest.mark.parametrize("name", [r"\\server\share", "//server/share", "../pairs", "~"])
+def test_other_names_of_a_strangers_workflow(outside, name):
+    with pytest.raises(NotAllowed):
+        read_folder(name)
+
+
+def test_the_input_folder_of_comfyui_is_where_it_looks(outside, comfyui, tmp_path):
+    (tmp_path / "files").mkdir()
+    outside.rename(tmp_path / "files" / "pairs")
+    assert read_folder("pairs").path == tmp_path / "files" / "pairs"
+    [want] = PreferencePairs.WANTS(folder="pairs")
+    assert permissions.allowed(want)

@@ -1,0 +1,95 @@
+"""Pictures from files that anybody may have written, fitted to a size."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from comfyui_otca.trainer.pictures import media
+
+
+def content(pixels, kind="PNG", **options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, kind, **options)
+    return file.getvalue()
+
+
+def stripes(width, height):
+    """A vertical stripe of its own colour every 10 pixels."""
+    columns = np.arange(width) // 10
+    return np.stack([columns * 20, columns * 0, 255 - columns * 20], -1).astype(np.uint8)[None].repeat(height, 0)
+
+
+def test_a_picture_of_that_size_stays_as_it_is():
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 40, 3), np.uint8)
+    for kind in ("PNG", "BMP"):
+        assert np.array_equal(media.fitted(content(pixels, kind), 40, 24), pixels)
+    assert np.array_equal(media.fitted(content(pixels, "WEBP", lossless=True), 40, 24), pixels)
+
+
+def test_a_wide_picture_loses_its_sides_alike():
+    """80 x 40 to 40 x 40: the middle half, columns 20 to 59."""
+    assert np.array_equal(media.fitted(content(stripes(80, 40)), 40, 40), stripes(80, 40)[:, 20:60])
+
+
+def test_a_larger_picture_is_scaled_until_it_just_covers():
+    """160 x 60 to 40 x 30: scaled by a half to 80 x 30, of which the columns 20 to 59 stay, so 40 to 119 of the original."""
+    pixels = stripes(160, 60)
+    expected = np.asarray(Image.fromarray(pixels[:, 40:120]).resize((40, 30), Image.Resampling.LANCZOS))
+    found = media.fitted(content(pixels), 40, 30)
+    # at its edges the filter looks at what lies beside them, too
+    assert found.shape == expected.shape and np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_a_small_one_is_enlarged_and_others_become_rgb():
+    assert media.fitted(content(stripes(20, 10)), 40, 40).shape == (40, 40, 3)
+    grey = np.full((8, 8), 77, np.uint8)
+    assert (media.fitted(content(grey), 8, 8) == 77).all()
+
+
+def header(width, height) -> bytes:
+    """A PNG of that size without pixels."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = [(13, chunk), (0, b"IDAT")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", size) + part + struct.pack(">I", zlib.crc32(part)) for size, part in parts
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        (b"", "is none of PNG, JPEG"),
+        (b"<svg/>", "is none of"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "is none of"),
+        (content(stripes(40, 40), "GIF"), "is none of"),
+        (content(stripes(40, 40))[:90], "is damaged"),
+        (header(9000, 9000), "9000 x 9000 pixels"),
+        (header(40000, 40000), "is damaged"),  # PIL's own limit
+        (header(0, 0), "is none of|is damaged"),
+    ],
+    ids=["empty", "svg", "eps", "gif", "cut short", "large", "bomb", "nothing"],
+)
+def test_what_is_no_picture(file, told):
+    with pytest.raises(ValueError, match=told):
+        media.fitted(file, 40, 40)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "BMP"])
+def test_damaged_files_raise_nothing_else(kind):
+    whole, random = content(stripes(40, 40), kind), np.random.default_rng(1)
+    read = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for place in random.integers(0, len(whole), 3):
+            damaged[place] = random.integers(0, 256)
+        try:
+            read += media.fitted(bytes(damaged[: random.integers(8, len(whole) + 1)]), 16, 16).shape == (16, 16, 3)
+        except ValueError:
+            pass
+    assert read < 300
