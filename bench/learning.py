@@ -5,8 +5,8 @@
 Every run is a process of its own (`otca train`); with --jobs N so many run side by side, each with its share of the cores.
 Finished runs are not repeated. Prints a Markdown table: each reward before and after, its rise in units of its standard
 deviation over the pairs before training, and the sum of these over the trained rewards. The standard error of a mean over
-seeds and pairs adds both sources of chance: between seeds, and between the pairs' averages over seeds. --categories NAME adds a table
-of one reward on scenes-flux by category of the prompts.
+seeds and pairs adds both sources of chance: between seeds, and between the pairs' averages over seeds. --categories NAME adds
+a table of one reward on scenes-flux by category of the prompts.
 """
 
 from __future__ import annotations

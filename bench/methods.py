@@ -207,9 +207,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
         fusion={"mode": "weighted_sum", "std_scope": "batch"},
         update={"kl_coefficient": 0.04},
     ),
-    "dance_grpo_public": changed(
-        sampler={"eta": 0.3, "steps": 16}, credit={"timestep_fraction": 0.6}
-    ),
+    "dance_grpo_public": changed(sampler={"eta": 0.3, "steps": 16}, credit={"timestep_fraction": 0.6}),
 }
 
 
