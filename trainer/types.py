@@ -63,10 +63,7 @@ RUN_NODE, STEP_NODE, MATCHING_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_
 STEP_NODES = (STEP_NODE, MATCHING_NODE)  # a training has one of them, and one Training Run
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
 MAKE_NODE, VOTE_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote"
-MODEL_NODES = (
-    LOAD_NODE,
-    MAKE_NODE,
-)  # where what is trained comes from: a folder of diffusers, or ComfyUI's own loaders
+MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
 SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
 ASKING_NODES = (STACK_NODE, PAIRS_NODE)  # what rewards are connected to in a training
 TRAJECTORY_NODES = (SAMPLER_NODE, PAIRS_NODE)  # where trajectories come from: sampled, or made of given pictures

@@ -49,7 +49,7 @@ from ...trainer.pairs.reading import read_folder
 from ...trainer.pairs.trajectories import take
 from ...trainer.pictures import curves, grids, heatmaps, media
 from ...trainer.prompts import choose
-from ...trainer.rewards import geneval, ranking, reward_class
+from ...trainer.rewards import geneval, ranking, reward_class, scenes
 from ...trainer.rewards.base import Reward, score, score_stack
 from ...trainer.rewards.chat import Reply
 from ...trainer.rewards.judge import probability_of_yes
@@ -64,6 +64,8 @@ from ...trainer.sde import sensitivities, transition
 from ...trainer.types import Prompts, SamplerSettings
 from ...trainer.updates.forward_process import OLD_DECAYS
 from ..examples import reward_server as example_server
+from .draw_scenes import draw_scene
+from .worlds import misheard
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
@@ -336,6 +338,19 @@ def score_strip(values: torch.Tensor, digits: int = 3, prompts: bool = False):
     if prompts:
         captions = [f"{value}: {own.texts[row]}" for value, row in zip(captions, order.tolist(), strict=True)]
     return grids.sample_grid(own.images[order], captions, columns=4)
+
+
+def reward_scenes():
+    """Drawn scenes, each with a careless caption: the grade, whether the judge agrees, and what was asked."""
+    random = np.random.default_rng(11)
+    drawn = [scene for scene in scenes.scenes() if scene.relation in ("left of", "above")][::17][:8]
+    asked = [misheard(misheard(scene, random), random).caption for scene in drawn]
+    pictures = np.stack([draw_scene(scene, random) / 255 for scene in drawn]).astype(np.float32)
+    captions = [
+        f"{scenes.grade(picture, text):.2f}, {'right' if scenes.judge(picture, text) else 'wrong'}: {text}"
+        for picture, text in zip(pictures, asked, strict=True)
+    ]
+    return grids.sample_grid(torch.from_numpy(pictures), captions, columns=4)
 
 
 def reward_my_taste():
@@ -790,6 +805,7 @@ DRAWINGS = {
     "embedded_model": embedded_model,
     "model_memory": model_memory,
     "reward_my_taste": reward_my_taste,
+    "reward_scenes": reward_scenes,
     "model_files": model_files,
     "prompt_order": prompt_order,
     "preference_pairs": preference_pairs,
