@@ -15,6 +15,7 @@ from transformers import CLIPTextModel, PreTrainedTokenizerBase, T5Config, T5Enc
 from .clip import WIDTH
 from .data import Drawings
 from .draw import SIZE
+from .progress import SAVE_EVERY, keep, resume
 from .tokenizers import clip_tokenizer, t5_tokenizer
 from .worlds import CLIP_TOKENS
 
@@ -59,7 +60,10 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
 def train_flow(
     data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48
 ) -> None:
-    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is the world's, frozen."""
+    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is the world's, frozen.
+
+    Saves itself beside `folder` and goes on from there when it is started again.
+    """
     captions, length = data.world.captions, data.world.caption_tokens
     tokenizer, tokenizer_2 = clip_tokenizer(data.world), t5_tokenizer(data.world)
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
@@ -85,7 +89,7 @@ def train_flow(
         )[0]
 
     learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
-    _fit(learned, velocity, data, latents, steps, batch)
+    _fit(learned, velocity, data, latents, steps, batch, folder.with_suffix(".progress.safetensors"))
     FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
         vae=vae,
@@ -137,15 +141,16 @@ def _fit(
     latents: torch.Tensor,
     steps: int,
     batch: int,
+    progress: Path,
 ) -> None:
-    """Leaves the moving average of the weights in `learned`."""
+    """Leaves the moving average of the weights in `learned`. Goes on from `progress`, where it saves itself, if that is there."""
     optimizer = torch.optim.AdamW(learned.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
     average = EMAModel(learned.parameters(), decay=0.998)
-    progress = trange(steps, desc="flow", mininterval=10)
-    running = None
-    for _ in progress:
-        index = torch.randint(len(latents), (batch,))
+    begin = resume(progress, learned, average, optimizer, schedule) if progress.exists() else 0
+    steps_left, running = trange(begin, steps, desc="flow", mininterval=10), None
+    for step in steps_left:
+        index = data.some(batch)
         caption, clean = data.heard_captions(index), latents[index]
         noise = torch.randn_like(clean)
         sigma = torch.sigmoid(torch.randn(batch))
@@ -158,8 +163,11 @@ def _fit(
         schedule.step()
         average.step(learned.parameters())
         running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
-        progress.set_postfix(loss=f"{running:.4f}")
+        steps_left.set_postfix(loss=f"{running:.4f}")
+        if (step + 1) % SAVE_EVERY == 0:
+            keep(progress, step + 1, learned, average, optimizer, schedule)
     average.copy_to(learned.parameters())
+    progress.unlink(missing_ok=True)
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ class World:
         scenes: all that can be asked for, each with its `caption`.
         draw: one picture of a scene, [H, W, 3] uint8.
         mirrored: whether a picture may be mirrored: not where a caption speaks of left and right.
+        share: how often the flow is trained on a scene, as compared with others; None: on all alike.
         misheard: another scene, or the same one, whose caption the model is given in training.
         caption_tokens: words and the end token of the longest caption.
         steps: of the flow's training.
@@ -35,6 +36,7 @@ class World:
     caption_tokens: int
     steps: int
     mirrored: bool = True
+    share: Callable[[Any], float] | None = None
     misheard: Callable[[Any, np.random.Generator], Any] = lambda scene, _: scene
 
     @property
@@ -66,9 +68,25 @@ def misheard(scene: scenes.Scene, random: np.random.Generator) -> scenes.Scene:
     return replace(scene, objects=objects)
 
 
+# A word is learned from single objects first, of which there are few: as often as these, whatever the number of their captions.
+CATEGORY_SHARES = {"single": 0.25, "two": 0.1, "and": 0.15, "left of": 0.25, "above": 0.25}
+
+
+def share(scene: scenes.Scene) -> float:
+    """Of one scene: its category's, over the number of scenes of that category."""
+    return CATEGORY_SHARES[scene.category] / sum(other.category == scene.category for other in scenes.scenes())
+
+
 WORLDS = {
     "shapes": World("shapes", shapes.scenes(), draw, caption_tokens=8, steps=6000),
     "scenes": World(
-        "scenes", scenes.scenes(), draw_scene, caption_tokens=10, steps=12000, mirrored=False, misheard=misheard
+        "scenes",
+        scenes.scenes(),
+        draw_scene,
+        caption_tokens=10,
+        steps=12000,
+        mirrored=False,
+        share=share,
+        misheard=misheard,
     ),
 }
