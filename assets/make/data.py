@@ -16,8 +16,8 @@ _HEARINGS = 64  # of each caption, from which one is drawn whenever a picture of
 class Drawings:
     """Pictures [N, 3, H, W] uint8 and the number of each one's caption [N], in the order of `world.scenes`.
 
-    `heard` [captions, _HEARINGS]: the numbers of the captions that the model may be given in place of each. `shares` [captions]: how
-    often each is trained on, as compared with the others; None: all alike.
+    `heard` [captions, _HEARINGS]: the numbers of the captions that the model may be given in place of each.
+    `shares` [captions]: how often each is trained on, as compared with the others; None: all alike.
     """
 
     world: World
