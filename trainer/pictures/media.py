@@ -66,7 +66,7 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
 
 
 def _upright(picture: Image.Image) -> Image.Image:
-    """Turned as its EXIF says and viewers show it. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
+    """Turned as its EXIF says. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
     from PIL.Image import Transpose
 
     turns = {
