@@ -136,7 +136,14 @@ def json_prompt(text: str) -> Prompt:
     metadata = json_files.parse(text, MOST_DEPTH)
     if not isinstance(metadata, dict) or "prompt" not in metadata:
         raise ValueError("has no prompt")
-    return Prompt(str(metadata.pop("prompt")).strip(), metadata)
+    text = metadata.pop("prompt")
+    if not isinstance(text, str):
+        raise ValueError(f"has prompt = {opening.shown(text)}, which is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # no tokenizer takes it
+        raise ValueError("has half a character in its prompt") from error
+    return Prompt(text.strip(), metadata)
 
 
 def prompt_of(text: str) -> str:

@@ -52,6 +52,22 @@ def test_a_bad_line_is_named(tmp_path, line):
 
 
 @pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ("null", "has prompt = None, which is no text"),
+        ('["a", "b"]', "has prompt = ['a', 'b'], which is no text"),
+        ("7", "has prompt = 7, which is no text"),
+        (r'"a \ud800"', "has half a character in its prompt"),
+    ],
+)
+def test_a_prompt_that_is_no_text_is_refused(tmp_path, prompt, told):
+    file = written(tmp_path, "a.jsonl", '{"prompt": "fine"}\n{"prompt": ' + prompt + "}")
+    with pytest.raises(PromptError, match=r"a\.jsonl, line 2 is no object like.*Fix: ") as caught:
+        read_prompts("", file)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
     "value", ["NaN", "1e999", "[" * 30 + "]" * 30, "[" * 200000], ids=["NaN", "too large", "deep", "very deep"]
 )
 def test_metadata_that_our_own_files_could_not_hold_are_refused(tmp_path, value):

@@ -13,6 +13,7 @@ from PIL.Image import DecompressionBombError
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL import Image
     from torch import Tensor
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -41,7 +42,7 @@ def read(file: Path) -> np.ndarray:
 
 
 def fitted(content: bytes, width: int, height: int) -> np.ndarray:
-    """uint8 [height, width, 3] of a picture's file: scaled until it just covers that size, and cropped about its centre.
+    """uint8 [height, width, 3] of a picture's file: upright, scaled until it just covers that size, and cropped about its centre.
 
     Raises:
         ValueError: it is none of PICTURES, is damaged, or would take too much memory.
@@ -53,12 +54,36 @@ def fitted(content: bytes, width: int, height: int) -> np.ndarray:
         with Image.open(io.BytesIO(content), formats=FORMATS) as picture:
             if picture.width * picture.height > MOST_PIXELS:
                 raise ValueError(f"has {picture.width} x {picture.height} pixels, and {MOST_PIXELS:,} may be read")
-            fit = ImageOps.fit(picture.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
+            upright = _upright(picture)
+            if upright.mode.startswith("I"):  # grey of 16 bits, which PIL would cut off at 255
+                upright = Image.fromarray((np.asarray(upright) // 257).astype(np.uint8))
+            fit = ImageOps.fit(upright.convert("RGB"), (width, height), Image.Resampling.LANCZOS)
     except UnidentifiedImageError as error:
         raise ValueError(f"is none of {', '.join(FORMATS)}") from error
     except DAMAGES as error:
         raise ValueError(f"is damaged ({error})") from error
     return np.asarray(fit)
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turned as its EXIF says. `ImageOps.exif_transpose` also writes EXIF anew, and fails where that is odd."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    try:
+        orientation = picture.getexif().get(0x0112)
+    except (*DAMAGES, ValueError, TypeError):  # of its EXIF, and not of the picture
+        return picture
+    turn = turns.get(orientation) if isinstance(orientation, int) else None
+    return picture if turn is None else picture.transpose(turn)
 
 
 def mp4(frames: np.ndarray, fps: float, quality: int = 9) -> bytes:

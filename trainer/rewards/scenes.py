@@ -188,7 +188,11 @@ def _labels(mask: np.ndarray) -> np.ndarray:
         spread = np.where(mask, around, 0)
         if (spread == labels).all():
             return np.unique(np.append(0, labels), return_inverse=True)[1][1:].reshape(mask.shape)
-        labels = spread
+        # A label is the number of a pixel of the same region: that pixel learns of a larger one, and hands it on to all who
+        # have its number. By neighbours alone a region would take as many rounds as it is long.
+        by_number = np.append(0, spread)
+        np.maximum.at(by_number, labels.ravel(), spread.ravel())
+        labels = by_number[by_number[spread]]
 
 
 def _region(colors: np.ndarray, mask: np.ndarray, away: np.ndarray) -> Region:

@@ -86,7 +86,7 @@ def update(
 
     steps = take_steps(model, settings, backward.tally, one)
     if not (steps or differs):
-        policy.forget_old()
+        policy.follow(0)  # and no `forget_old`, which would begin the schedule again
     policy.version += steps > 0
     policy.old_steps += steps
     if steps:

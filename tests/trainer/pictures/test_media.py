@@ -52,6 +52,33 @@ def test_a_small_one_is_enlarged_and_others_become_rgb():
     assert (media.fitted(content(grey), 8, 8) == 77).all()
 
 
+@pytest.mark.parametrize(("orientation", "red_is"), [(1, "left"), (3, "right"), (6, "top"), (8, "bottom")])
+def test_a_photo_is_upright_as_it_is_shown(orientation, red_is):
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:, :8, 0] = 255
+    exif = Image.Exif()
+    exif[0x112] = orientation
+    found = media.fitted(content(pixels, exif=exif), 16, 16)
+    half = {"left": found[:, :8], "right": found[:, 8:], "top": found[:8], "bottom": found[8:]}[red_is]
+    assert (half == (255, 0, 0)).all() and found[..., 0].mean() == pytest.approx(127.5)
+
+
+def test_exif_that_makes_no_sense_is_passed_over():
+    exif = Image.Exif()
+    exif[0x112] = 6
+    whole = content(stripes(16, 16), "JPEG", exif=exif)
+    tag = whole.index(b"\x01\x12\x00\x03") + 3  # its type: whole numbers of 16 bits …
+    for wrong in (2, 5, 7, 12, 255):  # … and now text, fractions, bytes, floats, nothing known
+        damaged = whole[:tag] + bytes([wrong]) + whole[tag + 1 :]
+        assert media.fitted(damaged, 16, 16).shape == (16, 16, 3)
+
+
+def test_sixteen_bits_of_grey_keep_their_brightness():
+    levels = np.repeat(np.array([0, 257 * 50, 257 * 200, 65535], np.uint16)[:, None], 4, 1)
+    found = media.fitted(content(levels), 4, 4)
+    assert found[:, 0, 0].tolist() == [0, 50, 200, 255] and (found == found[..., :1]).all()
+
+
 def header(width, height) -> bytes:
     """A PNG of that size without pixels."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)

@@ -384,6 +384,18 @@ def test_an_update_that_is_dropped_leaves_the_policy_that_samples(moved, sample,
     assert (moved.policy.version, moved.policy.old_steps, moved.policy.nonfinite_in_a_row) == (0, 0, 1)
 
 
+def test_an_update_without_a_gradient_leaves_the_schedule_where_it_is(model, sample, ode, judged):
+    """Though the old policy is the trained one still: `late` would begin its 75 updates again."""
+    settings, taken = replace(STILL, old_policy="late"), sample(model, ode)
+    advantages = judged(taken)
+    nobody = replace(advantages, valid=torch.zeros_like(advantages.valid))
+    for steps in (60, 75):
+        model.policy.old_steps = steps
+        metrics = update(model, taken, nobody, settings)
+        assert metrics["policy/skipped_updates"] == 1 and model.policy.samples_with == THETA
+        assert model.policy.old_steps == steps
+
+
 def test_two_epochs_compare_with_the_policy_that_sampled(model, load_model, sample, ode, judged):
     """Though on-policy: the second epoch's old policy is the one before the first."""
     taken = sample(model, ode)
