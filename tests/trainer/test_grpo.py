@@ -672,7 +672,7 @@ def test_dppo_against_a_plain_loop(model, sample, small_settings, judged, norm):
     def entries():
         for index, text in enumerate(taken.texts):
             for position, step in enumerate(taken.trained):
-                x, condition = taken.latents[index : index + 1, step], model.encode([text])
+                x, condition = taken.latents[index : index + 1, step], model.embeddings([text])
                 velocity = model.velocity(x, taken.sigmas[step], condition, taken.settings.guidance)
                 density, mean = plain_log_prob(model, taken, index, step, velocity)
                 log_prob = density.mean()

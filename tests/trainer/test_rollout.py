@@ -392,7 +392,7 @@ def test_ode_samples_as_evaluation_does_and_every_level_is_trained(still_model, 
     before, x = None, starts
     for step, (sigma, following) in enumerate(zip(taken.sigmas, taken.sigmas[1:], strict=False)):
         with torch.no_grad():
-            velocity = still_model.velocity(x, sigma, still_model.encode(taken.texts), 3.5)
+            velocity = still_model.velocity(x, sigma, still_model.embeddings(taken.texts), 3.5)
         slope = 0.0
         if before is not None and solver != "euler":
             slope = (velocity - before[0]) * (following - sigma) / (2 * (sigma - before[1]))
