@@ -97,6 +97,13 @@ def _evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         "--evaluations", type=options.positive, metavar="N", help="with --forwards or --seconds: how many (default 10)"
     )
     parser.add_argument(
+        "--score",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="rewards that the score is the mean of, trained or held out (default: the trained ones)",
+    )
+    parser.add_argument(
         "--judge", default="", metavar="NAME", help="held-out reward to hold scores against (default: the first)"
     )
     parser.add_argument("--prompts", metavar="FILE", help="to judge by (default: the baseline's evaluation prompts)")
@@ -185,6 +192,7 @@ def _settings(arguments: argparse.Namespace, baseline: str, workflow: Workflow) 
         own_rates=dict(arguments.rates),
         only=arguments.only,
         screening=arguments.screen,
+        score=arguments.score,
         judge=arguments.judge,
         tuning_seeds=arguments.tuning_seeds,
         tuning_iterations=arguments.tuning_iterations or iterations,

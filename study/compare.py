@@ -78,7 +78,7 @@ def compare(
             failed.update(run([each for each in some if each.name in (settings.only or workflows)], settings, say))
 
     train_all(tuning)
-    sweep = choose(tuning, tuning_seeds) if tuning else None
+    sweep = choose(tuning, tuning_seeds, settings.score) if tuning else None
     rates = {name: own for name, own in rates.items() if name not in tuned}
     rates |= {name: (rate,) for name, rate in (sweep.chosen if sweep else {}).items()}
     chosen = {name: workflow for name, workflow in workflows.items() if name in rates}
@@ -115,7 +115,7 @@ def _check_settings(settings: Settings, rates: Mapping[str, Sequence[float]], tu
     features.find(settings.features)
 
 
-def choose(tuning: Sequence[Training], seeds: Sequence[int]) -> Sweep:
+def choose(tuning: Sequence[Training], seeds: Sequence[int], scored: Sequence[str] = ()) -> Sweep:
     """Chooses for every workflow the rate with the best mean final score over all these seeds; of equal rates the lower.
 
     A rate that failed or ended without a score with any seed is out; a workflow without any rate left is not in `chosen`.
@@ -132,7 +132,7 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int]) -> Sweep:
             fallen_apart[training.name].add(training.rate)
         alike = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
         if all(other.finished for other in alike):
-            outcomes = [comparison.read(other.folder) for other in alike]
+            outcomes = [comparison.read(other.folder, scored=scored) for other in alike]
             finals = [outcome.score[-1] for outcome in outcomes]
             if any(outcome.declined for outcome in outcomes):
                 declined[training.name].add(training.rate)
@@ -158,15 +158,10 @@ def _report(
     folder: Path,
 ) -> str:
     finished = [training for training in compared if training.finished]
-    if not any(training.name == baseline for training in finished):
-        reasons = "; ".join(f"{name}: {why}" for name, why in unfinished.items() if name.partition(", ")[0] == baseline)
-        raise RunError(
-            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {reasons}. Fix: what a "
-            "log names; then the same command, without --report, continues"
-        )
+    _check_baseline(finished, baseline, unfinished)
     outcomes: dict[str, dict[int, Outcome]] = {name: {} for name in workflows}
-    for training in finished:
-        outcomes[training.name][training.seed] = comparison.read(training.folder, _diversity(training, settings))
+    for each in finished:
+        outcomes[each.name][each.seed] = comparison.read(each.folder, _diversity(each, settings), settings.score)
     unfinished = {
         **unfinished,
         **{
@@ -188,6 +183,7 @@ def _report(
         unit=settings.budget.unit if settings.budget else FORWARDS,
         screening=settings.screening,
         judge=judge,
+        score=settings.score,
         prompts=len(settings.prompts.splitlines()),
         evaluation_seeds=settings.evaluation_seeds,
         features=settings.features,
@@ -208,6 +204,15 @@ def _report(
     content = {"facts": asdict(facts), "sweep": sweep and asdict(sweep), "workflows": [asdict(row) for row in rows]}
     write_text(folder / f"{name}.json", json_line(content))
     return table
+
+
+def _check_baseline(finished: Sequence[Training], baseline: str, unfinished: Mapping[str, str]) -> None:
+    if not any(training.name == baseline for training in finished):
+        reasons = "; ".join(f"{name}: {why}" for name, why in unfinished.items() if name.partition(", ")[0] == baseline)
+        raise RunError(
+            f"no training of the baseline {baseline} is finished, so there is nothing to compare with. {reasons}. Fix: what a "
+            "log names; then the same command, without --report, continues"
+        )
 
 
 def _judge(settings: Settings, baseline: Outcome) -> str:

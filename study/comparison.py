@@ -1,8 +1,9 @@
 """What trainings of several workflows came to, side by side: curves, differences to a baseline by seed, and their tables.
 
-A training's score is the mean over its trained rewards of how far the evaluation's mean has come since before training, in
-units of that reward's standard deviation over the evaluation's pictures there. All intervals are Student's over seeds, and
-differences are taken seed by seed, since a seed gives all workflows the same adapter, prompts and noise.
+A training's score is the mean over its trained rewards, or over those that one names, of how far the evaluation's mean has come
+since before training, in units of that reward's standard deviation over the evaluation's pictures there. All intervals are
+Student's over seeds, and differences are taken seed by seed, since a seed gives all workflows the same adapter, prompts and
+noise.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Outcome:
     Attributes:
         iterations: [E] after which it was evaluated.
         trained, held_out: each reward's means, {name: [E]}.
-        spread: each trained reward's standard deviation before training.
+        spread: each trained or scored reward's standard deviation before training.
         diversity: of the trained model's pictures, NaN where it was not measured.
         used: forwards and seconds until each evaluation, {unit: [E]}, as `budget.Budget` counts them.
         kl: [E] mean‖v - v_ref‖² to the untrained model, 0 before training, then the mean over the last iterations.
@@ -46,6 +47,7 @@ class Outcome:
         forwards, with_gradient: of an iteration, the mean.
         declined: held-out rewards that ended below where they began, see `verdicts.fell`.
         unscored: scores that a reward could not give in the last evaluation; they are in no mean.
+        scored: rewards that the score is the mean of; empty: the trained ones.
     """
 
     iterations: tuple[float, ...]
@@ -60,15 +62,20 @@ class Outcome:
     with_gradient: float
     declined: tuple[str, ...] = ()
     unscored: int = 0
+    scored: tuple[str, ...] = ()
 
     @cached_property
     def gains(self) -> dict[str, np.ndarray]:
         """Each trained reward's standardised rise, {name: [E]}."""
-        return {name: (means - means[0]) / self.spread[name] for name, means in self.trained.items()}
+        return {name: self._rise(name) for name in self.trained}
 
     @cached_property
     def score(self) -> np.ndarray:
-        return np.mean(list(self.gains.values()), 0)
+        return np.mean([self._rise(name) for name in self.scored or self.trained], 0)
+
+    def _rise(self, name: str) -> np.ndarray:
+        means = {**self.trained, **self.held_out}[name]
+        return (means - means[0]) / self.spread[name]
 
     @property
     def drop(self) -> float:
@@ -93,12 +100,12 @@ class Outcome:
 _COSTS = ("seconds/iteration", "forwards/all", "forwards/with_gradient")  # of an iteration
 
 
-def read(folder: Path, diversity: float = math.nan) -> Outcome:
+def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) -> Outcome:
     """A finished training.
 
     Raises:
-        RunError: its record has lost too much, or a trained reward told no two pictures apart before training, so that its rise
-            has no unit.
+        RunError: its record has lost too much, it has no such reward, or a reward of the score told no two pictures apart before
+            training, so that its rise has no unit.
     """
     evaluations, lines = read_lines(folder / EVALUATIONS), read_lines(folder / METRICS)
     history = [row for row in lines if all(measured(row.get(key)) for key in _COSTS)]
@@ -109,7 +116,9 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
             "train it again"
         )
     trained = [name for name, figures in first.items() if not figures["held_out"]]
-    for name in trained:
+    for name in {**dict.fromkeys(trained), **dict.fromkeys(scored)}:
+        if name not in first:
+            raise RunError(f"{folder}: --score {name!r} is no reward of it. Fix: some of {', '.join(first)}")
         if not first[name]["std"]:
             why = "could score no picture" if first[name]["mean"] is None else "gave all pictures the same score"
             raise RunError(
@@ -125,7 +134,7 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         iterations=iterations,
         trained={name: means[name] for name in trained},
         held_out={name: values for name, values in means.items() if name not in trained},
-        spread={name: first[name]["std"] for name in trained},
+        spread={name: first[name]["std"] for name in (*trained, *scored)},
         used={unit: np.array(used(lines, unit, iterations), dtype=float) for unit in UNITS},
         kl=np.array([_divergence(lines, iteration) for iteration in iterations]),
         diversity=diversity,
@@ -134,6 +143,7 @@ def read(folder: Path, diversity: float = math.nan) -> Outcome:
         with_gradient=statistics.fmean(row["forwards/with_gradient"] for row in history),
         declined=tuple(name for name in first if name not in trained and fell(evaluations[0], evaluations[-1], name)),
         unscored=sum(figures["values"].count(None) for figures in evaluations[-1]["rewards"].values()),
+        scored=tuple(scored),
     )
 
 

@@ -38,7 +38,9 @@ def picture(rows: Sequence[Row], facts: Facts) -> np.ndarray:
     target = next(row for row in rows if row.name == facts.baseline).final.mean
     left.axhline(target, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
     over = "one seed each" if facts.screening else "bands are 95 % over seeds"
-    left.set_title(f"Score: mean standardised rise of the trained rewards; {over}", fontsize=10)
+    left.set_title(
+        f"Score: mean standardised rise of {' and '.join(facts.score) or 'the trained rewards'}; {over}", fontsize=10
+    )
     _differences(right, rows, styles, facts)
     judged, diverging, times = middle.subplots(1, 3, width_ratios=(1.3, 1.3, 1))
     _pareto(judged, rows, styles, facts)

@@ -43,6 +43,7 @@ class Facts:
     Attributes:
         length: of every training: its iterations, or its budget in `unit`.
         judge: the held-out reward that scores are held against; empty where there is none.
+        score: rewards that the score is the mean of; empty: the trained ones.
         differing: {workflow: what differs from the baseline's}.
         diverged: {workflow: how many of its trainings}.
         unfinished: {training: why}.
@@ -53,6 +54,7 @@ class Facts:
     unit: str
     screening: bool
     judge: str
+    score: Sequence[str]
     prompts: int
     evaluation_seeds: int
     features: str
@@ -99,8 +101,8 @@ def _head(facts: Facts) -> list[str]:
         title = ["# Comparison", "", ""]
     title[-1] += (
         f"{facts.length} each. Judged on {facts.prompts} prompts × {facts.evaluation_seeds} seeds, by the deterministic sampler, "
-        "the same for all. Score: mean over the trained rewards of the rise since before training, in standard deviations of "
-        "that reward before training."
+        f"the same for all. Score: mean over {' and '.join(facts.score) or 'the trained rewards'} of the rise since before "
+        "training, in standard deviations of that reward before training."
     )
     if not facts.screening:
         title[-1] += (

@@ -49,6 +49,7 @@ class Settings:
         own_rates: {workflow: learning rates instead of these}.
         only: workflows that are trained now; the report is of all. Empty: all.
         screening: one seed of each, from which no verdict follows.
+        score: rewards that the score is the mean of; empty: the trained ones.
         judge: the held-out reward that scores are held against; empty: the first.
         prompts: of the evaluations, one a line.
         evaluation_steps: of the evaluations, where there is a budget, since then workflows may sample with unequal numbers.
@@ -67,6 +68,7 @@ class Settings:
     own_rates: Mapping[str, Sequence[float]] = field(default_factory=dict)
     only: Collection[str] = ()
     screening: bool = False
+    score: Sequence[str] = ()
     judge: str = ""
     tuning_seeds: int = 3
     tuning_iterations: int = 0

@@ -486,6 +486,12 @@ def test_a_judge_that_is_not_held_out(budgeted, child, small_workflow, tmp_path,
     assert "--judge 'a' is no held-out reward. Fix: one of judge" in capsys.readouterr().err
 
 
+def test_a_score_of_no_reward_is_named(budgeted, child, small_workflow, tmp_path, capsys):
+    child.ends = finishes(small_workflow, tmp_path, FORWARDS)
+    assert budgeted("--seeds", 1, "--score", "nothing") == 2
+    assert "--score 'nothing' is no reward of it. Fix: some of a, " in capsys.readouterr().err
+
+
 def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
     prompts = small_workflow().graph["12"]["inputs"]["evaluation_prompts"]
     settings = replace(ALIKE, prompts=prompts, evaluate_every=2)

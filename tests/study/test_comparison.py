@@ -25,6 +25,7 @@ FACTS = Facts(
     judge="held",
     prompts=32,
     evaluation_seeds=4,
+    score=("a", "held"),
     features="clip",
     untrained_diversity=0.3,
     untrained_held_out={"held": 0.5},
@@ -50,6 +51,13 @@ def test_a_score_is_the_mean_standardised_rise():
     np.testing.assert_allclose(own.score, [0, 0.5, 1.5])
     assert own.drop == 0
     assert outcome((1, 9, 5), iterations=(0, 5, 10)).drop == pytest.approx(1.0)  # the score falls from 2 to 1
+
+
+def test_a_score_of_named_rewards_is_their_mean_alone():
+    own = outcome((1, 5, 3), (10, 5, 20), (0.5, 0.6, 0.9), scored=("held", "b"))
+    own = replace(own, spread={**own.spread, "held": 0.1})
+    np.testing.assert_allclose(own.score, [0, 0, 3], atol=1e-12)  # the mean of 0, 1, 4 and 0, -1, 2
+    assert own.gains.keys() == {"a", "b"}  # what was trained
 
 
 @pytest.fixture
