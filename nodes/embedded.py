@@ -3,7 +3,7 @@
 from ..host import comfyui, devices
 from .inputs import choice
 
-MODELS = ("shapes-flux",)
+MODELS = ("shapes-flux", "scenes-flux")
 
 
 class EmbeddedModel:

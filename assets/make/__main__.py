@@ -1,7 +1,7 @@
 """`python -m comfyui_otca.assets.make`: trains the embedded models again, from nothing but this folder.
 
-On two CPU cores a world takes about half an hour. `--only clip|flux` makes one of its models, `--check` samples from what is
-there.
+On two CPU cores the shapes world takes about half an hour, the scenes world longer; its flow goes on where it was stopped.
+`--only clip|flux` makes one of its models, `--check` samples from what is there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def main() -> None:
         train_clip(data, clip, steps=round(1500 * args.steps))
     if args.only != "clip":
         vae = train_vae(data, steps=round(2500 * args.steps))
-        train_flow(data, vae, clip, flux, steps=round(world.steps * args.steps))
+        careless = drawings(world, per_caption=96, seed=1, careless=True) if world.careless else None
+        train_flow(data, careless, vae, clip, flux, steps=round(world.steps * args.steps))
 
 
 if __name__ == "__main__":

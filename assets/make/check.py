@@ -11,7 +11,6 @@ from diffusers.pipelines.flux.pipeline_output import FluxPipelineOutput
 from PIL import Image
 from transformers import CLIPModel, CLIPProcessor
 
-from ...trainer.rewards import scenes, shapes
 from .draw import SIZE
 from .worlds import CLIP_TOKENS, World
 
@@ -32,9 +31,8 @@ def check(world: World, folder: Path, steps: int = 16) -> None:
     )
     assert isinstance(output, FluxPipelineOutput)  # a tuple only with return_dict=False
     pictures = np.asarray(output.images)
-    kinds = [getattr(scene, "category", "all three") for scene in world.scenes]
-    judge = scenes.judge if world.name == "scenes" else shapes.accuracy
-    right = np.array([judge(picture, text) for picture, text in zip(pictures, captions, strict=True)])
+    kinds = [world.category(scene) for scene in world.scenes]
+    right = np.array([world.judge(picture, text) for picture, text in zip(pictures, captions, strict=True)])
     for kind in dict.fromkeys(kinds):
         print(f"{kind}: {right[[other == kind for other in kinds]].mean():.3f} right")
     print(f"mean: {right.mean():.3f}")

@@ -33,15 +33,24 @@ def draw(scene: Scene, random: np.random.Generator) -> np.ndarray:
     return np.clip(pixels + grain[..., None], 0, 255).round().astype(np.uint8)
 
 
-def outline(pen: ImageDraw.ImageDraw, shape: str, x: float, y: float, half: float, ink: tuple[int, int, int]) -> None:
-    """Fills one shape around (x, y)."""
-    box = (x - half, y - half, x + half, y + half)
+def outline(
+    pen: ImageDraw.ImageDraw,
+    shape: str,
+    x: float,
+    y: float,
+    half: float,
+    ink: tuple[int, int, int],
+    stretch: float = 1.0,
+) -> None:
+    """Fills one shape around (x, y), wider than high where `stretch` is above 1."""
+    wide, high = half * stretch, half / stretch
+    box = (x - wide, y - high, x + wide, y + high)
     if shape == "circle":
         pen.ellipse(box, fill=ink)
     elif shape == "square":
         pen.rectangle(box, fill=ink)
     else:
-        pen.polygon([(x, y - half), (x - half, y + half), (x + half, y + half)], fill=ink)
+        pen.polygon([(x, y - high), (x - wide, y + high), (x + wide, y + high)], fill=ink)
 
 
 def color_of(name: str, random: np.random.Generator) -> tuple[int, int, int]:

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-from ...trainer.rewards.scenes import Scene
+from ...trainer.rewards.scenes import COLORS, SHAPES, Scene
 from .draw import SIZE, SUPERSAMPLE, color_of, outline
 
 _SMALLEST, _LARGEST, _ALONE = 0.15, 0.2, 0.3  # half of an object's size, as a share of the picture's side
 _GAP = 0.06  # between two objects, and half of it to the border
+STRAY, STRETCHED, TOUCHING = 0.1, 0.1, 0.1  # chances of each flaw of a careless drawing
+_STRAY_SIZES = 0.1, 0.14
+_STRETCH = 1.32, 1.5
+_CLOSE = 0.8  # distance of two touching objects' centres, as a share of that at which their boxes meet
+_TRIES = 60
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One object: its centre and half of its size as shares of the side, and width over half its size."""
+
+    color: str
+    shape: str
+    x: float
+    y: float
+    half: float
+    stretch: float = 1.0
 
 
 def draw_scene(scene: Scene, random: np.random.Generator) -> np.ndarray:
@@ -17,16 +37,63 @@ def draw_scene(scene: Scene, random: np.random.Generator) -> np.ndarray:
 
     Sizes and places, saturation and brightness, the paper's tone, softness of the edges and a little grain vary.
     """
+    return _picture(_objects(scene, random), random)
+
+
+def misdrawn_scene(scene: Scene, random: np.random.Generator) -> np.ndarray:
+    """A picture as careless as the web's: two objects may touch, one may be stretched, and a third one may stray in.
+
+    The first and the last are decided while there is most noise, the shape later.
+    """
+    objects = _objects(scene, random)
+    if len(objects) == 2 and random.random() < TOUCHING:
+        objects = _touching(*objects)
+    if random.random() < STRETCHED:
+        which, factor = random.integers(len(objects)), random.uniform(*_STRETCH)
+        objects[which] = replace(objects[which], stretch=factor if random.random() < 0.5 else 1 / factor)
+    if random.random() < STRAY:
+        objects += _stray(objects, random)
+    return _picture(objects, random)
+
+
+def _picture(objects: Sequence[_Drawn], random: np.random.Generator) -> np.ndarray:
     side = SIZE * SUPERSAMPLE
     tone = round(255 * random.uniform(0.82, 0.98))
     picture = Image.new("RGB", (side, side), (tone, tone, tone))
     pen = ImageDraw.Draw(picture)
-    for (color, shape), (x, y, half) in zip(scene.objects, _placed(scene, random), strict=True):
-        outline(pen, shape, x * side, y * side, half * side, color_of(color, random))
+    for one in objects:
+        ink = color_of(one.color, random)
+        outline(pen, one.shape, one.x * side, one.y * side, one.half * side, ink, one.stretch)
     picture = picture.filter(ImageFilter.GaussianBlur(random.uniform(0, 0.8) * SUPERSAMPLE))
     pixels = np.asarray(picture.resize((SIZE, SIZE), Image.Resampling.BOX), dtype=np.float32)
     grain = random.normal(0, random.uniform(0, 5), pixels.shape[:2])
     return np.clip(pixels + grain[..., None], 0, 255).round().astype(np.uint8)
+
+
+def _objects(scene: Scene, random: np.random.Generator) -> list[_Drawn]:
+    placed = _placed(scene, random)
+    return [_Drawn(*kind, *place) for kind, place in zip(scene.objects, placed, strict=True)]
+
+
+def _touching(one: _Drawn, other: _Drawn) -> list[_Drawn]:
+    """Both moved towards each other."""
+    x, y = (one.x + other.x) / 2, (one.y + other.y) / 2
+    apart = float(np.hypot(one.x - other.x, one.y - other.y))
+    share = min(1.0, _CLOSE * (one.half + other.half) / apart)
+    return [replace(drawn, x=x + share * (drawn.x - x), y=y + share * (drawn.y - y)) for drawn in (one, other)]
+
+
+def _stray(objects: Sequence[_Drawn], random: np.random.Generator) -> list[_Drawn]:
+    """One more small object, where there is room."""
+    for _ in range(_TRIES):
+        half = random.uniform(*_STRAY_SIZES)
+        x, y = random.uniform(half + _GAP / 2, 1 - half - _GAP / 2, 2)
+        if all(
+            max(abs(x - one.x), abs(y - one.y)) > half + one.half * max(one.stretch, 1 / one.stretch) + _GAP
+            for one in objects
+        ):
+            return [_Drawn(str(random.choice(COLORS)), str(random.choice(SHAPES)), x, y, half)]
+    return []
 
 
 def _placed(scene: Scene, random: np.random.Generator) -> list[tuple[float, float, float]]:

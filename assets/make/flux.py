@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -58,19 +58,26 @@ def train_vae(data: Drawings, steps: int, batch: int = 16) -> AutoencoderKL:
 
 
 def train_flow(
-    data: Drawings, vae: AutoencoderKL, clip_folder: Path, folder: Path, steps: int, batch: int = 48
+    careful: Drawings,
+    careless: Drawings | None,
+    vae: AutoencoderKL,
+    clip_folder: Path,
+    folder: Path,
+    steps: int,
+    batch: int = 48,
 ) -> None:
-    """Rectified flow, logit-normal timesteps; T5 learns along, CLIP's text tower is the world's, frozen.
+    """Rectified flow, logit-normal noise levels, shifted as the world says; T5 learns along; CLIP is frozen.
 
-    Saves itself beside `folder` and goes on from there when it is started again.
+    The last `world.careless` of the steps see the careless drawings. Saves itself beside `folder` and goes on from there when it
+    is started again.
     """
-    captions, length = data.world.captions, data.world.caption_tokens
-    tokenizer, tokenizer_2 = clip_tokenizer(data.world), t5_tokenizer(data.world)
+    world = careful.world
+    captions, length = world.captions, world.caption_tokens
+    tokenizer, tokenizer_2 = clip_tokenizer(world), t5_tokenizer(world)
     text_encoder = CLIPTextModel.from_pretrained(clip_folder, torch_dtype=torch.float32).eval()
     t5, transformer = _untrained(len(tokenizer_2))
-    latents = (_encode(vae, data) - vae.config["shift_factor"]) * vae.config["scaling_factor"]
-    side = latents.shape[-1]
-    latents = FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
+    side = SIZE // 4
+    sets = [(drawn, _packed(vae, drawn)) for drawn in (careful, careless) if drawn is not None]
     t5_ids = _padded(tokenizer_2, captions, length)
     with torch.no_grad():
         pooled = text_encoder(_padded(tokenizer, captions, CLIP_TOKENS)).pooler_output
@@ -89,7 +96,7 @@ def train_flow(
         )[0]
 
     learned = torch.nn.ModuleDict({"transformer": transformer, "t5": t5})
-    _fit(learned, velocity, data, latents, steps, batch, folder.with_suffix(".progress.safetensors"))
+    _fit(learned, velocity, sets, steps, batch, folder.with_suffix(".progress.safetensors"))
     FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15),
         vae=vae,
@@ -137,23 +144,29 @@ def _untrained(vocabulary: int) -> tuple[T5EncoderModel, FluxTransformer2DModel]
 def _fit(
     learned: torch.nn.Module,
     velocity: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-    data: Drawings,
-    latents: torch.Tensor,
+    sets: Sequence[tuple[Drawings, torch.Tensor]],
     steps: int,
     batch: int,
     progress: Path,
 ) -> None:
-    """Leaves the moving average of the weights in `learned`. Goes on from `progress`, where it saves itself, if that is there."""
+    """Leaves the moving average of the weights in `learned`. Goes on from `progress`, where it saves itself, if that is there.
+
+    `sets`: careful drawings and, where the world has them, careless ones, each with its latents.
+    """
+    world = sets[0][0].world
     optimizer = torch.optim.AdamW(learned.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps, pct_start=0.05)
     average = EMAModel(learned.parameters(), decay=0.998)
     begin = resume(progress, learned, average, optimizer, schedule) if progress.exists() else 0
+    first_careless, shift = round((1 - world.careless) * steps), world.noise_shift
     steps_left, running = trange(begin, steps, desc="flow", mininterval=10), None
     for step in steps_left:
+        data, latents = sets[-1 if step >= first_careless else 0]
         index = data.some(batch)
         caption, clean = data.heard_captions(index), latents[index]
         noise = torch.randn_like(clean)
         sigma = torch.sigmoid(torch.randn(batch))
+        sigma = shift * sigma / (1 + (shift - 1) * sigma)
         noisy = (1 - sigma.view(-1, 1, 1)) * clean + sigma.view(-1, 1, 1) * noise
         loss = F.mse_loss(velocity(noisy, sigma, caption), noise - clean)
         optimizer.zero_grad()
@@ -168,6 +181,13 @@ def _fit(
             keep(progress, step + 1, learned, average, optimizer, schedule)
     average.copy_to(learned.parameters())
     progress.unlink(missing_ok=True)
+
+
+def _packed(vae: AutoencoderKL, data: Drawings) -> torch.Tensor:
+    """Normalised latents as the transformer takes them, [N, tokens, channels]."""
+    latents = (_encode(vae, data) - vae.config["shift_factor"]) * vae.config["scaling_factor"]
+    side = latents.shape[-1]
+    return FluxPipeline._pack_latents(latents, len(latents), LATENT_CHANNELS, side, side)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ def test_without_comfyui_it_says_what_to_do():
 
 @pytest.mark.parametrize("name", ["shapes-clip", "../shapes-flux"])
 def test_no_other_folder_is_read(name):
-    assert "is not in ['shapes-flux']" in EmbeddedModel.VALIDATE_INPUTS(name)
+    assert "is not in ['shapes-flux', 'scenes-flux']" in EmbeddedModel.VALIDATE_INPUTS(name)
     with pytest.raises(ValueError, match="Fix: choose one of those"):
         EmbeddedModel().load(name)
 

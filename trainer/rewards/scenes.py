@@ -1,8 +1,9 @@
 """The scenes world: captions of one or two objects with a colour, a shape, a count or a relation, and an exact judge of them.
 
-The embedded model scenes-flux was trained on pictures drawn from this grammar, with captions of which some were wrong, as those
-of the web are. The judge takes its idea from GenEval (2310.11513): find the objects, then compare them with what was asked, by
-category. Nothing here is learned: objects are connected regions, colour and shape are read off the pixels.
+The embedded model scenes-flux was trained on pictures drawn from this grammar, at last on careless ones with captions of which
+some are wrong, as those of the web are. The judge takes its idea from GenEval (2310.11513): find the objects, then compare
+them with what was asked, by category. Nothing here is learned: objects are connected regions, colour and shape are read off the
+pixels.
 """
 
 from __future__ import annotations
