@@ -25,30 +25,46 @@ def node(class_type: str, /, **inputs: Any) -> dict[str, Any]:
     return {"class_type": f"OTCA_{class_type}", "inputs": inputs}
 
 
-# Of each world: its model, its CLIP, its prompts, and what is trained and held out.
-WORLDS: dict[str, dict[str, Any]] = {
+# What is trained on in each world, and what is held out.
+REWARDS: dict[str, Graph] = {
     "scenes": {
-        "rewards": {
-            "grade": node("RewardScenes", coefficient=1.0, name="grade"),
-            "clip_t": node("RewardClipT", model="scenes-clip", coefficient=1.0),
-            "sharpness": node("RewardSharpness", coefficient=1.0),
-            "judge": node("RewardScenes", coefficient=1.0, name="judge", strict=True, held_out=True),
-        },
+        "judge": node("RewardScenes", coefficient=1.0, name="judge", strict=True),
+        "clip_t": node("RewardClipT", model="scenes-clip", coefficient=0.5),
+        "sharpness": node("RewardSharpness", coefficient=0.25),
+        "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
     },
     "shapes": {
-        "rewards": {
-            "judge": node("RewardShapesAccuracy", coefficient=1.0, held_out=False, name="judge"),
-            "colorfulness": node("RewardColorfulness", coefficient=1.0),
-            "sharpness": node("RewardSharpness", coefficient=1.0),
-            "clip_t": node("RewardClipT", model="shapes-clip", coefficient=1.0, held_out=True),
-        },
+        "judge": node("RewardShapesAccuracy", coefficient=1.0, held_out=False, name="judge"),
+        "colorfulness": node("RewardColorfulness", coefficient=1.0),
+        "sharpness": node("RewardSharpness", coefficient=1.0),
+        "clip_t": node("RewardClipT", model="shapes-clip", coefficient=1.0, held_out=True),
     },
 }
 
 
+def sampler(world: str) -> dict[str, Any]:
+    return node(
+        "SDESampler",
+        model=["model", 0],
+        prompts=["prompts", 0],
+        group_size=12,
+        steps=8,
+        width=SIZE,
+        height=SIZE,
+        kind="dance_sde",
+        eta=0.5,
+        shift=0.0,
+        guidance=3.5,
+        seed=0,
+        # Where objects stand follows from the first noise: members of a group that share it hardly differ there.
+        shared_noise=world == "shapes",
+        keep_graph="on",  # "auto" looks at the free memory, and trainings of one comparison should cost the same
+    )
+
+
 def base(world: str) -> Graph:
     """Uniform GRPO: seven of eight steps, four prompts of twelve samples."""
-    rewards = WORLDS[world]["rewards"]
+    rewards = REWARDS[world]
     stack = {f"reward_{number}": [name, 0] for number, name in enumerate(rewards, 1)}
     evaluation = (PROMPTS / f"{world}_eval.txt").read_text(encoding="utf-8").strip()
     return {
@@ -62,21 +78,7 @@ def base(world: str) -> Graph:
             shuffle=True,
             seed=0,
         ),
-        "sampler": node(
-            "SDESampler",
-            model=["model", 0],
-            prompts=["prompts", 0],
-            group_size=12,
-            steps=8,
-            width=SIZE,
-            height=SIZE,
-            kind="dance_sde",
-            eta=0.5,
-            shift=0.0,
-            guidance=3.5,
-            seed=0,
-            keep_graph="on",  # "auto" looks at the free memory, and trainings of one comparison should cost the same
-        ),
+        "sampler": sampler(world),
         **deepcopy(rewards),
         "stack": node("RewardStack", trajectories=["sampler", 0], **stack),
         "credit": node("UniformWeights", trajectories=["sampler", 0], timestep_fraction=1.0, seed=0),
@@ -107,12 +109,15 @@ def base(world: str) -> Graph:
     }
 
 
-def changed(**nodes: dict[str, Any]) -> Callable[[Graph], None]:
-    """Other inputs of these nodes; a node with another `class_type` takes its place."""
+def changed(**nodes: dict[str, Any] | None) -> Callable[[Graph], None]:
+    """Other inputs of these nodes; a node with another `class_type` takes its place, and None takes it out."""
 
     def change(graph: Graph) -> None:
         for name, new in nodes.items():
-            graph[name] = new if "class_type" in new else graph[name] | {"inputs": graph[name]["inputs"] | new}
+            if new is None:
+                del graph[name]
+            else:
+                graph[name] = new if "class_type" in new else graph[name] | {"inputs": graph[name]["inputs"] | new}
 
     return change
 
@@ -139,7 +144,7 @@ def grpo_on(steps: int) -> dict[str, Any]:
     return {"sampler": {"keep_graph": "off"}, "update": {"sampled_steps": steps}}
 
 
-def matching(loss: str, steps: int = 4, **inputs: Any) -> dict[str, Any]:
+def matching(loss: str, levels: int = 4, steps: int = 8, **inputs: Any) -> dict[str, Any]:
     """Forward-process updates on deterministic samples, at so many noise levels of each."""
     update = node(
         "MatchingStep",
@@ -148,16 +153,32 @@ def matching(loss: str, steps: int = 4, **inputs: Any) -> dict[str, Any]:
         advantages=["fusion", 0],
         learning_rate=6e-4,
         loss=loss,
-        sampled_steps=steps,
+        sampled_steps=levels,
         **{"beta": 0.0, "kl_coefficient": 1e-4} | inputs,
     )
-    return {"sampler": {"kind": "ode", "shared_noise": False, "keep_graph": "off"}, "update": update}
+    how = {"kind": "ode", "steps": steps, "shared_noise": False, "keep_graph": "off"}
+    return {"sampler": how, "update": update}
+
+
+def vipo(graph: Graph) -> None:
+    """The world's CLIP says where in the picture the credit belongs."""
+    spatial = credit(
+        "SpatialCredit",
+        credit=["credit", 0],
+        model=graph["clip_t"]["inputs"]["model"],
+        components=3,
+        smoothing=1.0,
+        floor=0.0,
+    )
+    changed(spatial=spatial, fusion={"credit": ["spatial", 0]})(graph)
 
 
 METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),
     "uniform_2_prompts": changed(prompts={"prompts_per_iteration": 2}),
     "uniform_1_prompt": changed(prompts={"prompts_per_iteration": 1}),
+    "uniform_5_steps": changed(sampler={"steps": 5}),
+    "uniform_5_steps_2_prompts": changed(sampler={"steps": 5}, prompts={"prompts_per_iteration": 2}),
     "sampled_2": changed(**grpo_on(2)),
     "sampled_3": changed(**grpo_on(3)),
     "sampled_4": changed(**grpo_on(4)),
@@ -171,7 +192,11 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "nft": changed(**matching("nft", old_policy="gradual")),
     "nft_on_policy": changed(**matching("nft", old_policy="on_policy")),
     "awm": changed(**matching("awm", old_policy="on_policy")),
-    "awm_2": changed(**matching("awm", steps=2, old_policy="on_policy")),
+    "awm_2": changed(**matching("awm", levels=2, old_policy="on_policy")),
+    "awm_5_steps": changed(**matching("awm", steps=5, old_policy="on_policy")),
+    "awm_5_steps_2_prompts": changed(
+        **matching("awm", steps=5, old_policy="on_policy"), prompts={"prompts_per_iteration": 2}
+    ),
     "awm_learned_credit": changed(**matching("awm", old_policy="on_policy"), credit=LEARNED),
     "dgpo": changed(**matching("dgpo", old_policy="gradual")),
     "dpo": changed(**matching("dpo", old_policy="on_policy")),
@@ -194,35 +219,31 @@ METHODS: dict[str, Callable[[Graph], None]] = {
             per_step=False,
             fusion="weighted_advantages",
         ),
+        credit=None,
     ),
-    "vipo": changed(
-        spatial=credit(
-            "SpatialCredit", credit=["credit", 0], model="shapes-clip", components=3, smoothing=1.0, floor=0.0
-        ),
-        fusion={"credit": ["spatial", 0]},
-    ),
+    "vipo": vipo,
     # The structure of two public trainers, with as many prompts to an iteration as make the budget more than a few iterations.
     "flow_grpo_public": changed(
         sampler={**FLOW_SDE, "group_size": 24, "steps": 10, "shared_noise": False},
         fusion={"mode": "weighted_sum", "std_scope": "batch"},
         update={"kl_coefficient": 0.04},
     ),
-    "dance_grpo_public": changed(sampler={"eta": 0.3, "steps": 16}, credit={"timestep_fraction": 0.6}),
+    "dance_grpo_public": changed(
+        sampler={"eta": 0.3, "steps": 16, "shared_noise": True}, credit={"timestep_fraction": 0.6}
+    ),
 }
 
 
 def graph(method: str, world: str) -> Graph:
     made = base(world)
     METHODS[method](made)
-    if method == "stepwise_flow_grpo":
-        del made["credit"]
     return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m comfyui_otca.bench.methods", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--world", choices=list(WORLDS), default="scenes")
+    parser.add_argument("--world", choices=list(REWARDS), default="scenes")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for method in METHODS:
