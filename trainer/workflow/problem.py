@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...host.text import shortened
+from ...host.text import printable, shortened
 
 MOST_PROBLEMS = 50  # problems in one answer
 MOST_CHARACTERS = {"node_id": 80, "title": 80, "input": 80, "message": 900, "fix": 500}
@@ -20,7 +20,7 @@ LONGEST_GUESS = 100  # of a wrong name, what is compared with the right ones
 class Problem:
     """One thing to change before the workflow can run. `node_id` is None where it concerns the whole graph.
 
-    All texts are shortened here, and `value` where it becomes text, so nothing that shows it need care for its length.
+    All texts are shortened and printable here, and `value` where it becomes text, so nothing that shows it need care for that.
     """
 
     node_id: str | None
@@ -34,7 +34,7 @@ class Problem:
     def __post_init__(self):
         for name, most in MOST_CHARACTERS.items():
             if (text := getattr(self, name)) is not None:
-                object.__setattr__(self, name, shortened(text, most))
+                object.__setattr__(self, name, shortened(printable(shortened(text, most)), most))
 
     def __str__(self) -> str:
         where = "workflow" if self.node_id is None else f'node {self.node_id} "{self.title}"'
