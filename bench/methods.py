@@ -30,7 +30,7 @@ REWARDS: dict[str, Graph] = {
     "scenes": {
         "judge": node("RewardScenes", coefficient=1.0, name="judge", strict=True),
         "clip_t": node("RewardClipT", model="scenes-clip", coefficient=0.5),
-        "sharpness": node("RewardSharpness", coefficient=0.25),
+        "sharpness": node("RewardSharpness", coefficient=0.1),
         "grade": node("RewardScenes", coefficient=1.0, name="grade", held_out=True),
     },
     "shapes": {
@@ -177,6 +177,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "uniform": changed(),
     "uniform_2_prompts": changed(prompts={"prompts_per_iteration": 2}),
     "uniform_1_prompt": changed(prompts={"prompts_per_iteration": 1}),
+    "uniform_8_prompts": changed(prompts={"prompts_per_iteration": 8}),
     "uniform_5_steps": changed(sampler={"steps": 5}),
     "uniform_5_steps_2_prompts": changed(sampler={"steps": 5}, prompts={"prompts_per_iteration": 2}),
     "sampled_2": changed(**grpo_on(2)),
@@ -194,6 +195,7 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "awm": changed(**matching("awm", old_policy="on_policy")),
     "awm_2": changed(**matching("awm", levels=2, old_policy="on_policy")),
     "awm_5_steps": changed(**matching("awm", steps=5, old_policy="on_policy")),
+    "awm_5_steps_2": changed(**matching("awm", levels=2, steps=5, old_policy="on_policy")),
     "awm_5_steps_2_prompts": changed(
         **matching("awm", steps=5, old_policy="on_policy"), prompts={"prompts_per_iteration": 2}
     ),
