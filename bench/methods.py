@@ -199,6 +199,8 @@ METHODS: dict[str, Callable[[Graph], None]] = {
     "awm_5_steps_2_prompts": changed(
         **matching("awm", steps=5, old_policy="on_policy"), prompts={"prompts_per_iteration": 2}
     ),
+    "awm_5_steps_otca": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=TCD, fusion=CENTERED),
+    "awm_5_steps_learned_credit": changed(**matching("awm", steps=5, old_policy="on_policy"), credit=LEARNED),
     "awm_learned_credit": changed(**matching("awm", old_policy="on_policy"), credit=LEARNED),
     "dgpo": changed(**matching("dgpo", old_policy="gradual")),
     "dpo": changed(**matching("dpo", old_policy="on_policy")),
