@@ -28,7 +28,7 @@ from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 PHASES = ("rollout", "reward", "credit", "update")
 
 

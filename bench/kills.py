@@ -54,7 +54,7 @@ GRACE, PATIENCE = 5, 60  # seconds: until the others get SIGTERM, and until they
 def work(folder: Path, iterations: int) -> int:
     terminal.output, terminal.device = folder, "cpu"
     opening._open.clear()
-    graph = json.loads((ROOT / "workflows" / "api" / "quickstart.json").read_text(encoding="utf-8"))
+    graph = json.loads((ROOT / "workflows" / "api" / "otca.json").read_text(encoding="utf-8"))
     workflow = Workflow(graph, NODE_CLASS_MAPPINGS)
     for name, value in {**SETTINGS, "12.iterations": iterations}.items():
         workflow.set(name, value)

@@ -28,7 +28,7 @@ from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 SMALL = {
     "OTCA_LoadFlowModel.lora_rank": 2,
     "OTCA_PromptDataset.prompts_per_iteration": 1,

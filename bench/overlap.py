@@ -23,7 +23,7 @@ from comfyui_otca.trainer.run.loop import only
 from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 SLOW = "OTCA_BenchSlow"
 PHASES = ("rollout", "reward", "credit", "update")
 

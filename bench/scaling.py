@@ -29,7 +29,7 @@ from comfyui_otca.trainer.flow.flux import Flux
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "quickstart.json"
+QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
 LORA, SHARDED, FULL = "lora", "lora, sharded", "full"
 

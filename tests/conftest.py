@@ -1,4 +1,4 @@
-"""What the integration tests share: the embedded model, small sampler settings and a small quickstart workflow."""
+"""What the integration tests share: the embedded model, small sampler settings and a small workflow of OTCA."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# The quickstart with few samples: `class: {input: value}`.
+# The workflow otca with few samples: `class: {input: value}`.
 SMALL = {
     "OTCA_LoadFlowModel": {"lora_rank": 4, "lora_alpha": 4.0},
     "OTCA_PromptDataset": {"prompts_per_iteration": 2},
@@ -185,9 +185,9 @@ def sample(small_settings):
 
 @pytest.fixture(scope="session")
 def small_graph():
-    """small_graph({"OTCA_Class": {input: value}}, source): the quickstart's graph with few samples."""
+    """small_graph({"OTCA_Class": {input: value}}, source): OTCA's graph with few samples."""
 
-    def graph(changes=None, source="quickstart.json"):
+    def graph(changes=None, source="otca.json"):
         content = json.loads((ROOT / "workflows" / "api" / source).read_text(encoding="utf-8"))
         for table in (SMALL, changes or {}):
             for entry in content.values():
@@ -201,7 +201,7 @@ def small_graph():
 def small_workflow(small_graph):
     """small_workflow(changes, extra node classes): the same as a Workflow."""
 
-    def workflow(changes=None, classes=None, source="quickstart.json"):
+    def workflow(changes=None, classes=None, source="otca.json"):
         return Workflow(small_graph(changes, source), {**NODE_CLASS_MAPPINGS, **(classes or {})})
 
     return workflow

@@ -38,7 +38,7 @@ def python(*arguments, cwd):
 
 @pytest.mark.parametrize("what", ["", "__main__.py"])
 def test_the_folder_is_a_command(clone, tmp_path, what):
-    answer = python(clone / what, "validate", ROOT / "workflows" / "api" / "quickstart.json", cwd=tmp_path)
+    answer = python(clone / what, "validate", ROOT / "workflows" / "api" / "otca.json", cwd=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "") and "ready to train" in answer.stdout
 
 

@@ -210,7 +210,7 @@ def test_a_method_trains_the_embedded_model(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_differ_in_the_method_alone(name):
-    """What they are compared by is the quickstart's: model, prompts, size, group, rewards, learning rate, evaluation."""
+    """What they are compared by is the same: model, prompts, size, group, rewards, learning rate, evaluation."""
     method = {id for id, node in NODE_CLASS_MAPPINGS.items() if node.CATEGORY in ("OTCA/credit", "OTCA/fusion")}
     method.add("OTCA_MixGRPOWindow")
     own = {"kind", "eta", "shared_noise", "window_start", "window_length", "kl_coefficient", "objective"}
@@ -223,7 +223,7 @@ def test_methods_differ_in_the_method_alone(name):
             if node["class_type"] not in method
         }
 
-    assert rest(name) == rest("quickstart")
+    assert rest(name) == rest("otca")
     inputs = {node["class_type"]: node["inputs"] for node in graph(name).values()}
     assert (inputs["OTCA_TrainingRun"]["run_name"], inputs["OTCA_SaveLoRA"]["filename"]) == (name, f"{name}_lora")
 

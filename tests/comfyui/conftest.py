@@ -126,8 +126,8 @@ def run_name(request):
 
 @pytest.fixture
 def small(canvas, run_name):
-    """The quickstart on the canvas, small, with a run and an adapter of its own."""
-    canvas.load(WORKFLOWS / "quickstart.json")
+    """OTCA's workflow on the canvas, small, with a run and an adapter of its own."""
+    canvas.load(WORKFLOWS / "otca.json")
     # Another seed is another model on the edge: ComfyUI's cache may still hold the last test's, trained.
     seed = time.monotonic_ns() % 10**6
     canvas.set({**SMALL, "1.seed": seed, "12.run_name": run_name, "13.filename": run_name})

@@ -10,7 +10,7 @@ import pytest
 
 from comfyui_otca.assets.make import tiny
 
-API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "quickstart.json"
+API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "otca.json"
 DEADLINE = 180
 
 VIDEO = {"width": 32, "height": 16, "frames": 5}

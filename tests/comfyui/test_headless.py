@@ -56,7 +56,7 @@ def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path
 
 
 def test_the_canvas_own_format_is_refused_with_the_way_to_export(capsys):
-    assert otca("validate", WORKFLOWS / "quickstart.json") == 2
+    assert otca("validate", WORKFLOWS / "otca.json") == 2
     assert "Export (API)" in capsys.readouterr().err
 
 

@@ -71,7 +71,7 @@ def test_inputs_that_grow_and_types_that_are_matched(seen):
 
 @pytest.fixture
 def graph(small_graph):
-    """The quickstart, its number of steps from a node of ComfyUI's and its pictures into another one."""
+    """OTCA's workflow, its number of steps from a node of ComfyUI's and its pictures into another one."""
     graph = small_graph({"OTCA_TrainingRun": {"iterations": 2}})
     ids = {entry["class_type"]: id_ for id_, entry in graph.items()}
     sampler = graph[ids["OTCA_SDESampler"]]["inputs"]

@@ -92,7 +92,7 @@ def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
     small.wait(
         "() => !document.querySelector('.otca-heatmap-empty') || document.querySelector('.otca-heatmap-empty').hidden"
     )
-    small.load(WORKFLOWS / "quickstart.json")
+    small.load(WORKFLOWS / "otca.json")
     small.show(9)
     small.page.wait_for_timeout(1000)
     assert small.page.locator(".otca-heatmap-empty").first.is_visible()

@@ -9,7 +9,7 @@ from comfyui_otca.tests.comfyui.canvas import CELLS
 
 @pytest.fixture
 def ran(small):
-    """The small quickstart after one iteration."""
+    """OTCA's small workflow after one iteration."""
     (execution,) = small.run_and_wait()
     assert execution.end == "execution_success", execution.detail
     return small

@@ -19,7 +19,7 @@ OUTSIDE = str(ROOT / "requirements.txt")  # neither in the input folder nor belo
 
 @pytest.fixture
 def graph(small_graph):
-    """graph(changes, {class: (input, text)}): the small quickstart; the text of the second comes from another node."""
+    """graph(changes, {class: (input, text)}): OTCA's small workflow; the text of the second comes from another node."""
 
     def make(changes=None, linked=None):
         content = small_graph({"OTCA_SDESampler": {"seed": time.monotonic_ns() % 10**9}, **(changes or {})})

@@ -88,8 +88,8 @@ class Voter:
 
 
 def load(canvas, run_name):
-    """The quickstart with the Vote reward alone."""
-    canvas.load(WORKFLOWS / "quickstart.json")
+    """OTCA's workflow with the Vote reward alone."""
+    canvas.load(WORKFLOWS / "otca.json")
     canvas.set({**VOTED, "1.seed": 0, "12.run_name": run_name, "13.filename": run_name})
     canvas.page.evaluate(REPLACE_REWARDS, run_name)
 

@@ -50,11 +50,11 @@ def runs(tmp_path):
 def test_status(small_workflow, queue, runs):
     workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}})
     queue(workflow)
-    status = read_object(runs / "quickstart" / "status.json")
+    status = read_object(runs / "otca" / "status.json")
     assert (status["status"], status["place"], status["total"], status["error"]) == ("idle", "canvas", 2, None)
     assert psutil.Process(status["pid"]).create_time() == status["process_started"]
     queue(workflow, 1)
-    later = read_object(runs / "quickstart" / "status.json")
+    later = read_object(runs / "otca" / "status.json")
     assert later["status"] == "finished" and later["started"] == status["started"]
 
 
@@ -78,7 +78,7 @@ def test_an_evaluation_that_is_stopped_loses_nothing(small_workflow, queue, runs
     with pytest.raises(comfyui.Interrupt):
         queue(workflow, targets=["12"])
     comfyui.interrupt_after = None
-    folder = runs / "quickstart"
+    folder = runs / "otca"
     assert [row["iteration"] for row in read_lines(folder / "metrics.jsonl")] == [1]
     done = [] if evaluated == "before training" else [0]
     assert [row["iteration"] for row in read_lines(folder / "evaluation.jsonl")] == done
@@ -102,8 +102,8 @@ def test_a_save_that_failed_is_tried_again(small_workflow, queue, runs, comfyui,
         queue(workflow)
     monkeypatch.setattr(checkpoint, "save", save)
     queue(workflow)
-    assert [row["iteration"] for row in read_lines(runs / "quickstart" / "metrics.jsonl")] == [1]
-    assert (runs / "quickstart" / "lora.safetensors").is_file()
+    assert [row["iteration"] for row in read_lines(runs / "otca" / "metrics.jsonl")] == [1]
+    assert (runs / "otca" / "lora.safetensors").is_file()
 
 
 def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, queue, runs, comfyui):
@@ -120,36 +120,36 @@ def test_an_adapter_is_saved_at_once_and_a_new_start_goes_on(small_workflow, que
     with pytest.raises(comfyui.Interrupt):
         queue(workflow, 2)
     comfyui.interrupt_after = None
-    state = json.loads((runs / "quickstart" / "checkpoints" / "000002" / "state.json").read_text())
-    assert state["iteration"] == 2 and (runs / "quickstart" / "lora.safetensors").is_file()
+    state = json.loads((runs / "otca" / "checkpoints" / "000002" / "state.json").read_text())
+    assert state["iteration"] == 2 and (runs / "otca" / "lora.safetensors").is_file()
 
     restart()
-    again = small_workflow({"OTCA_TrainingRun": settings, "OTCA_LoadFlowModel": {"resume_run": "quickstart"}})
+    again = small_workflow({"OTCA_TrainingRun": settings, "OTCA_LoadFlowModel": {"resume_run": "otca"}})
     assert again.validate() == []
     queue(again, 2)
-    rows = {name: read_lines(runs / name / "metrics.jsonl") for name in ("whole", "quickstart")}
+    rows = {name: read_lines(runs / name / "metrics.jsonl") for name in ("whole", "otca")}
     for name in rows:
         rows[name] = [{k: v for k, v in row.items() if "second" not in k} for row in rows[name]]
-    assert rows["quickstart"] == rows["whole"]
-    assert not (runs / "quickstart-2").exists()
+    assert rows["otca"] == rows["whole"]
+    assert not (runs / "otca-2").exists()
 
 
 def test_a_run_that_went_on_with_itself_can_be_resumed_headlessly(small_workflow, queue, runs):
     """Its graph says resume_run, which is the canvas' way; the command line has its own."""
     queue(small_workflow())
     restart()
-    again = {"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}
+    again = {"OTCA_LoadFlowModel": {"resume_run": "otca"}}
     queue(small_workflow(again))
-    written = read_object(runs / "quickstart" / "workflow.json")
+    written = read_object(runs / "otca" / "workflow.json")
     assert written == small_workflow({"OTCA_LoadFlowModel": {"resume_run": ""}}).graph
-    prompt = lora.read_metadata(runs / "quickstart" / "lora.safetensors")["prompt"]
+    prompt = lora.read_metadata(runs / "otca" / "lora.safetensors")["prompt"]
     assert json.loads(prompt) == small_workflow(again).graph, "what was queued"
 
 
 def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, runs, caplog):
     """With what is on record, since the model has learned it; prompts go on."""
     settings = {"checkpoint_every": 100, "evaluate_every": 100}
-    workflow, folder = small_workflow({"OTCA_TrainingRun": settings}), runs / "quickstart"
+    workflow, folder = small_workflow({"OTCA_TrainingRun": settings}), runs / "otca"
     queue(workflow)
     before = [read_lines(folder / name) for name in ("metrics.jsonl", "evaluation.jsonl")]
     shutil.rmtree(folder)
@@ -162,7 +162,7 @@ def test_a_folder_that_somebody_removed_is_begun_anew(small_workflow, queue, run
     assert read_object(folder / "status.json")["status"] == "idle"
     model = workflow.run(targets=["1"])["1"][0]
     assert same_weights(folder, model) and (folder / "lora.safetensors").is_file()
-    assert not (runs / "quickstart-2").exists()
+    assert not (runs / "otca-2").exists()
 
 
 @pytest.fixture
@@ -187,22 +187,22 @@ def somebody(runs):
 
 
 def test_a_folder_in_which_another_process_trains_is_left_alone(small_workflow, queue, runs, somebody):
-    assert somebody("quickstart") == "claimed"
-    (runs / "quickstart" / "checkpoints").mkdir()
-    there = sorted(path.name for path in (runs / "quickstart").iterdir())
+    assert somebody("otca") == "claimed"
+    (runs / "otca" / "checkpoints").mkdir()
+    there = sorted(path.name for path in (runs / "otca").iterdir())
     queue(small_workflow())
-    assert sorted(path.name for path in (runs / "quickstart").iterdir()) == there
-    assert len(read_lines(runs / "quickstart-2" / "metrics.jsonl")) == 1
-    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
+    assert sorted(path.name for path in (runs / "otca").iterdir()) == there
+    assert len(read_lines(runs / "otca-2" / "metrics.jsonl")) == 1
+    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "otca"}}).validate()
     assert "is training there" in str(problem)
 
 
 def test_while_it_is_on_the_canvas_no_other_process_trains_there(small_workflow, queue, runs, somebody):
     workflow = small_workflow()
     queue(workflow)
-    assert "is training there. Fix: stop it" in somebody("quickstart")
+    assert "is training there. Fix: stop it" in somebody("otca")
     queue(workflow, 1)
-    assert len(read_lines(runs / "quickstart" / "metrics.jsonl")) == 2
+    assert len(read_lines(runs / "otca" / "metrics.jsonl")) == 2
 
 
 def test_a_run_whose_model_another_run_has_taken_is_anybodys(small_workflow, queue, runs, somebody):
@@ -210,7 +210,7 @@ def test_a_run_whose_model_another_run_has_taken_is_anybodys(small_workflow, que
     queue(workflow)
     workflow.set("TrainingRun.run_name", "another")
     queue(workflow, 1)
-    assert somebody("quickstart") == "claimed"
+    assert somebody("otca") == "claimed"
 
 
 def test_what_comfyui_lets_go_is_free(small_workflow, queue):
@@ -230,13 +230,13 @@ def test_another_model_starts_another_run(small_workflow, queue, runs):
     workflow.set("LoadFlowModel.lora_rank", 2)
     queue(workflow, 1)
     queue(workflow, 2)
-    assert [len(read_lines(runs / name / "metrics.jsonl")) for name in ("quickstart", "quickstart-2")] == [1, 2]
+    assert [len(read_lines(runs / name / "metrics.jsonl")) for name in ("otca", "otca-2")] == [1, 2]
 
 
 def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_workflow, queue, tmp_path, comfyui):
     workflow = small_workflow()
     queue(workflow)
-    file = tmp_path / "loras" / "quickstart_lora.safetensors"
+    file = tmp_path / "loras" / "otca_lora.safetensors"
     assert json.loads(lora.read_metadata(file)["prompt"])["3"]["class_type"] == "OTCA_SDESampler"
     first = file.read_bytes()
     queue(workflow, 1)
@@ -246,8 +246,8 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
     queue(small_workflow())
     assert file.read_bytes() == second
     assert sorted(path.name for path in file.parent.iterdir()) == [
-        "quickstart_lora-2.safetensors",
-        "quickstart_lora.safetensors",
+        "otca_lora-2.safetensors",
+        "otca_lora.safetensors",
     ]
 
 
@@ -257,7 +257,7 @@ def test_resuming_what_is_not_there(small_workflow, comfyui, tmp_path):
 
 
 def test_headlessly_a_run_is_resumed_by_the_command_line(small_workflow):
-    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "quickstart"}}).validate()
+    (problem,) = small_workflow({"OTCA_LoadFlowModel": {"resume_run": "otca"}}).validate()
     assert "--resume" in str(problem)
 
 
@@ -275,5 +275,5 @@ def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyu
     queue(small_workflow(changes))
     restart()
     queue(small_workflow(changes))
-    names = [f"quickstart_lora{number}_{expert}_noise" for number in ("", "-2") for expert in ("high", "low")]
+    names = [f"otca_lora{number}_{expert}_noise" for number in ("", "-2") for expert in ("high", "low")]
     assert sorted(path.stem for path in (tmp_path / "loras").iterdir()) == sorted(names)

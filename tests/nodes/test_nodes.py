@@ -98,7 +98,7 @@ def test_every_edge_has_two_ends():
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart.json", "quickstart_uniform.json", "quickstart_six_rewards.json", "stepwise_flow_grpo.json"]
+    "name", ["otca.json", "quickstart_uniform.json", "quickstart_six_rewards.json", "stepwise_flow_grpo.json"]
 )
 def test_shipped_workflows_are_clean(small_workflow, name):
     assert small_workflow(source=name).validate() == []
@@ -279,9 +279,9 @@ def test_pictures_and_files_in_comfyui(small_workflow, comfyui, tmp_path):
     assert len(comfyui.bars) == 3, "sampling, scoring, updating"
     assert all(0 < bar.value <= bar.total for bar in comfyui.bars)
     assert all(bar.value == bar.total for bar in comfyui.bars[:2])
-    assert (tmp_path / "files/otca/quickstart/metrics.jsonl").is_file()
-    assert (tmp_path / "loras/quickstart_lora.safetensors").is_file()
-    assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/quickstart_lora.safetensors")]}
+    assert (tmp_path / "files/otca/otca/metrics.jsonl").is_file()
+    assert (tmp_path / "loras/otca_lora.safetensors").is_file()
+    assert workflow.ui[workflow.find("SaveLoRA")[0]] == {"text": [str(tmp_path / "loras/otca_lora.safetensors")]}
 
 
 def test_the_bar_of_a_kept_graph(small_workflow, comfyui):

@@ -142,16 +142,16 @@ def test_a_folder_that_could_not_be_opened_is_not_kept(small_workflow, runs, com
     monkeypatch.setattr(results, "picture", lambda draw: None)
     tab = Tab(small_workflow({"OTCA_TrainingRun": RARELY}), model)
     tab.queue()
-    metrics = runs / "quickstart" / "metrics.jsonl"
+    metrics = runs / "otca" / "metrics.jsonl"
     whole = metrics.read_text()
     metrics.write_text("[]\n" + whole)
     opening._open.clear()
     ownership.forget()
-    claim.take(runs / "quickstart").release()
-    fresh = {"OTCA_LoadFlowModel": {"resume_run": "quickstart"}, "OTCA_TrainingRun": RARELY}
+    claim.take(runs / "otca").release()
+    fresh = {"OTCA_LoadFlowModel": {"resume_run": "otca"}, "OTCA_TrainingRun": RARELY}
     with pytest.raises(NodeError, match="metrics.jsonl is damaged: line 1"), torch.inference_mode():
         small_workflow(fresh).run()
-    assert claim.holder(runs / "quickstart") is None
+    assert claim.holder(runs / "otca") is None
 
 
 def test_the_canvas_itself_is_saved_with_the_first_iteration(small_workflow, runs, comfyui, monkeypatch):
@@ -164,7 +164,7 @@ def test_the_canvas_itself_is_saved_with_the_first_iteration(small_workflow, run
         inputs = {**workflow.graph["12"]["inputs"], "model": made["11"][0], "report": made["11"][1]}
         canvas = {"workflow": {"id": "a", "nodes": [1]}}
         record_node().record(**inputs, prompt=workflow.graph, extra_pnginfo=canvas, node_id="12")
-    assert read_object(runs / "quickstart" / "canvas.json") == canvas["workflow"]
+    assert read_object(runs / "otca" / "canvas.json") == canvas["workflow"]
 
 
 def test_of_two_training_runs_each_has_its_own_changes():
@@ -274,11 +274,11 @@ def test_a_run_to_resume_without_a_checkpoint_is_refused(tabs, runs, small_workf
 def test_a_graph_that_records_nothing_writes_over_no_run_s_adapter(tabs, tmp_path, comfyui):
     tab = tabs("one")
     tab.queue()
-    file = tmp_path / "loras" / "quickstart_lora.safetensors"
+    file = tmp_path / "loras" / "otca_lora.safetensors"
     before = file.read_bytes()
     comfyui.running[0] = (1, "id", tab.workflow.graph, {}, ["13"])  # Training Run is muted, or was refused
     tab.queue(targets=["13"])
-    assert file.read_bytes() == before and (tmp_path / "loras" / "quickstart_lora-2.safetensors").is_file()
+    assert file.read_bytes() == before and (tmp_path / "loras" / "otca_lora-2.safetensors").is_file()
 
 
 def test_a_folder_that_waits_in_the_queue_is_taken(tabs, runs):
@@ -417,7 +417,7 @@ def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
     one.queue()
     two.queue()
     files = {path.name: lora.read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
-    assert files == {"quickstart_lora.safetensors": "one", "quickstart_lora-2.safetensors": "two"}
+    assert files == {"otca_lora.safetensors": "one", "otca_lora-2.safetensors": "two"}
 
 
 def test_the_saved_graph_goes_on_with_the_canvas_s_own_seeds(tabs, runs):

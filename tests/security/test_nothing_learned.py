@@ -82,13 +82,13 @@ def test_on_the_canvas_the_node_says_so_until_it_is_mended(small_graph, tmp_path
     def queue(iteration):
         with torch.inference_mode():
             workflow.run({(node, name): value + iteration for node, name, value in workflow.advancing()})
-        return json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"]
+        return json.loads((tmp_path / "files" / "otca" / "otca" / "status.json").read_text())["status"]
 
     file.write_text(REWARD.format(NAN))
     assert [queue(0), queue(1)] == ["idle", "idle"]
     with pytest.raises(NodeError, match=r"Training Run.*'mine'.*3 iterations.*Fix: "):
         queue(2)
-    assert json.loads((tmp_path / "files" / "otca" / "quickstart" / "status.json").read_text())["status"] == "failed"
+    assert json.loads((tmp_path / "files" / "otca" / "otca" / "status.json").read_text())["status"] == "failed"
     file.write_text(REWARD.format(GOOD))
     assert queue(3) == "idle"
 

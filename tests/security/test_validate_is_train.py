@@ -17,7 +17,7 @@ from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 
 
 class Graph:
-    """The quickstart, to be damaged: `find` a node's id by its class, change its `inputs`, `copy` it under a new id."""
+    """OTCA's workflow, to be damaged: `find` a node's id by its class, change its `inputs`, `copy` it under a new id."""
 
     def __init__(self, content):
         self.content = content

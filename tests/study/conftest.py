@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def both(small_workflow):
-    """both({"OTCA_Class": {input: value}}): the small quickstart, and its uniform sibling with these changes."""
+    """both({"OTCA_Class": {input: value}}): OTCA's small workflow, and its uniform sibling with these changes."""
 
     def workflows(changes=None):
         return {"otca": small_workflow(), "uniform": small_workflow(changes, source="quickstart_uniform.json")}

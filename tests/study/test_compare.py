@@ -325,9 +325,9 @@ def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_pa
 @pytest.fixture
 def asked(small_graph, tmp_path):
     """asked(…): the exit code of `otca compare` of both small workflows, into tmp_path / "out"."""
-    for name in ("quickstart", "quickstart_uniform"):
+    for name in ("otca", "quickstart_uniform"):
         (tmp_path / f"{name}.json").write_text(json.dumps(small_graph(source=f"{name}.json")))
-    files = [f"otca={tmp_path / 'quickstart.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
+    files = [f"otca={tmp_path / 'otca.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
     output = ["--output", tmp_path / "out"]
 
     def run(*options, common=("--iterations", 2, "--seeds", 2, "--evaluate-every", 2)):

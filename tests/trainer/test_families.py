@@ -1,4 +1,4 @@
-"""The quickstart with a tiny checkpoint of every family in place of shapes-flux, from the command line to the files."""
+"""OTCA's workflow with a tiny checkpoint of every family in place of shapes-flux, from the command line to the files."""
 
 from __future__ import annotations
 

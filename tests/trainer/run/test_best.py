@@ -304,7 +304,7 @@ def test_a_declining_run_ends_and_a_resumed_one_too(scripted, small_graph, tmp_p
     status = json.loads((folder / "status.json").read_text())
     assert (status["status"], status["reason"], status["total"]) == ("finished", told, 6)
     assert [place.name for place in checkpoint.complete(folder / "checkpoints")] == ["000003"]
-    assert (folder / "lora.safetensors").is_file() and (folder / "quickstart_lora.safetensors").is_file()
+    assert (folder / "lora.safetensors").is_file() and (folder / "otca_lora.safetensors").is_file()
     before = (folder / "metrics.jsonl").read_text()
 
     opening._open.clear()
@@ -335,7 +335,7 @@ def test_the_canvas_only_says_so(scripted, small_workflow, comfyui, monkeypatch,
     workflow = small_workflow(
         {"OTCA_TrainingRun": {**RUN, "stop_after_decline": 2, "best_metric": "evaluation/sharpness"}}
     )
-    folder = tmp_path / "files" / "otca" / "quickstart"
+    folder = tmp_path / "files" / "otca" / "otca"
     for iteration in range(4):
         overrides = {(node, name): value + iteration for node, name, value in workflow.advancing()}
         with caplog.at_level(logging.WARNING), torch.inference_mode():
@@ -354,7 +354,7 @@ def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui
         workflow.run()
     workflow.set("OTCA_TrainingRun.best_metric", "evaluation/sum")
     workflow.run()
-    assert len(rows(tmp_path / "files" / "otca" / "quickstart", "metrics.jsonl")) == 1
+    assert len(rows(tmp_path / "files" / "otca" / "otca", "metrics.jsonl")) == 1
 
 
 def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, tmp_path):

@@ -78,7 +78,7 @@ def test_a_damaged_budget_is_named(tmp_path):
 
 @pytest.fixture
 def train(small_graph, tmp_path):
-    """train(amount, name, …): resumes the small quickstart in a folder of that name, with a budget of so many forwards."""
+    """train(amount, name, …): resumes OTCA's small workflow in a folder of that name, with a budget of so many forwards."""
 
     def begin(amount, name, *options, evaluations=2):
         folder = tmp_path / name

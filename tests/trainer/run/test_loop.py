@@ -85,7 +85,7 @@ def test_a_runs_folder(finished_run, small_graph):
         "evaluation.jsonl",
         "workflow.json",
         "lora.safetensors",
-        "quickstart_lora.safetensors",
+        "otca_lora.safetensors",
     ):
         assert (finished_run / name).is_file(), name
     graph = small_graph()
@@ -327,7 +327,7 @@ def test_a_finished_run_stays_as_it_is(finished_run, tmp_path, otca):
     assert len(rows(folder)) == 7 and untimed(folder)[:6] == untimed(finished_run)
 
 
-@pytest.mark.parametrize("missing", ["lora.safetensors", "quickstart_lora.safetensors"])
+@pytest.mark.parametrize("missing", ["lora.safetensors", "otca_lora.safetensors"])
 def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_path, otca, monkeypatch, missing):
     """As a full disk leaves it: the last checkpoint is there, and an adapter is an older one's or none's. Nothing is sampled."""
     folder = shutil.copytree(finished_run, tmp_path / "run")
@@ -352,7 +352,7 @@ def _train_together(workflow, folder, resume):
 def test_several_processes_make_up_for_it_too(small_workflow, tmp_path):
     folder, workflow = tmp_path / "run", small_workflow({"OTCA_TrainingRun": {"iterations": 1, "evaluation_seeds": 1}})
     assert together(2, _train_together, workflow, folder, False) == [0, 0]
-    written = {name: load_file(folder / name) for name in ("lora.safetensors", "quickstart_lora.safetensors")}
+    written = {name: load_file(folder / name) for name in ("lora.safetensors", "otca_lora.safetensors")}
     for name in written:
         (folder / name).unlink()
     assert together(2, _train_together, workflow, folder, True) == [0, 0]
