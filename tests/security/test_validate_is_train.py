@@ -244,6 +244,12 @@ def a_pull_towards_no_average(graph):
     matching(graph, ema_kl_coefficient=1.0, ema_decay=0.0)
 
 
+def one_of_each_group_for_pairs(graph):
+    matching(graph, loss="dpo")
+    graph.add("best", "BestOfN", advantages=[graph.find("MOCAFuse"), 0], best=1, worst=0)
+    graph.inputs("MatchingStep")["advantages"] = ["best", 0]
+
+
 MEMORY = {"offload_encoders": False, "vae_tiling": False, "gradient_checkpointing": False, "attention": "auto"} | {
     "compile": False
 }
@@ -262,6 +268,7 @@ REFUSED = [
     (matching_with_scaled_ratios, "MatchingStep", "advantages", "scales importance ratios"),
     (a_credit_by_noise_without_noise, "NoiseAwareWeights", "trajectories", "adds none"),
     (a_pull_towards_no_average, "MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
+    (one_of_each_group_for_pairs, "BestOfN", "worst", "1 sample of each group is left"),
     (two_models, "GRPOStep", "model", "the trajectories are of"),
     (the_run_keeps_another_model, "TrainingRun", "model", "the trajectories are of"),
     (two_samplers, "MOCAFuse", None, "2 SDE Sampler nodes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, STEP_NODES
+from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, SELECTING_NODE, STEP_NODES
 from ..updates import refusals
 from ..workflow import lineage
 
@@ -84,4 +84,14 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
 
 
-CHECKS = (_asked_again, _credit, _noiseless, _update)
+def _selection(graph: _Graph) -> Iterator[Problem]:
+    """A selection of samples that leaves the update something to learn from."""
+    for step in graph.of(MATCHING_NODE):
+        above = lineage.above(graph.workflow.graph, step)
+        for node_id in filter(above.__contains__, graph.of(SELECTING_NODE)):
+            values = graph.values[node_id]
+            for misfit in refusals.of_selection(graph.values[step]["loss"], values["best"] + values["worst"]):
+                yield graph.misfit(node_id, misfit)
+
+
+CHECKS = (_asked_again, _credit, _noiseless, _selection, _update)
