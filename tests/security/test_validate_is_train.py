@@ -299,6 +299,14 @@ REFUSED = [
 ]
 
 
+REFUSED_TO_SEVERAL = [
+    (3, 2, "dgpo", True),
+    (4, 3, "dpo", True),
+    (4, 2, "dgpo", False),
+    (3, 2, "nft", False),
+]
+
+
 @pytest.fixture
 def page(tmp_path):
     return Jobs(None, tmp_path, NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, lambda: tmp_path, lambda: None)
@@ -328,6 +336,34 @@ def test_validate_train_and_the_page_refuse_alike(
     [problem] = [problem for problem in errors if word in problem.message]
     assert problem.fix and problem.input == given
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
+
+
+@pytest.mark.parametrize(("prompts", "gpus", "loss", "refused"), REFUSED_TO_SEVERAL)
+def test_groups_that_processes_would_part_are_refused_before_any_begins(
+    small_graph, page, tmp_path, monkeypatch, capsys, prompts, gpus, loss, refused
+):
+    graph = Graph(small_graph({"OTCA_PromptDataset": {"prompts_per_iteration": prompts}}))
+    matching(graph, loss=loss)
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph.content))
+    begun = []
+    monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *arguments: begun.append(arguments) or 0)
+    shared = ["--gpus", str(gpus)]
+    _, problems = page.check(graph.content, gpus)
+    assert len(problems) == refused
+    for command in (
+        ["validate", str(path)],
+        ["train", str(path), "--output", str(tmp_path / "run"), "--device", "cpu"],
+    ):
+        assert main([*command, *shared]) == 2 * refused
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert told == [f"error: {problem}" for problem in problems]
+    assert len(begun) == (not refused)
+    for problem in problems:
+        assert (problem.node_id, problem.input) == (graph.find("PromptDataset"), "prompts_per_iteration")
+        assert (
+            problem.value == prompts and f"{gpus} processes share {prompts} groups" in problem.message and problem.fix
+        )
 
 
 def test_the_library_refuses_as_the_command_does(small_graph):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, SELECTING_NODE, STEP_NODES
+from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, SELECTING_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..updates import refusals
 from ..workflow import lineage
 
@@ -94,4 +94,21 @@ def _selection(graph: _Graph) -> Iterator[Problem]:
                 yield graph.misfit(node_id, misfit)
 
 
-CHECKS = (_asked_again, _credit, _noiseless, _selection, _update)
+def _processes(graph: _Graph) -> Iterator[Problem]:
+    """Groups that stay whole when the processes of a training share them, where the update compares a group's samples."""
+    if graph.processes == 1:
+        return
+    from ..matching import KINDS  # here, since it needs torch
+
+    for node_id in graph.of(*TRAJECTORY_NODES):
+        counting, name = node_id, "pairs_per_iteration"
+        if graph.nodes[node_id].class_type != PAIRS_NODE:
+            counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
+        groups = graph.known(counting, name)
+        losses = {graph.known(step, "loss") for step in graph.of(MATCHING_NODE) if node_id in graph.samplers[step]}
+        for loss in losses - {None} if groups is not None and groups % graph.processes else ():
+            if KINDS[loss].groups:
+                yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
+
+
+CHECKS = (_asked_again, _credit, _noiseless, _processes, _selection, _update)

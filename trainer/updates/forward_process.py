@@ -105,10 +105,7 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
             f"{settings.old_policy!r}"
         )
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
-        raise ValueError(
-            f"loss = {settings.loss} compares the samples of a group at one point, and {distributed.world()} processes share "
-            f"{len(trajectories.prompts)} groups. Fix: make prompts_per_iteration a multiple of the processes, or take nft or awm"
-        )
+        raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
     misfits = [*refusals.of_settings(settings)]
     if (
         advantages.most_of_a_group is not None
