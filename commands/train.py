@@ -61,15 +61,15 @@ def _run(arguments: argparse.Namespace) -> int:
         arguments.output = arguments.workflow
     terminal.output = arguments.output
     terminal.device = arguments.device
-    problems = preflight.problems(workflow)
+    launched = "RANK" in os.environ  # this is one of the processes that a launcher started
+    problems = preflight.problems(workflow, distributed.world() if launched else arguments.gpus)
     if distributed.is_main():
         options.print_problems(problems)
     if errors(problems):
         return options.EXIT_BAD_INPUT
     if arguments.reward_gpus and arguments.device:
         raise ValueError(f"--reward-gpus and --device {arguments.device} say two things. Fix: leave one of them out")
-    # With RANK set, this is one of the processes that a launcher started.
-    if arguments.gpus > 1 and "RANK" not in os.environ:
+    if arguments.gpus > 1 and not launched:
         from ..trainer.run.launch import launch
 
         if arguments.device != "cpu":

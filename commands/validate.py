@@ -11,6 +11,9 @@ from . import options
 def add(commands) -> None:
     parser = commands.add_parser("validate", help="check a workflow", description=_run.__doc__)
     options.workflow_arguments(parser)
+    parser.add_argument(
+        "--gpus", type=options.positive, default=1, metavar="N", help="check it for otca train --gpus N (default: 1)"
+    )
     parser.set_defaults(command=_run)
 
 
@@ -21,7 +24,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from ..trainer.run import preflight
 
     workflow = options.load(arguments)
-    failed = options.print_problems(preflight.problems(workflow))
+    failed = options.print_problems(preflight.problems(workflow, arguments.gpus))
     options.say_wants(workflow, sys.stderr if failed else sys.stdout)
     if failed:
         return options.EXIT_BAD_INPUT

@@ -200,10 +200,11 @@ def _free_name(model, run, filename):
 def _foreign_files(model, run, name):
     """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
     from ..trainer.flow import lora
+    from ..trainer.run.folder import wrote
 
     files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
     saved = _saved_outside.get(model, ())
-    ours = (lambda file: file in saved) if run is None else (lambda file: lora.belongs_to(file, run.identity()))
+    ours = (lambda file: file in saved) if run is None else (lambda file: wrote(run.folder, run.id, file))
     return [file for file in files if file.exists() and not ours(file)]
 
 

@@ -113,14 +113,14 @@ class Jobs:
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
 
-    def check(self, prompt: dict) -> tuple[Workflow, list[Problem]]:
-        """The graph and all that keeps it from training, warnings included.
+    def check(self, prompt: dict, processes: int = 1) -> tuple[Workflow, list[Problem]]:
+        """The graph and all that keeps so many processes from training it, warnings included.
 
         Raises:
             Refused: 400, `prompt` is no graph in API format.
         """
         workflow = self.read(prompt)
-        return workflow, preflight.problems(workflow)
+        return workflow, preflight.problems(workflow, processes)
 
     def set_limit(self, setting: int | None) -> None:
         """Takes over the page's setting OTCA.Trainings. Raises Refused (400) where the environment's is no number."""
@@ -133,7 +133,7 @@ class Jobs:
         Raises:
             Refused: 400 with the graph's problems, 409 where the name is taken.
         """
-        workflow = self._ready(prompt, iterations)
+        workflow = self._ready(prompt, iterations, gpus)
         with self._starting:
             run = self.runs.create(name)
             try:
@@ -159,7 +159,7 @@ class Jobs:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
         begun = self.read(run.workflow()["prompt"]).graph
         graph = resumable(begun)
-        self._ready(graph, total)
+        self._ready(graph, total, gpus)
         with self._starting:
             if unseen := claim.doubt(run.folder):  # which no waiting would change
                 raise Refused(409, unseen)
@@ -265,8 +265,8 @@ class Jobs:
         except WorkflowError as error:
             raise Refused(400, str(error), problems=as_json(error.problems)) from error
 
-    def _ready(self, prompt: dict, iterations: int) -> Workflow:
-        workflow, problems = self.check(prompt)
+    def _ready(self, prompt: dict, iterations: int, gpus: Gpus) -> Workflow:
+        workflow, problems = self.check(prompt, gpus.training)
         if errors := [problem for problem in problems if problem.severity == "error"]:
             raise Refused(400, "\n".join(map(str, errors)), problems=as_json(errors))
         workflow.set(f"{RUN_NODE}.iterations", iterations)

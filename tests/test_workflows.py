@@ -228,6 +228,12 @@ def test_methods_differ_in_the_method_alone(name):
     assert (inputs["OTCA_TrainingRun"]["run_name"], inputs["OTCA_SaveLoRA"]["filename"]) == (name, f"{name}_lora")
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_a_methods_note_names_all_that_it_is_compared_with(name):
+    note = (ROOT / "assets" / "make" / "notes" / f"{name}.md").read_text(encoding="utf-8")
+    assert not [other for other in METHODS if f"*{other}*" not in note]
+
+
 def outputs(kind):
     return STOCK[kind][0] if kind in STOCK else list(NODE_CLASS_MAPPINGS[kind].RETURN_TYPES)
 
@@ -318,6 +324,8 @@ def test_every_workflow_has_a_canvas_of_its_own(name):
     wanted = {id: node["class_type"] for id, node in graph(name).items()}
     assert {id: found[id] for id in wanted} == wanted
     assert sorted(kind for id, kind in found.items() if id not in wanted) == ["MarkdownNote", "PreviewImage"]
+    [note] = [node["widgets_values"][0] for node in canvas["nodes"] if node["type"] == "MarkdownNote"]
+    assert note == (ROOT / "assets" / "make" / "notes" / f"{name}.md").read_text(encoding="utf-8")
     for node in canvas["nodes"]:
         if node["type"] in LOADERS:
             offered = models_of(name, graph(name)[str(node["id"])])

@@ -201,6 +201,7 @@ def best_of_n(advantages: Advantages, best: int, worst: int) -> Advantages:
         step_advantage=torch.where(kept[:, None], advantages.step_advantage, 0.0),
         valid=kept,
         metrics={**advantages.metrics, "groups/kept_samples": float(kept.sum())},
+        most_of_a_group=min(best + worst, advantages.most_of_a_group or best + worst),
     )
 
 

@@ -62,7 +62,7 @@ PREFIX = "OTCA_"
 RUN_NODE, STEP_NODE, MATCHING_NODE = "OTCA_TrainingRun", "OTCA_GRPOStep", "OTCA_MatchingStep"
 STEP_NODES = (STEP_NODE, MATCHING_NODE)  # a training has one of them, and one Training Run
 STACK_NODE, LOAD_NODE, SAMPLER_NODE = "OTCA_RewardStack", "OTCA_LoadFlowModel", "OTCA_SDESampler"
-MAKE_NODE, VOTE_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote"
+MAKE_NODE, VOTE_NODE, SELECTING_NODE = "OTCA_MakeTrainable", "OTCA_RewardVote", "OTCA_BestOfN"
 MODEL_NODES = (LOAD_NODE, MAKE_NODE)  # what is trained comes from a folder of diffusers, or from ComfyUI's own loaders
 SAVE_NODE, DATASET_NODE, PAIRS_NODE = "OTCA_SaveLoRA", "OTCA_PromptDataset", "OTCA_PreferencePairs"
 ASKING_NODES = (STACK_NODE, PAIRS_NODE)  # what rewards are connected to in a training
@@ -383,6 +383,7 @@ class Advantages:
     metrics: Metrics
     method: str = ""
     seconds: float = 0.0
+    most_of_a_group: int | None = None  # samples that a selection kept of each group at most; None: none was made
 
     @property
     def by_step(self) -> bool:

@@ -1,4 +1,5 @@
-"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs) and the pack's icon again.
+"""`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs), and the pack's icon and
+banner, again.
 
 Everything shown is computed: samples of the embedded model, a short training of the quickstart, and curves of the project's own
 formulas. A few minutes on two cores; `--only NAME …` draws some of them.
@@ -68,7 +69,9 @@ from .draw_scenes import draw_scene
 from .worlds import misheard
 
 ROOT = Path(__file__).resolve().parents[2]
-PICTURES, ICON = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures" / "icon.png"
+PICTURES, REGISTRY = ROOT / "web" / "docs" / "pictures", ROOT / "assets" / "pictures"
+FOR_THE_REGISTRY = ("icon", "banner")
+DARK = "#1d1d24"
 MOST_BYTES = 60_000
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")  # Okabe-Ito, as trainer/pictures/figures.py has them
 
@@ -784,20 +787,46 @@ def guidance_grid():
     return grids.sample_grid(torch.cat(images), captions, columns=len(gammas), scale=2)
 
 
-def icon():
-    """A credit heatmap in small: seven samples, seven steps."""
+def _credit_in_small(sheet: Image.Image, corner: int, side: int, gap: int) -> np.ndarray:
+    """Paints a credit heatmap of seven samples of one prompt and seven steps; returns which samples, the best first."""
     from matplotlib import colormaps
 
     effective = fuse(scores(1), credit(tcd, 0.0, count=1), "weighted_advantages").step_advantage.numpy()
-    effective = effective[np.argsort(-effective.mean(1))][[0, 1, 2, 4, 7, 9, 11]]
+    chosen = np.argsort(-effective.mean(1))[[0, 1, 2, 4, 7, 9, 11]]
+    effective = effective[chosen]
     limit = np.abs(effective).max()
     cells = colormaps["PuOr_r"](0.5 + 0.5 * np.sign(effective) * np.sqrt(np.abs(effective) / limit))
-    sheet = Image.new("RGB", (400, 400), "#1d1d24")
-    side, gap = 48, 6
     for row, column in np.ndindex(7, 7):
         color = tuple((cells[row, column, :3] * 255).astype(int).tolist())
-        x, y = 14 + column * (side + gap), 14 + row * (side + gap)
+        x, y = corner + column * (side + gap), corner + row * (side + gap)
         sheet.paste(color, (x, y, x + side, y + side))
+    return chosen
+
+
+def icon():
+    """A credit heatmap in small: seven samples, seven steps."""
+    sheet = Image.new("RGB", (400, 400), DARK)
+    _credit_in_small(sheet, corner=14, side=48, gap=6)
+    return np.asarray(sheet)
+
+
+def banner():
+    """For the Comfy Registry, 21:9: the icon's heatmap, each row ending with its picture, and what the pack does."""
+    sheet, corner, side, gap = Image.new("RGB", (1680, 720), DARK), 30, 84, 12
+    chosen, left = _credit_in_small(sheet, corner, side, gap), corner + 7 * (side + gap)
+    for row, sample in enumerate(chosen):
+        picture = Image.fromarray((trajectories(1).images[sample] * 255).round().byte().numpy())
+        sheet.paste(picture.resize((side, side), Image.Resampling.NEAREST), (left, corner + row * (side + gap)))
+    draw = ImageDraw.Draw(sheet)
+    for text, y, size in (
+        ("OTCA", 180, 190),
+        ("Train image and video models", 420, 43),
+        ("by reinforcement learning,", 480, 43),
+        ("as a ComfyUI graph", 540, 43),
+    ):
+        draw.text(
+            (870, y), text, font=ImageFont.truetype(font_manager.findfont("DejaVu Sans:bold"), size), fill="white"
+        )
     return np.asarray(sheet)
 
 
@@ -854,6 +883,7 @@ DRAWINGS = {
     "native_layers": native_layers,
     "native_before_after": native_before_after,
     "icon": icon,
+    "banner": banner,
 }
 
 
@@ -861,7 +891,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m comfyui_otca.assets.make.doc_pictures", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=DRAWINGS, default=list(DRAWINGS), metavar="NAME")
     for name in parser.parse_args().only:
-        path = ICON if name == "icon" else PICTURES / f"{name}.png"
+        path = (REGISTRY if name in FOR_THE_REGISTRY else PICTURES) / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         picture = Image.fromarray(DRAWINGS[name]())
         picture.save(path, optimize=True)

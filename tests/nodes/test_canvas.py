@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import results
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.flow.files import read_metadata
 from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.layout import read_lines
 from comfyui_otca.trainer.workflow.running import NodeError
@@ -142,7 +142,7 @@ def test_a_run_that_went_on_with_itself_can_be_resumed_headlessly(small_workflow
     queue(small_workflow(again))
     written = read_object(runs / "otca" / "workflow.json")
     assert written == small_workflow({"OTCA_LoadFlowModel": {"resume_run": ""}}).graph
-    prompt = lora.read_metadata(runs / "otca" / "lora.safetensors")["prompt"]
+    prompt = read_metadata(runs / "otca" / "lora.safetensors")["prompt"]
     assert json.loads(prompt) == small_workflow(again).graph, "what was queued"
 
 
@@ -237,7 +237,7 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
     workflow = small_workflow()
     queue(workflow)
     file = tmp_path / "loras" / "otca_lora.safetensors"
-    assert json.loads(lora.read_metadata(file)["prompt"])["3"]["class_type"] == "OTCA_SDESampler"
+    assert json.loads(read_metadata(file)["prompt"])["3"]["class_type"] == "OTCA_SDESampler"
     first = file.read_bytes()
     queue(workflow, 1)
     second = file.read_bytes()
@@ -249,6 +249,25 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
         "otca_lora-2.safetensors",
         "otca_lora.safetensors",
     ]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_renamed_run_overwrites_its_own_adapter_and_a_copy_does_not(
+    small_workflow, queue, runs, tmp_path, comfyui, is_copied
+):
+    workflow = small_workflow()
+    queue(workflow)
+    file = tmp_path / "loras" / "otca_lora.safetensors"
+    first = file.read_bytes()
+    [node] = workflow.find("LoadFlowModel")
+    workflow.run(targets=[node])[node][0].run.claim.release()  # as when ComfyUI ends
+    restart()
+    (shutil.copytree if is_copied else shutil.move)(runs / "otca", runs / "other")
+    changes = {"OTCA_LoadFlowModel": {"resume_run": "other"}, "OTCA_TrainingRun": {"run_name": "other"}}
+    queue(small_workflow(changes), 1)
+    assert len(read_lines(runs / "other" / "metrics.jsonl")) == 2, "it is that run which goes on"
+    assert (file.read_bytes() == first) == is_copied
+    assert len(list(file.parent.iterdir())) == 1 + is_copied
 
 
 def test_resuming_what_is_not_there(small_workflow, comfyui, tmp_path):

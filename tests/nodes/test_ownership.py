@@ -13,6 +13,7 @@ from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.flow.files import read_metadata
 from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.run.layout import read_lines
@@ -416,7 +417,7 @@ def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
     one.queue()
     one.queue()
     two.queue()
-    files = {path.name: lora.read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
+    files = {path.name: read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
     assert files == {"otca_lora.safetensors": "one", "otca_lora-2.safetensors": "two"}
 
 

@@ -244,6 +244,12 @@ def a_pull_towards_no_average(graph):
     matching(graph, ema_kl_coefficient=1.0, ema_decay=0.0)
 
 
+def one_of_each_group_for_pairs(graph):
+    matching(graph, loss="dpo")
+    graph.add("best", "BestOfN", advantages=[graph.find("MOCAFuse"), 0], best=1, worst=0)
+    graph.inputs("MatchingStep")["advantages"] = ["best", 0]
+
+
 MEMORY = {"offload_encoders": False, "vae_tiling": False, "gradient_checkpointing": False, "attention": "auto"} | {
     "compile": False
 }
@@ -262,6 +268,7 @@ REFUSED = [
     (matching_with_scaled_ratios, "MatchingStep", "advantages", "scales importance ratios"),
     (a_credit_by_noise_without_noise, "NoiseAwareWeights", "trajectories", "adds none"),
     (a_pull_towards_no_average, "MatchingStep", "ema_kl_coefficient", "pulls towards the average"),
+    (one_of_each_group_for_pairs, "BestOfN", "worst", "1 sample of each group is left"),
     (two_models, "GRPOStep", "model", "the trajectories are of"),
     (the_run_keeps_another_model, "TrainingRun", "model", "the trajectories are of"),
     (two_samplers, "MOCAFuse", None, "2 SDE Sampler nodes"),
@@ -289,6 +296,14 @@ REFUSED = [
     (a_device_that_nobody_makes, "LoadFlowModel", "device", "no device"),
     (two_credits_that_rescale_the_ratio, "CombineCredit", "credit_2", "both rescale the ratio"),
     (a_seed_that_runs_out, "SDESampler", "seed", "would pass"),
+]
+
+
+REFUSED_TO_SEVERAL = [
+    (3, 2, "dgpo", True),
+    (4, 3, "dpo", True),
+    (4, 2, "dgpo", False),
+    (3, 2, "nft", False),
 ]
 
 
@@ -321,6 +336,34 @@ def test_validate_train_and_the_page_refuse_alike(
     [problem] = [problem for problem in errors if word in problem.message]
     assert problem.fix and problem.input == given
     assert name is None or graph.content[problem.node_id]["class_type"] == f"OTCA_{name}"
+
+
+@pytest.mark.parametrize(("prompts", "gpus", "loss", "refused"), REFUSED_TO_SEVERAL)
+def test_groups_that_processes_would_part_are_refused_before_any_begins(
+    small_graph, page, tmp_path, monkeypatch, capsys, prompts, gpus, loss, refused
+):
+    graph = Graph(small_graph({"OTCA_PromptDataset": {"prompts_per_iteration": prompts}}))
+    matching(graph, loss=loss)
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(graph.content))
+    begun = []
+    monkeypatch.setattr("comfyui_otca.trainer.run.launch.launch", lambda *arguments: begun.append(arguments) or 0)
+    shared = ["--gpus", str(gpus)]
+    _, problems = page.check(graph.content, gpus)
+    assert len(problems) == refused
+    for command in (
+        ["validate", str(path)],
+        ["train", str(path), "--output", str(tmp_path / "run"), "--device", "cpu"],
+    ):
+        assert main([*command, *shared]) == 2 * refused
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+        assert told == [f"error: {problem}" for problem in problems]
+    assert len(begun) == (not refused)
+    for problem in problems:
+        assert (problem.node_id, problem.input) == (graph.find("PromptDataset"), "prompts_per_iteration")
+        assert (
+            problem.value == prompts and f"{gpus} processes share {prompts} groups" in problem.message and problem.fix
+        )
 
 
 def test_the_library_refuses_as_the_command_does(small_graph):

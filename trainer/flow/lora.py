@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...host.names import plain_name
 from ..workflow.graph import plain
 from .adapters import TRAINED, Adapter
-from .files import header, opened, read_metadata, read_tensors, write_tensors
+from .files import header, opened, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,12 +139,3 @@ def ranks(path: Path) -> set[int]:
     """Ranks of the adapter's modules, by the file's header. Raises ValueError as `opened`."""
     with opened(path, "np") as content:
         return {content.get_slice(key).get_shape()[0] for key in content.keys() if key.endswith("lora_A.weight")}
-
-
-def belongs_to(path: Path, identity: Mapping[str, str]) -> bool:
-    """Whether a file's header has all of these entries. False for a file that cannot be read."""
-    try:
-        metadata = read_metadata(path)
-    except ValueError:
-        return False
-    return all(metadata.get(name) == value for name, value in identity.items())

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ...host import files
 from ...host.files import write_text
+from ...host.names import plain_name
+from ..flow.files import read_metadata
 from . import checkpoint, status
 from .layout import CHECKPOINTS, FOLDERS
 
@@ -64,3 +66,24 @@ def run_id(folder: Path) -> str | None:
     if written := status.read(folder, logger.debug).id:
         return written
     return next(filter(None, map(checkpoint.run_id, reversed(checkpoint.complete(folder / CHECKPOINTS)))), None)
+
+
+def wrote(folder: Path, run: str, file: Path) -> bool:
+    """Whether the run of that folder and id wrote an adapter's file, as the file's header says.
+
+    The id decides, since a folder may be renamed. A copied folder has the id of the one that it was copied from: a file outside
+    of both belongs to the folder that it names, while that is there.
+    """
+    try:
+        metadata = read_metadata(file)
+    except ValueError:
+        return False
+    if metadata.get("otca_run_id") != run:
+        return False
+    name = metadata.get("otca_run")
+    if name == folder.name or file.parent.resolve() == folder.resolve():
+        return True
+    try:
+        return run_id(folder.with_name(plain_name(name))) != run
+    except ValueError:  # no name of a folder
+        return True

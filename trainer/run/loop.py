@@ -58,7 +58,7 @@ def train(workflow: Workflow, *, resume: bool = False, take_over: bool = False, 
         Claimed: another process trains in the folder, or may.
         Damaged: a file of the run that it cannot do without.
     """
-    if problems := errors(preflight.problems(workflow)):
+    if problems := errors(preflight.problems(workflow, distributed.world())):
         raise WorkflowError(problems)
     inputs = workflow.nodes[only(workflow, RUN_NODE)].constants
     folder = _folder(workflow)

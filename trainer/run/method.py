@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, STEP_NODES
+from ..types import ASKING_NODES, MATCHING_NODE, PAIRS_NODE, SELECTING_NODE, STEP_NODES, TRAJECTORY_NODES
 from ..updates import refusals
 from ..workflow import lineage
 
@@ -84,4 +84,31 @@ def _update(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(step, refusals.of_credit(graph.titles(scaling)))
 
 
-CHECKS = (_asked_again, _credit, _noiseless, _update)
+def _selection(graph: _Graph) -> Iterator[Problem]:
+    """A selection of samples that leaves the update something to learn from."""
+    for step in graph.of(MATCHING_NODE):
+        above = lineage.above(graph.workflow.graph, step)
+        for node_id in filter(above.__contains__, graph.of(SELECTING_NODE)):
+            values = graph.values[node_id]
+            for misfit in refusals.of_selection(graph.values[step]["loss"], values["best"] + values["worst"]):
+                yield graph.misfit(node_id, misfit)
+
+
+def _processes(graph: _Graph) -> Iterator[Problem]:
+    """Groups that stay whole when the processes of a training share them, where the update compares a group's samples."""
+    if graph.processes == 1:
+        return
+    from ..matching import KINDS  # here, since it needs torch
+
+    for node_id in graph.of(*TRAJECTORY_NODES):
+        counting, name = node_id, "pairs_per_iteration"
+        if graph.nodes[node_id].class_type != PAIRS_NODE:
+            counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
+        groups = graph.known(counting, name)
+        losses = {graph.known(step, "loss") for step in graph.of(MATCHING_NODE) if node_id in graph.samplers[step]}
+        for loss in losses - {None} if groups is not None and groups % graph.processes else ():
+            if KINDS[loss].groups:
+                yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
+
+
+CHECKS = (_asked_again, _credit, _noiseless, _processes, _selection, _update)

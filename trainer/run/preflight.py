@@ -4,9 +4,10 @@
 needs torch before somebody asks.
 
 What is seen only when the training begins, since neither the graph nor a configuration file says it: whether a device can be
-used, has the memory, and how many processes share the samples; whether a package is installed (bitsandbytes, wandb, an
-attention backend); weights and tokenizers that are damaged, or are of another model than their folder says; a model that has
-yet to be downloaded; what a Python reward's file does, and what a reward's server answers; the run's folder.
+used and has the memory, and whether processes that hold a model together have equally many samples; whether a package is
+installed (bitsandbytes, wandb, an attention backend); weights and tokenizers that are damaged, or are of another model than their
+folder says; a model that has yet to be downloaded; what a Python reward's file does, and what a reward's server answers; the
+run's folder.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ MODEL_TYPE = "OTCA_MODEL"
 DEVICE = re.compile(r"auto|cpu|(cuda|xpu|mps|npu|hpu|mlu|musa|mtia)(:\d{1,3})?")
 
 
-def problems(workflow: Workflow) -> list[Problem]:
-    """Every problem of a graph that is to be trained, warnings included: what `Workflow.validate` finds, and what is here."""
+def problems(workflow: Workflow, processes: int = 1) -> list[Problem]:
+    """Every problem of a graph that so many processes are to train, warnings included: what `Workflow.validate` finds, and what
+    is here."""
     problems = [*workflow.validate(), *_counts(workflow)]
     if errors(problems):
         return problems
-    graph = _Graph(workflow)
+    graph = _Graph(workflow, processes)
     problems += graph.failed
     for check in CHECKS if not graph.failed else ():
         problems += check(graph)
@@ -65,17 +67,23 @@ class _Graph:
         failed: problems of PURE nodes, and of what they give.
     """
 
-    def __init__(self, workflow: Workflow):
-        self.workflow = workflow
+    def __init__(self, workflow: Workflow, processes: int):
+        self.workflow, self.processes = workflow, processes
         self.nodes: dict[str, Node] = {node_id: workflow.nodes[node_id] for node_id in workflow.needed()}
         self.values: dict[str, dict[str, Any]] = {}
         self.failed: list[Problem] = []
+        self._outputs: dict[str, tuple] = {}
         self._evaluate()
         self.samplers = self._samplers()
         self.models = {loader: _configuration(self.values[loader]) for loader in self.of(LOAD_NODE)}
 
+    def known(self, node_id: str, name: str) -> Any:
+        """An input's value; None where it comes through a link of which only the run will say what it gives."""
+        link = self.nodes[node_id].links.get(name)
+        return None if link and link[0] not in self._outputs else self.values[node_id].get(name)
+
     def _evaluate(self) -> None:
-        outputs: dict[str, tuple] = {}
+        outputs = self._outputs
         for node_id, node in self.nodes.items():
             through = {
                 name: outputs[source][index] for name, (source, index) in node.links.items() if source in outputs

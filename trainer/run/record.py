@@ -154,7 +154,7 @@ class Run:
         return curves.reward_curves(self.history, self.evaluations, [row["iteration"] for row in self.changes])
 
     def identity(self) -> dict[str, str]:
-        """Whose an adapter is, as its file says: the name may come again, in another folder or after this one was removed."""
+        """Whose an adapter is, as its file says. The id decides, as in `folder.wrote`: a name may come again, or change."""
         return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
     def check_metric(self, rewards: Iterable[Reward]) -> None:

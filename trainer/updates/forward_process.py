@@ -105,11 +105,12 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
             f"{settings.old_policy!r}"
         )
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
-        raise ValueError(
-            f"loss = {settings.loss} compares the samples of a group at one point, and {distributed.world()} processes share "
-            f"{len(trajectories.prompts)} groups. Fix: make prompts_per_iteration a multiple of the processes, or take nft or awm"
-        )
+        raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
     misfits = [*refusals.of_settings(settings)]
+    if (
+        advantages.most_of_a_group is not None
+    ):  # by selection: where rewards failed, a later iteration may have pairs again
+        misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
     asked_for_graph = trajectories.kept is not None and trajectories.kept.asked_for
     misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
     if credit.ratio_scale or credit.regulated:

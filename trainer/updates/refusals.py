@@ -44,6 +44,24 @@ def of_credit(method: str) -> Misfit:
     return Misfit("advantages", message, fix)
 
 
+def of_selection(loss: str, most: int) -> Iterator[Misfit]:
+    """Of how many samples of each group are kept `most`: a loss of pairs needs the two of a pair."""
+    if loss == "dpo" and most < 2:
+        message = f"{most} sample of each group is left, and loss = dpo of Matching Step compares two, so it would learn nothing"
+        yield Misfit("worst", message, "worst = 1 or more on Best of N, or another loss on Matching Step")
+
+
+def of_processes(loss: str, groups: int, processes: int, name: str = "prompts_per_iteration") -> Misfit:
+    """Of a loss that compares a group's samples: that groups do not stay whole. `name`: the input that counts them."""
+    message = (
+        f"loss = {loss} compares the samples of a group at one point, and {processes} processes share {groups} groups, so that "
+        "some would be parted"
+    )
+    return Misfit(
+        name, message, f"make {name} a multiple of {processes}, train with fewer processes, or take loss nft or awm"
+    )
+
+
 def of_settings(settings: MatchingSettings) -> Iterator[Misfit]:
     """What is wrong with Matching Step's own inputs."""
     if settings.ema_kl_coefficient and not settings.ema_decay:

@@ -10,6 +10,7 @@ from diffusers import FluxPipeline
 from safetensors.torch import load_file
 
 from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.flow.files import read_metadata
 from comfyui_otca.trainer.grpo import UpdateSettings
 
 
@@ -68,7 +69,7 @@ def test_the_layout(trained, file):
 
 
 def test_metadata(file):
-    metadata = lora.read_metadata(file)
+    metadata = read_metadata(file)
     assert json.loads(metadata["prompt"]) == {"1": {"x": [1, "ü"]}} and metadata["note"] == "n"
 
 

@@ -23,6 +23,7 @@ from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.flow.files import read_metadata
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, lines, opening, record
 from comfyui_otca.trainer.run.layout import read_lines
@@ -90,7 +91,7 @@ def test_a_runs_folder(finished_run, small_graph):
         assert (finished_run / name).is_file(), name
     graph = small_graph()
     assert json.loads((finished_run / "workflow.json").read_text()) == graph
-    metadata = lora.read_metadata(finished_run / "lora.safetensors")
+    metadata = read_metadata(finished_run / "lora.safetensors")
     assert json.loads(metadata["prompt"]) == graph and metadata["otca_iteration"] == str(ITERATIONS)
     assert [place.name for place in checkpoint.complete(finished_run / "checkpoints")] == ["000004", "000006"]
     assert list((finished_run / "tensorboard").glob("events.*"))
@@ -339,7 +340,7 @@ def test_what_comes_after_the_last_iteration_is_made_up_for(finished_run, tmp_pa
     assert code == 0 and "done after 6 iterations" in printed, errors
     one, other = (load_file(place / missing) for place in (folder, finished_run))
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-    assert lora.read_metadata(folder / missing) == lora.read_metadata(finished_run / missing)
+    assert read_metadata(folder / missing) == read_metadata(finished_run / missing)
     assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
 
 
@@ -412,6 +413,16 @@ def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, tmp_path, o
     code, _, errors = otca("train", folder, "--resume", "--iterations", 7)
     assert code == 2 and "000006/state.json is missing" in errors and "Fix: put the files back" in errors
     assert (folder / "metrics.jsonl").read_text() == (finished_run / "metrics.jsonl").read_text()
+
+
+def test_a_run_whose_folder_was_renamed_goes_on_to_its_end(finished_run, tmp_path, otca):
+    """Its own files are written over: Save LoRA's, at the end, and all that a shorter run had left."""
+    folder = shutil.copytree(finished_run, tmp_path / "another name")
+    before = (folder / "quickstart_lora.safetensors").read_bytes()
+    code, _, errors = otca("train", folder, "--resume", "--iterations", ITERATIONS + 1)
+    assert code == 0, errors
+    assert (folder / "quickstart_lora.safetensors").read_bytes() != before
+    assert read_metadata(folder / "quickstart_lora.safetensors")["otca_run"] == "another name"
 
 
 @pytest.mark.parametrize("lines", [None, 3])

@@ -548,6 +548,10 @@ def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, 
     assert not kept.kept and not model.wish.uses_graphs
     with pytest.raises(ValueError, match="ema_kl_coefficient = 1 .*ema_decay = 0.*Fix: "):
         update(model, taken, judged(taken), replace(STILL, ema_kl_coefficient=1.0))
+    one_of_each = best_of_n(best_of_n(judged(taken), 4, 4), 1, 0)
+    with pytest.raises(ValueError, match="1 sample of each group is left.*Fix: worst = 1 or more on Best of N"):
+        update(model, taken, one_of_each, replace(STILL, loss="dpo"))
+    assert update(model, taken, one_of_each, replace(STILL, loss="nft"))["loss"] != 0
     for setting in ({"loss": "grpo"}, {"old_policy": "never"}):
         with pytest.raises(ValueError, match="loss must be one of .* and old_policy one of "):
             update(model, taken, judged(taken), replace(STILL, **setting))
