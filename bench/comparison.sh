@@ -17,4 +17,4 @@ here=$(dirname "$0")
 for name in vipo pcpo stepwise_flow_grpo mix_grpo flow_grpo dance_grpo moca_only tcd_only otca; do
     set -- "$here/../workflows/api/$name.json" "$@"
 done
-exec otca compare "uniform=$here/../workflows/api/quickstart_uniform.json" "$here"/comparison/*.json "$@"
+exec otca compare "uniform=$here/../workflows/api/uniform.json" "$here"/comparison/*.json "$@"

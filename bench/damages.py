@@ -46,7 +46,7 @@ SETTINGS = {
 
 
 def graph(**run_settings) -> dict:
-    """The quickstart's, as small as these settings make it."""
+    """OTCA's, as small as these settings make it."""
     content = json.loads((ROOT / "workflows" / "api" / "otca.json").read_text(encoding="utf-8"))
     for entry in content.values():
         entry["inputs"].update(SETTINGS.get(entry["class_type"], {}))

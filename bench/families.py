@@ -2,7 +2,7 @@
 
     python bench/families.py [--rounds N] [--threads N]
 
-Each family runs `bench/iteration.py` in a process of its own, on the quickstart with that checkpoint in place of
+Each family runs `bench/iteration.py` in a process of its own, on OTCA's workflow with that checkpoint in place of
 shapes-flux. The checkpoints are so small that what surrounds the model calls weighs far more than it does on real ones:
 the ratio is an upper bound.
 """

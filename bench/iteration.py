@@ -28,13 +28,13 @@ from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 PHASES = ("rollout", "reward", "credit", "update")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workflow", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW)
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(

@@ -2,7 +2,7 @@
 
     python bench/kills.py [--kills 200] [--processes 2] [--iterations 12]
 
-Trains a small quickstart in several processes, sends SIGKILL to one of them after a random time (while it loads, samples, scores,
+Trains a small workflow in several processes, sends SIGKILL to one of them after a random time (while it loads, samples, scores,
 updates, evaluates or writes a checkpoint), waits for the others to end and resumes; who has not ended by itself after a few
 seconds gets SIGTERM, as torchrun's agent sends it at once (one that still waits for the others to join misses nobody). When a
 training is finished, its metrics and its adapter are compared, bit for bit, with those of a training that nobody disturbed, and

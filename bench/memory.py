@@ -2,7 +2,7 @@
 
     python bench/memory.py [--iterations N] [--every N] [--output DIR]
 
-Trains a very small quickstart through the real loop, with a checkpoint and an evaluation now and then, and reads the resident
+Trains a very small workflow through the real loop, with a checkpoint and an evaluation now and then, and reads the resident
 set after every `--every` iterations, with garbage collected and freed pages given back to the system, so that what is left is
 held. The slope is that of a straight line through the second half: the first one fills caches. What the run keeps of its own
 lines in memory is measured apart, since that has to grow.
@@ -28,7 +28,7 @@ from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 SMALL = {
     "OTCA_LoadFlowModel.lora_rank": 2,
     "OTCA_PromptDataset.prompts_per_iteration": 1,
@@ -50,7 +50,7 @@ def main() -> None:
     options = parser.parse_args()
     quiet_libraries()
     torch.set_num_threads(1)
-    workflow = Workflow.load(QUICKSTART, NODE_CLASS_MAPPINGS)
+    workflow = Workflow.load(WORKFLOW, NODE_CLASS_MAPPINGS)
     for address, value in {**SMALL, "OTCA_TrainingRun.iterations": options.iterations}.items():
         workflow.set(address, value)
     readings: list[tuple[int, float]] = []

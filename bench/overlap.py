@@ -23,7 +23,7 @@ from comfyui_otca.trainer.run.loop import only
 from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 SLOW = "OTCA_BenchSlow"
 PHASES = ("rollout", "reward", "credit", "update")
 
@@ -51,7 +51,7 @@ class Slow:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workflow", nargs="?", type=Path, default=QUICKSTART)
+    parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW)
     parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE")
     parser.add_argument("--share", type=float, nargs="+", default=[0.0, 0.5, 1.0], metavar="S")
     parser.add_argument("--rounds", type=int, default=5)

@@ -2,7 +2,7 @@
 
     python bench/scaling.py [--turns N] [--rounds N]
 
-On the CPU, one thread a process: an iteration of the quickstart by one process and by two, with the same samples (strong scaling)
+On the CPU, one thread a process: an iteration of OTCA's workflow by one process and two, with the same samples (strong scaling)
 and with twice as many (weak scaling), LoRA, LoRA on sharded frozen weights, and all weights. The collectives of torch.distributed
 are wrapped and counted. Then FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds
 follow from stated rates.
@@ -29,8 +29,8 @@ from comfyui_otca.trainer.flow.flux import Flux
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.workflow.running import Workflow
 
-QUICKSTART = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
-GROUP, STEPS, TRAINED = 12, 8, 7  # the quickstart's own
+WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+GROUP, STEPS, TRAINED = 12, 8, 7  # the workflow's own
 LORA, SHARDED, FULL = "lora", "lora, sharded", "full"
 
 # Assumptions of the model
@@ -90,7 +90,7 @@ def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], C
     """Seconds of each iteration of this process, and what the last one sent."""
     terminal.device = "cpu"
     quiet_libraries()
-    graph = json.loads(QUICKSTART.read_text(encoding="utf-8"))
+    graph = json.loads(WORKFLOW.read_text(encoding="utf-8"))
     if training == SHARDED:
         memory = {"quantize": "none", "attention": "auto", "shard": True}
         memory |= dict.fromkeys(("offload_encoders", "vae_tiling", "gradient_checkpointing", "compile"), False)

@@ -10,6 +10,6 @@ def both(small_workflow):
     """both({"OTCA_Class": {input: value}}): OTCA's small workflow, and its uniform sibling with these changes."""
 
     def workflows(changes=None):
-        return {"otca": small_workflow(), "uniform": small_workflow(changes, source="quickstart_uniform.json")}
+        return {"otca": small_workflow(), "uniform": small_workflow(changes, source="uniform.json")}
 
     return workflows

@@ -325,9 +325,9 @@ def test_a_rate_at_which_the_rewards_were_hacked_is_the_last_choice(both, tmp_pa
 @pytest.fixture
 def asked(small_graph, tmp_path):
     """asked(…): the exit code of `otca compare` of both small workflows, into tmp_path / "out"."""
-    for name in ("otca", "quickstart_uniform"):
+    for name in ("otca", "uniform"):
         (tmp_path / f"{name}.json").write_text(json.dumps(small_graph(source=f"{name}.json")))
-    files = [f"otca={tmp_path / 'otca.json'}", f"uniform={tmp_path / 'quickstart_uniform.json'}"]
+    files = [f"otca={tmp_path / 'otca.json'}", f"uniform={tmp_path / 'uniform.json'}"]
     output = ["--output", tmp_path / "out"]
 
     def run(*options, common=("--iterations", 2, "--seeds", 2, "--evaluate-every", 2)):
@@ -412,7 +412,7 @@ def test_a_sweep_trains_its_own_seeds_and_the_best_rate(asked, child, small_work
 
 def finishes(small_workflow, tmp_path, common):
     """For `child.ends`: every training ends at once; otca rises by its rate · 1000, uniform by 0.1."""
-    both = {"otca": small_workflow(), "uniform": small_workflow(source="quickstart_uniform.json")}
+    both = {"otca": small_workflow(), "uniform": small_workflow(source="uniform.json")}
 
     def ends(folder, log):
         _, name, rate, seed = folder.relative_to(tmp_path).parts
@@ -469,7 +469,7 @@ def test_five_seeds_unless_told_otherwise(budgeted, child, small_workflow, tmp_p
 
 def test_sizes_may_differ_under_a_budget_alone(budgeted, asked, child, small_workflow, tmp_path, capsys):
     child.ends = finishes(small_workflow, tmp_path, FORWARDS)
-    path = tmp_path / "quickstart_uniform.json"
+    path = tmp_path / "uniform.json"
     graph = json.loads(path.read_text())
     for entry in graph.values():
         if entry["class_type"] == "OTCA_SDESampler":
@@ -502,7 +502,7 @@ def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, cap
 
 
 def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_workflow, tmp_path, capsys):
-    otca, uniform = small_workflow(), small_workflow(source="quickstart_uniform.json")
+    otca, uniform = small_workflow(), small_workflow(source="uniform.json")
     settings = replace(ALIKE, prompts=otca.graph["12"]["inputs"]["evaluation_prompts"])
     for name, workflow, seed in (("otca", otca, 0), ("uniform", uniform, 1)):
         [own] = trainings({name: workflow}, {name: (1e-3,)}, (seed,), settings, tmp_path / "out")

@@ -106,7 +106,7 @@ def test_every_output_of_a_reward_node_is_a_reward():
 
 
 def test_links_and_second_nodes_of_a_class_are_told(small_workflow):
-    base = small_workflow(source="quickstart_six_rewards.json")
+    base = small_workflow(source="six_rewards.json")
     graph = base.graph
     first, second = base.find("OTCA_RewardClipT")[:2]
     graph[first]["inputs"]["coefficient"] = 5.0

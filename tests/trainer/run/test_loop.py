@@ -621,7 +621,7 @@ def test_a_reward_that_raises_is_named(small_graph, tmp_path):
 
 def test_baseline_workflow_trains(small_workflow, tmp_path):
     terminal.output = tmp_path / "run"
-    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="quickstart_uniform.json")
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 1}}, source="uniform.json")
     assert train(workflow, say=lambda line: None) == 0
     line = rows(tmp_path / "run")[0]
     assert line["gradient_norm"] > 0
@@ -656,7 +656,7 @@ def test_a_moving_window_goes_on_where_it_was(small_workflow, tmp_path, otca):
 @pytest.mark.painted
 def test_six_rewards_train_two_of_them_held_out(small_workflow, tmp_path):
     terminal.output = tmp_path / "run"
-    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="quickstart_six_rewards.json")
+    workflow = small_workflow({"OTCA_TrainingRun": {"iterations": 2}}, source="six_rewards.json")
     assert train(workflow, say=lambda line: None) == 0
     for line in rows(tmp_path / "run"):
         named = {kind: {k.split("/")[1] for k in line if k.startswith(f"{kind}/")} for kind in ("reward", "held_out")}
