@@ -1,20 +1,19 @@
 #!/bin/sh
-# Every method that has a workflow for the embedded model, and two variants of OTCA (bench/comparison/), from the same start,
-# learning rates tuned equally, against uniform credit.
+# The methods of bench/methods.py in the scenes world, as bench/COMPARISON.md tells: one training of each, then learning rates
+# tuned by three seeds and five other seeds for those that a conclusion names.
 #
-#     bench/comparison.sh OUTPUT [options of otca compare, instead of those below]
+#     bench/comparison.sh OUTPUT [options of otca compare]
 #
-# Goes on where it was stopped. On one core a training takes about 6 s + 2 s an iteration + 3.6 s an evaluation (stepwise_flow_grpo
-# several times that). Kept graphs are asked for, since "auto" looks at the free memory, and trainings of one comparison should cost
-# the same.
+# Goes on where it was stopped. A training takes about a minute on one core; all of it about four hours on one.
 set -e
 output=$1
 shift
-set -- --output "$output" --baseline uniform --iterations 48 --seeds 5 --learning-rates 3e-4 6e-4 1.2e-3 2.4e-3 \
-    --tuning-seeds 1 --evaluate-every 12 --evaluation-seeds 2 --jobs 2 \
-    --set SDESampler.keep_graph=on "$@"
-here=$(dirname "$0")
-for name in vipo pcpo stepwise_flow_grpo mix_grpo flow_grpo dance_grpo moca_only tcd_only otca; do
-    set -- "$here/../workflows/api/$name.json" "$@"
-done
-exec otca compare "uniform=$here/../workflows/api/uniform.json" "$here"/comparison/*.json "$@"
+methods=$output/methods
+python -m comfyui_otca.bench.methods "$methods"
+set -- --output "$output" --baseline uniform --forwards 28000 --evaluations 4 --evaluation-seeds 4 \
+    --score judge --judge grade --features scenes-clip --jobs 2 "$@"
+otca compare "$methods"/*.json "$@" --screen --learning-rates 1.2e-3
+otca compare "$methods"/uniform.json "$methods"/uniform_5_steps.json "$methods"/awm_5_steps_2.json \
+    "$methods"/awm_5_steps_2_prompts.json "$methods"/dgpo.json "$methods"/flow_grpo_public.json \
+    "$methods"/dance_grpo_public.json "$@" --seeds 5 --learning-rates 6e-4 1.2e-3 2.4e-3 \
+    --rates flow_grpo_public=1.2e-3,2.4e-3,4.8e-3 --rates dance_grpo_public=1.2e-3,2.4e-3,4.8e-3
