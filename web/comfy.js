@@ -235,6 +235,11 @@ export function registerSidebar(tab) {
   else manager.sidebarTab.registerSidebarTab(tab);
 }
 
+/** Whether the user wants to see all advanced inputs of all nodes: a setting of newer ComfyUI. */
+export function alwaysShowsAdvanced() {
+  return app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets") === true;
+}
+
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
 export function graphZoom() {
   return app.canvas?.ds?.scale ?? 1;

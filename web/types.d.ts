@@ -66,6 +66,7 @@ interface Definition {
   name: string;
   category: string;
   output: string[];
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean }?]>>>;
 }
 
 interface NodeInput {
@@ -76,6 +77,7 @@ interface NodeInput {
   tooltip?: string;
   label?: string;
   localized_name?: string;
+  widget?: { name: string };
 }
 
 interface GraphNode {
@@ -84,6 +86,7 @@ interface GraphNode {
   title: string;
   color?: string;
   size: [number, number];
+  showAdvanced?: boolean;
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
@@ -106,7 +109,10 @@ interface GraphNode {
 interface Widget {
   name: string;
   value: any; // as many types as ComfyUI has widgets
+  label?: string;
+  hidden?: boolean;
   serialize?: boolean;
+  options?: { advanced?: boolean };
   linkedWidgets?: Widget[];
   callback?(value: any): void;
   beforeQueued?(): void;

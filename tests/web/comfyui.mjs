@@ -1,8 +1,9 @@
 /** Stands in for ComfyUI's scripts/app.js and scripts/api.js. */
 
 export const app = {
+  settings: {},
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
-  extensionManager: { registerSidebarTab() {}, toast: { add() {} } },
+  extensionManager: { registerSidebarTab() {}, setting: { get: (id) => app.settings[id] }, toast: { add() {} } },
   graphToPrompt: async () => ({ output: Object.fromEntries(app.rootGraph.nodes.map(({ id }) => [id, {}])), workflow: {} }),
   async refreshComboInNodes() {},
   registerExtension(extension) {
