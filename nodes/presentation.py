@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from . import words
+
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN")
 
 # {class: the widgets that are shown first}. All of a class that is not here.
@@ -59,8 +61,9 @@ SHOWN_FIRST = {
     "ImplicitRewardGuidance": ("guides", "prompts", "steps", "width", "height", "seed"),
 }
 
+
 def presented(node: type) -> type:
-    """The class itself, whose INPUT_TYPES says from now on how each input is shown."""
+    """The class itself, which says from now on what finds it, and in INPUT_TYPES how each input is shown."""
     declared: Callable[[], dict[str, dict]] = node.INPUT_TYPES  # pyright: ignore[reportAttributeAccessIssue]
     shown = SHOWN_FIRST.get(node.__name__)
 
@@ -71,12 +74,19 @@ def presented(node: type) -> type:
             for section, table in declared().items()
         }
 
-    node.INPUT_TYPES = classmethod(input_types)  # pyright: ignore[reportAttributeAccessIssue]
+    said: dict[str, Any] = {"INPUT_TYPES": classmethod(input_types)}
+    said["SEARCH_ALIASES"] = list(words.SEARCH_ALIASES.get(node.__name__, ()))
+    if node.__name__ in words.ESSENTIALS:
+        said["ESSENTIALS_CATEGORY"] = words.ESSENTIALS_CATEGORY
+    for name, value in said.items():
+        setattr(node, name, value)
     return node
+
 
 def is_widget(type_: Any) -> bool:
     """Whether an input of that type is set on the node itself, and not only by a link."""
     return isinstance(type_, list) or type_ in WIDGET_TYPES
+
 
 def _shown(name: str, spec: tuple[Any, dict], first: tuple[str, ...] | None) -> tuple[Any, dict]:
     type_, options = spec

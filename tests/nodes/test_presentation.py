@@ -2,7 +2,7 @@
 
 import pytest
 
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, presentation
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, presentation, words
 
 NODES = list(NODE_CLASS_MAPPINGS.items())
 
@@ -43,3 +43,38 @@ def test_sockets_are_always_shown():
         for socket, (type_, options) in inputs(node).items()
         if not presentation.is_widget(type_) and options.get("advanced")
     ]
+
+
+SEARCHES = {
+    "train lora": {"MakeTrainable", "LoadFlowModel", "GRPOStep", "TrainingRun", "SaveLoRA"},
+    "rlhf": {"GRPOStep", "MakeTrainable", "RewardVote"},
+    "fine-tune": {"GRPOStep", "MatchingStep", "MakeTrainable"},
+    "finetune": {"GRPOStep", "MatchingStep", "MakeTrainable"},
+    "preference": {"PreferencePairs", "RewardPickScore", "RewardHPSv2"},
+    "dpo": {"PreferencePairs", "MatchingStep"},
+    "reward": {"RewardStack", "RewardHTTP"},
+    "score image": {"ScoreImages", "RewardStack", "RewardAesthetic"},
+    "aesthetic": {"RewardAesthetic"},
+    "flux": {"LoadFlowModel", "MakeTrainable", "EmbeddedModel"},
+    "grpo": {"GRPOStep", "SDESampler", "UniformWeights"},
+}
+
+
+@pytest.mark.parametrize(("typed", "wanted"), SEARCHES.items())
+def test_what_people_type_finds_the_node(typed, wanted):
+    assert wanted <= {node.__name__ for node in NODE_CLASS_MAPPINGS.values() if typed in node.SEARCH_ALIASES}
+
+
+def test_every_node_has_words_to_find_it_by():
+    assert set(words.SEARCH_ALIASES) == {node.__name__ for node in NODE_CLASS_MAPPINGS.values()}
+    for name, node in NODES:
+        aliases = node.SEARCH_ALIASES
+        assert isinstance(aliases, list) and len(aliases) >= 3, name
+        assert len(set(aliases)) == len(aliases) and all(alias == alias.lower().strip() for alias in aliases), name
+
+
+def test_the_essentials_are_the_steps_of_the_method():
+    named = {node.__name__: node.ESSENTIALS_CATEGORY for _, node in NODES if hasattr(node, "ESSENTIALS_CATEGORY")}
+    assert named == dict.fromkeys(words.ESSENTIALS, "Training")
+    stages = [NODE_CLASS_MAPPINGS[f"OTCA_{name}"].CATEGORY.removeprefix("OTCA/") for name in words.ESSENTIALS]
+    assert stages == ["model", "model", "sampling", "rewards", "credit", "fusion", "training"]
