@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from . import words
+from . import labels, words
 
 WIDGET_TYPES = ("INT", "FLOAT", "STRING", "BOOLEAN")
 
@@ -65,12 +65,14 @@ SHOWN_FIRST = {
 def presented(node: type) -> type:
     """The class itself, which says from now on what finds it, and in INPUT_TYPES how each input is shown."""
     declared: Callable[[], dict[str, dict]] = node.INPUT_TYPES  # pyright: ignore[reportAttributeAccessIssue]
-    shown = SHOWN_FIRST.get(node.__name__)
+    first = SHOWN_FIRST.get(node.__name__)
 
     @functools.wraps(declared)
     def input_types(_cls) -> dict[str, dict]:
         return {
-            section: table if section == "hidden" else {name: _shown(name, spec, shown) for name, spec in table.items()}
+            section: table
+            if section == "hidden"
+            else {name: (spec[0], _shown(node.__name__, name, *spec, first)) for name, spec in table.items()}
             for section, table in declared().items()
         }
 
@@ -88,7 +90,13 @@ def is_widget(type_: Any) -> bool:
     return isinstance(type_, list) or type_ in WIDGET_TYPES
 
 
-def _shown(name: str, spec: tuple[Any, dict], first: tuple[str, ...] | None) -> tuple[Any, dict]:
-    type_, options = spec
-    hidden = first is not None and is_widget(type_) and name not in first
-    return type_, {**options, **({"advanced": True} if hidden else {})}
+def _shown(node: str, name: str, type_: Any, options: dict, first: tuple[str, ...] | None) -> dict:
+    """The options of an input, with what says how it is shown."""
+    shown = {**options, "display_name": labels.plain(node, name)}
+    if not labels.names_itself(node, name):
+        shown["tooltip"] = f"{options['tooltip']} In files and messages: {name}."
+    if type_ == "STRING" and (text := labels.placeholder(node, name)):
+        shown["placeholder"] = text
+    if first is not None and is_widget(type_) and name not in first:
+        shown["advanced"] = True
+    return shown

@@ -2,7 +2,7 @@
 
 import pytest
 
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, presentation, words
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, labels, presentation, words
 
 NODES = list(NODE_CLASS_MAPPINGS.items())
 
@@ -78,3 +78,39 @@ def test_the_essentials_are_the_steps_of_the_method():
     assert named == dict.fromkeys(words.ESSENTIALS, "Training")
     stages = [NODE_CLASS_MAPPINGS[f"OTCA_{name}"].CATEGORY.removeprefix("OTCA/") for name in words.ESSENTIALS]
     assert stages == ["model", "model", "sampling", "rewards", "credit", "fusion", "training"]
+
+
+@pytest.mark.parametrize(("name", "node"), NODES)
+def test_every_input_and_output_has_words(name, node):
+    for of, (_, options) in inputs(node).items():
+        assert options["tooltip"].rstrip(".…?").strip() and options["display_name"].strip(), of
+    tips = getattr(node, "OUTPUT_TOOLTIPS", ())
+    assert len(tips) == len(node.RETURN_TYPES) == len(getattr(node, "RETURN_NAMES", ())) and all(tips)
+
+
+@pytest.mark.parametrize(("name", "node"), NODES)
+def test_names_on_a_node_tell_its_inputs_apart(name, node):
+    shown = [options["display_name"] for _, options in inputs(node).values()]
+    assert len(set(shown)) == len(shown)
+
+
+def test_the_tooltip_says_how_an_input_is_called_that_is_shown_by_another_name():
+    sampler, moca = (inputs(NODE_CLASS_MAPPINGS[name]) for name in ("OTCA_SDESampler", "OTCA_MOCAFuse"))
+    assert sampler["eta"][1]["display_name"] == "amount of noise"
+    assert sampler["eta"][1]["tooltip"].endswith("In files and messages: eta.")
+    assert sampler["group_size"][1]["display_name"] == "group size"
+    assert "In files" not in sampler["group_size"][1]["tooltip"]
+    assert moca["std_scope"][1]["tooltip"].endswith("In files and messages: std_scope.")
+
+
+def test_the_tables_of_words_name_inputs_that_there_are():
+    known = {of for name, node in NODES for of in inputs(node)}
+    known |= {f"{node.__name__}.{of}" for _, node in NODES for of in inputs(node)}
+    assert set(labels.PLAIN) | set(labels.PLACEHOLDERS) <= known
+
+
+def test_text_boxes_that_begin_empty_say_what_goes_into_them():
+    for name, node in NODES:
+        for of, options in widgets(node).items():
+            if options.get("default") == "" and inputs(node)[of][0] == "STRING":
+                assert options.get("placeholder"), (name, of)
