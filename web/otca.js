@@ -108,6 +108,7 @@ comfy.app.registerExtension({
     style.rel = "stylesheet";
     style.href = new URL("./otca.css", import.meta.url).href;
     document.head.append(style);
+    comfy.meanBypass();
     comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),

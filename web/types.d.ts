@@ -17,7 +17,7 @@ interface ComfyApp {
   graph: Graph;
   canvas: GraphCanvas;
   extensionManager: ExtensionManager;
-  graphToPrompt(): Promise<{ output: Prompt; workflow: object }>;
+  graphToPrompt(graph?: Graph): Promise<{ output: Prompt; workflow: object }>;
   loadGraphData(workflow: object, clean: boolean, restoreView: boolean, name: string): Promise<void>;
   loadApiJson(prompt: Prompt, name: string): Promise<void>;
   refreshComboInNodes(): Promise<void>;
@@ -87,6 +87,7 @@ interface GraphNode {
   color?: string;
   size: [number, number];
   showAdvanced?: boolean;
+  mode: number;
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
@@ -141,7 +142,7 @@ interface Shown {
 // ---- What our server sends ------------------------------------------------------------------------------------------
 
 /** A graph in ComfyUI's API format. */
-type Prompt = Record<string, { class_type: string; inputs: Record<string, any> }>;
+type Prompt = Record<string, { class_type: string; inputs: Record<string, any>; _meta?: { title?: string } }>;
 
 /** A workflow in the format of the canvas, or in ComfyUI's API format. */
 type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined; prompt: Prompt };
