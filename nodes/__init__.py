@@ -4,6 +4,7 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 """
 
 from . import credit, data, embedded, fusion, guidance, model, native, pairs, run, sampling, training
+from .presentation import presented
 from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
@@ -30,5 +31,5 @@ _NODES = [
     guidance.ImplicitRewardGuidance,
 ]
 
-NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
+NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": presented(node) for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}

@@ -65,9 +65,21 @@ def switch(default: bool = False, *, tip: str) -> Input:
     return "BOOLEAN", {"default": default, "tooltip": tip}
 
 
+# What comes through a link, where a node says nothing of its own about it.
+LINKS = {
+    "OTCA_MODEL": "The model that is trained, from Load Flow Model or Make Trainable, or from the update.",
+    "OTCA_PROMPTS": "The prompts of this iteration, from Prompt Dataset.",
+    "OTCA_TRAJECTORIES": "The samples with all their steps, from SDE Sampler or Preference Pairs.",
+    "OTCA_SCORES": "Scores of these samples, from Reward Stack.",
+    "OTCA_CREDIT": "The weights of the steps, from a credit node such as TCD Weights.",
+    "OTCA_ADVANTAGES": "How much better or worse than its group each sample is, from a fusion node such as MOCA Fuse.",
+    "OTCA_REPORT": "The figures of this iteration, from GRPO Step or Matching Step.",
+}
+
+
 def socket(type_: str, *, tip: str = "") -> Input:
     """A link from a node that outputs `type_`."""
-    return type_, {"tooltip": tip} if tip else {}
+    return type_, {"tooltip": tip or LINKS[type_]}
 
 
 def dtype(*, tip: str) -> Input:

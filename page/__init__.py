@@ -20,11 +20,12 @@ def settle_in() -> None:
 
     from ..host.headless_comfyui import add_reward_folder
     from ..nodes import results
-    from .memory import watch
+    from . import memory, refusals
 
     add_reward_folder(folder_paths)
     register(PromptServer.instance, folder_paths)
-    watch(PromptServer.instance, results.release, results.Busy)
+    memory.watch(PromptServer.instance, results.release, results.Busy)
+    refusals.watch(PromptServer.instance)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:

@@ -5,6 +5,7 @@
  */
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
+import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "./lib/bypass.js";
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
 
 export { app, api };
@@ -235,6 +236,11 @@ export function registerSidebar(tab) {
   else manager.sidebarTab.registerSidebarTab(tab);
 }
 
+/** Whether the user wants to see all advanced inputs of all nodes: a setting of newer ComfyUI. */
+export function alwaysShowsAdvanced() {
+  return app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets") === true;
+}
+
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
 export function graphZoom() {
   return app.canvas?.ds?.scale ?? 1;
@@ -387,6 +393,47 @@ export async function exportedGraph() {
   const graph = await app.graphToPrompt();
   for (const [id, entry] of Object.entries(graph.output)) entry.class_type ??= findNode(id)?.type ?? "";
   return graph;
+}
+
+/**
+ * From now on a bypassed node of ours means in every prompt, queued or exported, what `lib/bypass.js` says. ComfyUI itself resolves
+ * the links: it is asked once more, with these nodes as if they were not bypassed. One prompt after the other, so that none is made
+ * while they are.
+ */
+export function meanBypass() {
+  const original = app.graphToPrompt.bind(app);
+  /** @type {Promise<unknown>} */
+  let last = Promise.resolve();
+  app.graphToPrompt = (graph = rootGraph()) => {
+    const made = last.then(() => promptOf(original, graph));
+    last = made.catch(() => {}); // whoever asked is told
+    return made;
+  };
+}
+
+/**
+ * @param {ComfyApp["graphToPrompt"]} original
+ * @param {Graph} graph
+ */
+async function promptOf(original, graph) {
+  const plain = await original(graph);
+  const nodes = [...allNodes(graph)].map(({ node, id }) => ({ node, id, name: nodeDefinition(node)?.name }));
+  const replaced = bypassed(nodes);
+  let { output } = plain;
+  if (replaced.length) {
+    const modes = replaced.map(({ node }) => node.mode);
+    try {
+      for (const { node } of replaced) node.mode = 0;
+      ({ output } = await original(graph));
+    } finally {
+      replaced.forEach(({ node }, index) => (node.mode = modes[index]));
+    }
+    const ids = replaced.map(({ id }) => id);
+    const own = (/** @type {string} */ id, /** @type {string} */ name) =>
+      nodes.find((entry) => entry.id === id)?.node.widgets?.find((widget) => widget.name === name)?.value;
+    output = withoutBypassed(output, ids, own);
+  }
+  return { ...plain, output: trainsNothing(nodes) ? withoutRecord(output) : output };
 }
 
 /**

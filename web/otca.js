@@ -8,6 +8,7 @@ import { stageColor } from "./lib/stages.js";
 import { showNewWants } from "./sidebar/actions.js";
 import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { votePanel } from "./vote/panel.js";
+import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
 import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
@@ -17,7 +18,10 @@ import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 
 /** @type {OurWidget[]} */
-const WIDGETS = [heatmapWidget, socketsWidget, scoresWidget, newRunWidget, curvesWidget, ownerWidget, releaseWidget];
+const WIDGETS = [
+  ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget],
+];
 
 const live = new LiveWidgets();
 
@@ -104,6 +108,7 @@ comfy.app.registerExtension({
     style.rel = "stylesheet";
     style.href = new URL("./otca.css", import.meta.url).href;
     document.head.append(style);
+    comfy.meanBypass();
     comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),

@@ -17,7 +17,7 @@ interface ComfyApp {
   graph: Graph;
   canvas: GraphCanvas;
   extensionManager: ExtensionManager;
-  graphToPrompt(): Promise<{ output: Prompt; workflow: object }>;
+  graphToPrompt(graph?: Graph): Promise<{ output: Prompt; workflow: object }>;
   loadGraphData(workflow: object, clean: boolean, restoreView: boolean, name: string): Promise<void>;
   loadApiJson(prompt: Prompt, name: string): Promise<void>;
   refreshComboInNodes(): Promise<void>;
@@ -66,6 +66,7 @@ interface Definition {
   name: string;
   category: string;
   output: string[];
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean }?]>>>;
 }
 
 interface NodeInput {
@@ -76,6 +77,7 @@ interface NodeInput {
   tooltip?: string;
   label?: string;
   localized_name?: string;
+  widget?: { name: string };
 }
 
 interface GraphNode {
@@ -84,6 +86,8 @@ interface GraphNode {
   title: string;
   color?: string;
   size: [number, number];
+  showAdvanced?: boolean;
+  mode: number;
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
@@ -106,7 +110,10 @@ interface GraphNode {
 interface Widget {
   name: string;
   value: any; // as many types as ComfyUI has widgets
+  label?: string;
+  hidden?: boolean;
   serialize?: boolean;
+  options?: { advanced?: boolean };
   linkedWidgets?: Widget[];
   callback?(value: any): void;
   beforeQueued?(): void;
@@ -135,7 +142,7 @@ interface Shown {
 // ---- What our server sends ------------------------------------------------------------------------------------------
 
 /** A graph in ComfyUI's API format. */
-type Prompt = Record<string, { class_type: string; inputs: Record<string, any> }>;
+type Prompt = Record<string, { class_type: string; inputs: Record<string, any>; _meta?: { title?: string } }>;
 
 /** A workflow in the format of the canvas, or in ComfyUI's API format. */
 type SavedGraph = { workflow: object; prompt?: Prompt } | { workflow?: undefined; prompt: Prompt };

@@ -26,7 +26,9 @@ def _definition(node: type) -> dict:
     declared = node.INPUT_TYPES()
     inputs = {**declared["required"], **declared.get("optional", {})}
     definition = {"display_name": node.TITLE, "description": node.DESCRIPTION}
-    definition["inputs"] = {name: _named(name, (spec[1:] or ({},))[0].get("tooltip")) for name, spec in inputs.items()}
+    definition["inputs"] = {
+        name: _named(options["display_name"], options["tooltip"]) for name, (_, options) in inputs.items()
+    }
     names = getattr(node, "RETURN_NAMES", ())
     tooltips = getattr(node, "OUTPUT_TOOLTIPS", (None,) * len(names))
     definition["outputs"] = {

@@ -1,9 +1,15 @@
 /** Stands in for ComfyUI's scripts/app.js and scripts/api.js. */
 
+const bareNodes = () => Object.fromEntries(app.rootGraph.nodes.map(({ id }) => [id, { class_type: "", inputs: {} }]));
+
+/** In place of a graph of bare nodes: what makes the prompt. */
+export const comfyuiMakes = { prompt: null };
+
 export const app = {
+  settings: {},
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
-  extensionManager: { registerSidebarTab() {}, toast: { add() {} } },
-  graphToPrompt: async () => ({ output: Object.fromEntries(app.rootGraph.nodes.map(({ id }) => [id, {}])), workflow: {} }),
+  extensionManager: { registerSidebarTab() {}, setting: { get: (id) => app.settings[id] }, toast: { add() {} } },
+  graphToPrompt: async () => comfyuiMakes.prompt?.() ?? { output: bareNodes(), workflow: {} },
   async refreshComboInNodes() {},
   registerExtension(extension) {
     this.extension = extension;

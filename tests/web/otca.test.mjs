@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { register } from "node:module";
 import test, { beforeEach } from "node:test";
 
-import { api, app, send } from "./comfyui.mjs";
+import { api, app, comfyuiMakes, send } from "./comfyui.mjs";
 import { openPage, settled } from "./page.mjs";
 
 // ComfyUI serves its scripts beside the extension; here is one file in their place.
@@ -210,4 +210,25 @@ test("an error is over when the next prompt has started", async () => {
   send("execution_start", { prompt_id: "two" });
   await settled();
   assert.equal(textOf(node, "otca-error"), "");
+});
+
+test("prompts that are made at the same time all have what stands for a bypassed node, and its mode stays", async () => {
+  const tcd = Object.assign(made(9, { name: "OTCA_TCDWeights", output: ["OTCA_CREDIT"] }), { mode: 4 });
+  await load("a", tcd, made(10, { name: "OTCA_MOCAFuse", output: [] }));
+  // As ComfyUI makes it: a bypassed node is not there, and neither is the link to it.
+  comfyuiMakes.prompt = async () => {
+    const present = tcd.mode === 0;
+    await settled();
+    const fuse = { class_type: "OTCA_MOCAFuse", inputs: present ? { credit: ["9", 0] } : {} };
+    const weights = { class_type: "OTCA_TCDWeights", inputs: { trajectories: ["3", 0] } };
+    return { output: { 10: fuse, ...(present ? { 9: weights } : {}) }, workflow: { modes: [tcd.mode] } };
+  };
+  const prompts = await Promise.all([app.graphToPrompt(), app.graphToPrompt()]);
+  comfyuiMakes.prompt = null;
+  for (const { output, workflow } of prompts) {
+    assert.equal(output[9].class_type, "OTCA_UniformWeights");
+    assert.deepEqual(output[10].inputs.credit, ["9", 0]);
+    assert.deepEqual(workflow.modes, [4], "what is saved says that it is bypassed");
+  }
+  assert.equal(tcd.mode, 4);
 });

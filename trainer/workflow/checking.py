@@ -146,7 +146,7 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
         return
     answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
     message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
-    name = _input_of(message, [name for name in arguments if name in node.constants])
+    name = input_of(message, [name for name in arguments if name in node.constants])
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
     value = node.constants.get(name) if name is not None else None
     yield graph.problem(node.id, name, value, message.removeprefix(f"{name}: "), fix or wanted)
@@ -161,7 +161,7 @@ def _linked_types(graph: DeclaredGraph, node: Node) -> dict[str, Any]:
     return types
 
 
-def _input_of(message: str, names: list[str]) -> str | None:
+def input_of(message: str, names: list[str]) -> str | None:
     """The input that a message is about: the one that it begins with, else the only one that it mentions, else the only one."""
     about = [name for name in names if re.match(rf"{re.escape(name)}\b", message)]
     about = about or [name for name in names if re.search(rf"\b{re.escape(name)}\b", message)] or names

@@ -24,7 +24,7 @@ export const heatmapWidget = {
 
 const HOLD =
   "Keep prompts and noise: then a change of w_min or of the fusion re-runs only credit and what follows. " +
-  "Each Run still updates the model, unless the update (GRPO Step, Matching Step) and the nodes after it are muted.";
+  "Each Run still updates the model, unless the update (GRPO Step, Matching Step) is bypassed.";
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
 /** @type {Record<string, string>} */

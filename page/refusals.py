@@ -1,0 +1,77 @@
+"""What the canvas shows where a node of ours refuses a value: one error, on the input that it is about, the fix first.
+
+ComfyUI repeats what a VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of
+them on inputs that have nothing to do with it. Here its answer to a queued prompt is put right before the page sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from ..trainer.types import PREFIX
+from ..trainer.workflow.checking import input_of
+
+KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
+
+
+def watch(prompt_server) -> None:
+    """Puts ComfyUI's answers to queued prompts right from now on."""
+
+    @web.middleware
+    async def after_prompt(request: web.Request, handler: Callable) -> web.StreamResponse:
+        response = await handler(request)
+        asked = request.method == "POST" and request.path in ("/prompt", "/api/prompt")
+        if asked and isinstance(response, web.Response) and response.content_type == "application/json":
+            answer = json.loads(response.text or "null")
+            if isinstance(answer, dict) and answer.get("node_errors"):
+                response.text = json.dumps(put_right(answer))
+        return response
+
+    prompt_server.app.middlewares.append(after_prompt)
+
+
+def put_right(answer: dict) -> dict:
+    """ComfyUI's answer to a prompt, {error, node_errors: {id: {errors, class_type, …}}}, with each refusal of ours said once."""
+    lines: dict[str, str] = {}  # what stood in the summary: what stands there now
+    nodes = {}
+    for node_id, node in answer["node_errors"].items():
+        if str(node.get("class_type")).startswith(PREFIX):
+            node = {**node, "errors": list(_said_once(node["errors"], lines))}
+        nodes[node_id] = node
+    error = answer.get("error")
+    if isinstance(error, dict) and isinstance(error.get("details"), str):
+        summary = dict.fromkeys(lines.get(line, line) for line in error["details"].split("\n"))
+        error = {**error, "details": "\n".join(summary)}
+    return {**answer, **({"error": error} if error else {}), "node_errors": nodes}
+
+
+def _said_once(errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:
+    refused: dict[str, list[dict]] = {}  # by what was said
+    for error in errors:
+        if error.get("type") == KIND:
+            refused.setdefault(_said(error), []).append(error)
+        else:
+            yield error
+    for said, repeated in refused.items():
+        names = [name for name in (error["extra_info"]["input_name"] for error in repeated) if name != "input_types"]
+        about = input_of(said, names) or repeated[0]["extra_info"]["input_name"]
+        once = {**repeated[0], "message": about, "details": fix_first(said)}
+        once["extra_info"] = {**repeated[0]["extra_info"], "input_name": about}
+        lines |= {f"{error['message']}: {error['details']}": f"{about}: {once['details']}" for error in repeated}
+        yield once
+
+
+def _said(error: dict[str, Any]) -> str:
+    """ComfyUI writes the input's name before it."""
+    return error["details"].removeprefix(f"{error['extra_info']['input_name']} - ")
+
+
+def fix_first(message: str) -> str:
+    """What to do before what is wrong, since a page may show the beginning only; folders that were searched come last."""
+    wrong, _, fix = re.sub(r"\s+", " ", message).partition(" Fix: ")
+    return f"Fix: {fix.rstrip('. ')}. {wrong}" if fix else wrong

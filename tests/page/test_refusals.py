@@ -1,0 +1,106 @@
+"""What the canvas shows where VALIDATE_INPUTS refuses a value, from ComfyUI's answer as it makes it."""
+
+import asyncio
+import inspect
+import types
+
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.page import refusals
+
+
+def answered(class_type, **values):
+    """ComfyUI's answer to a prompt with this node alone: what VALIDATE_INPUTS says, once for every input that it takes."""
+    cls = NODE_CLASS_MAPPINGS[class_type]
+    taken = [name for name in inspect.getfullargspec(cls.VALIDATE_INPUTS).args if name in values]
+    said = cls.VALIDATE_INPUTS(**{name: values[name] for name in taken})
+    errors = [
+        {
+            "type": "custom_validation_failed",
+            "message": "Custom validation failed for node",
+            "details": f"{name} - {said}",
+            "extra_info": {"input_name": name},
+        }
+        for name in taken
+        if said is not True
+    ]
+    summary = "\n".join(f"{error['message']}: {error['details']}" for error in errors)
+    error = {
+        "type": "prompt_outputs_failed_validation",
+        "message": "Prompt outputs failed validation",
+        "details": summary,
+    }
+    node = {"errors": errors, "dependent_outputs": ["9"], "class_type": class_type}
+    return {"error": error, "node_errors": {"5": node}}
+
+
+def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    there = tmp_path / "ImageReward.pt"
+    there.write_bytes(b"")
+    answer = answered(
+        "OTCA_RewardImageReward", path="ImageReward.pt", config="nowhere.json", tokenizer="google-bert/bert", clip=""
+    )
+    assert len(answer["node_errors"]["5"]["errors"]) == 4
+    told = refusals.put_right(answer)
+    (error,) = told["node_errors"]["5"]["errors"]
+    assert (error["type"], error["extra_info"]["input_name"]) == ("custom_validation_failed", "config")
+    assert error["message"] == "config" and error["details"].startswith("Fix: get it from ")
+    assert error["details"].index("config: nowhere.json") < error["details"].index(str(tmp_path))
+    assert told["error"]["details"] == f"config: {error['details']}"
+    assert told["node_errors"]["5"]["dependent_outputs"] == ["9"]
+
+
+def test_two_nodes_with_the_same_fault_are_two_errors():
+    answer = answered("OTCA_RewardPython", file="nowhere.py", clip="")
+    answer["node_errors"]["6"] = answer["node_errors"]["5"]
+    told = refusals.put_right(answer)
+    assert [len(node["errors"]) for node in told["node_errors"].values()] == [1, 1]
+
+
+def test_other_nodes_and_other_errors_stay_as_they_are():
+    theirs = answered("OTCA_RewardPython", file="nowhere.py", clip="")
+    theirs["node_errors"]["5"]["class_type"] = "SomebodyElses"
+    assert refusals.put_right(theirs) == theirs
+    missing = {
+        "type": "required_input_missing",
+        "message": "m",
+        "details": "file",
+        "extra_info": {"input_name": "file"},
+    }
+    ours = {"node_errors": {"5": {"errors": [missing], "class_type": "OTCA_RewardPython"}}}
+    assert refusals.put_right(ours) == ours
+
+
+def test_the_fix_comes_first():
+    assert refusals.fix_first("file: x was not found in /a, /b. Fix: put it there") == (
+        "Fix: put it there. file: x was not found in /a, /b."
+    )
+    assert refusals.fix_first("learn: off") == "learn: off"
+
+
+def test_what_comfyui_answers_is_put_right_on_its_way_to_the_page():
+    answers = {
+        "/prompt": (400, answered("OTCA_RewardPython", file="nowhere.py", clip="")),
+        "/api/prompt": (200, {"prompt_id": "1", "number": 1, "node_errors": {}}),
+        "/other": (400, answered("OTCA_RewardPython", file="nowhere.py", clip="")),
+    }
+
+    async def main():
+        async def answer(request):
+            status, content = answers[request.path]
+            return web.json_response(content, status=status)
+
+        app = web.Application()
+        for path in answers:
+            app.router.add_post(path, answer)
+        refusals.watch(types.SimpleNamespace(app=app))
+        async with TestClient(TestServer(app)) as client:
+            replies = [await client.post(path) for path in answers]
+            return [(reply.status, await reply.json()) for reply in replies]
+
+    refused, queued, other = asyncio.run(main())
+    assert refused[0] == 400 and len(refused[1]["node_errors"]["5"]["errors"]) == 1
+    assert [queued, other] == [answers["/api/prompt"], answers["/other"]]

@@ -1,0 +1,85 @@
+// @ts-check
+/**
+ * The button that shows a node's advanced inputs, or hides them again, in ComfyUI's classic renderer. Nodes 2.0 has one of its
+ * own. Both keep in `showAdvanced` of the node which it is, so that it is saved with the workflow and the same in both. What is
+ * hidden keeps its value. An input that is linked is always shown: its link has to end somewhere.
+ */
+
+const TEXT = { show: "Show advanced inputs", hide: "Hide advanced inputs" };
+const HEIGHT = "height without advanced inputs"; // property of a node that shows them: what it goes back to
+
+/** @type {OurWidget} */
+export const advancedWidget = {
+  fits: ({ input }) =>
+    [input?.required, input?.optional].some((table) => Object.values(table ?? {}).some(([, options]) => options?.advanced)),
+  create: (node, comfy) => new Advanced(node, comfy),
+};
+
+class Advanced {
+  /**
+   * @param {GraphNode} node
+   * @param {Comfy} comfy
+   */
+  constructor(node, comfy) {
+    this.node = node;
+    this.comfy = comfy;
+    this.widgets = (node.widgets ?? []).filter((widget) => widget.options?.advanced);
+    // Only on the canvas: Nodes 2.0 does not draw it.
+    const options = { serialize: false, canvasOnly: true };
+    this.button = node.addWidget("button", TEXT.show, null, () => this.toggle(), options);
+    this.button.serialize = false; // else the button's value would shift those of the saved workflow
+    this.follow("onConfigure");
+    this.follow("onConnectionsChange");
+    this.apply();
+    node.setSize([node.size[0], node.computeSize()[1]]);
+  }
+
+  /**
+   * A node that is loaded, or whose links change, may have to show others than before.
+   *
+   * @param {"onConfigure" | "onConnectionsChange"} event
+   */
+  follow(event) {
+    const before = this.node[event];
+    this.node[event] = (/** @type {[any, ...any[]]} */ ...details) => {
+      before?.apply(this.node, details);
+      this.apply();
+    };
+  }
+
+  toggle() {
+    const { node } = this;
+    const [width, height] = node.size;
+    node.showAdvanced = !node.showAdvanced;
+    this.apply();
+    const needed = node.computeSize()[1];
+    if (node.showAdvanced) {
+      node.properties[HEIGHT] = String(height);
+      node.setSize([width, Math.max(height, needed)]);
+    } else {
+      node.setSize([width, Math.max(Number(node.properties[HEIGHT] ?? height), needed)]);
+      delete node.properties[HEIGHT];
+    }
+    node.setDirtyCanvas(true, true);
+  }
+
+  apply() {
+    const all = Boolean(this.node.showAdvanced) || this.comfy.alwaysShowsAdvanced();
+    for (const widget of this.widgets) {
+      const hidden = !all && !this.isLinked(widget);
+      for (const each of [widget, ...(widget.linkedWidgets ?? [])]) each.hidden = hidden;
+    }
+    this.button.label = this.node.showAdvanced ? TEXT.hide : TEXT.show;
+    this.button.hidden = this.comfy.alwaysShowsAdvanced();
+  }
+
+  /** @param {Widget} widget */
+  isLinked({ name }) {
+    return this.node.inputs.some((input) => input.widget?.name === name && input.link != null);
+  }
+
+  /** @param {string} kind */
+  show(kind) {
+    if (kind === "opened") this.apply();
+  }
+}
