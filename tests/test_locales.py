@@ -1,26 +1,33 @@
-"""What ComfyUI's translation files say in English is what the node classes and the extension say."""
+"""What ComfyUI's files say in English is what the node classes and the extension say; other languages say all of it."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from comfyui_otca.assets.make.locales import ENGLISH, as_text, node_definitions
+from comfyui_otca.assets.make import locales
+from comfyui_otca.assets.make.locales import (
+    ENGLISH,
+    FILES,
+    LOCALES,
+    as_text,
+    english,
+    gaps,
+    node_definitions,
+    table,
+    texts,
+    translated,
+)
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
 WEB = Path(__file__).resolve().parent.parent / "web"
 COMMAND = re.compile(r'id: "(OTCA\.\w+)",\s*label: "([^"]+)"(?:,\s*menubarLabel: "([^"]+)")?')
 
 
-def content(name):
-    return json.loads((ENGLISH / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def strings(value):
-    return [value] if isinstance(value, str) else [text for item in value.values() for text in strings(item)]
+LANGUAGES = ["de", "es", "fr", "ja", "ko", "zh"]
+IN_FILES = re.compile(r"In files and messages: (\w+)\.$")
 
 
 def commands():
@@ -37,27 +44,72 @@ def test_node_definitions_are_those_of_the_classes():
 def test_every_part_of_a_category_has_its_name():
     parts = {part for node in NODE_CLASS_MAPPINGS.values() for part in node.CATEGORY.split("/")}
     # ComfyUI shares these keys among all packs, so that English must leave them as they are.
-    assert content("main")["nodeCategories"] == {part: part for part in parts}
+    assert english("main")["nodeCategories"] == {part: part for part in parts}
 
 
 def test_commands_are_those_of_the_extension():
-    assert content("commands") == {name.replace(".", "_"): {"label": label} for name, label, _ in commands()}
+    assert english("commands") == {name.replace(".", "_"): {"label": label} for name, label, _ in commands()}
 
 
 def test_menu_labels_are_those_of_the_extension():
-    assert content("main")["menuLabels"] == {label: label for _, _, label in commands() if label}
+    assert english("main")["menuLabels"] == {label: label for _, _, label in commands() if label}
 
 
 def test_settings_are_those_of_the_extension():
     scripts = "".join(place.read_text(encoding="utf-8") for place in WEB.rglob("*.js"))
     found = re.findall(r'id: "(OTCA\.\w+)",\s*category: [^\n]*\s*name: "([^"]+)",\s*tooltip: "([^"]+)"', scripts)
-    assert content("settings") == {
+    assert english("settings") == {
         id_.replace(".", "_"): {"name": name, "tooltip": tooltip} for id_, name, tooltip in found
     }
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("name", ["main", "nodeDefs", "commands"])
+# ComfyUI's page reads @, { }, and | in a translation as vue-i18n's syntax, and then shows something else.
+SYNTAX = re.compile(r"[@{}|]")
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_no_text_is_taken_for_a_message_format(name):
-    # ComfyUI's page reads @, { }, and | in a translation as vue-i18n's syntax, and then shows something else.
-    assert not [text for text in strings(content(name)) if re.search(r"[@{}|]", text)]
+    assert not [text for text in texts(english(name)) if SYNTAX.search(text)]
+
+
+def test_the_languages_are_those_that_have_a_table():
+    assert locales.codes() == LANGUAGES
+    assert sorted(path.name for path in LOCALES.iterdir()) == sorted([*LANGUAGES, "en"])
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_a_language_says_all_that_english_says_and_nothing_else(code):
+    assert gaps(code) == ([], [])
+    for file in FILES:
+        written = (LOCALES / code / f"{file}.json").read_text(encoding="utf-8")
+        assert written == as_text(translated(english(file), table(code))), (
+            "run python -m comfyui_otca.assets.make.locales"
+        )
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_a_translation_keeps_names_and_is_no_message_format(code):
+    for text, translation in table(code).items():
+        assert not SYNTAX.search(translation), translation
+        if name := IN_FILES.search(text):
+            assert re.search(rf"\b{name[1]}\b", translation, re.ASCII), translation
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_a_language_is_another_one(code):
+    """Whoever copies English into a table is seen: of the tooltips, hardly one may be the same."""
+    long = [text for text in table(code) if len(text) > 40]
+    assert sum(table(code)[text] == text for text in long) <= len(long) // 100
+
+
+def test_a_gap_is_named(monkeypatch):
+    known = table("de")
+    gone = next(iter(known))
+    monkeypatch.setattr(
+        locales, "table", lambda code: {key: known[key] for key in known if key != gone} | {"unsaid": "x"}
+    )
+    assert gaps("de") == ([gone], ["unsaid"])
+    with pytest.raises(SystemExit, match="lacks: "):
+        monkeypatch.setattr(locales, "codes", lambda: ["de"])
+        locales.main()

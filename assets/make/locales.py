@@ -1,16 +1,23 @@
-"""`python -m comfyui_otca.assets.make.locales`: writes locales/en/nodeDefs.json from the node classes, its one source.
+"""`python -m comfyui_otca.assets.make.locales`: writes locales/, what ComfyUI's page shows of the pack in each language.
 
-ComfyUI reads that file at every start; a translation is a copy of it in a folder of its language.
+English nodeDefs.json comes from the node classes; English commands, settings and menus are written by hand, beside the scripts
+that register them. Every other language is English with each text looked up in its table, languages/<code>.json, {English:
+translation}. A text that has no translation there is an error, and so is a translation of a text that nothing says any more.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ...nodes import NODE_CLASS_MAPPINGS
 
-ENGLISH = Path(__file__).resolve().parents[2] / "locales" / "en"
+LOCALES = Path(__file__).resolve().parents[2] / "locales"
+ENGLISH = LOCALES / "en"
+TABLES = Path(__file__).with_name("languages")
+FILES = ("nodeDefs", "settings", "commands", "main")
 
 
 def node_definitions() -> dict[str, dict]:
@@ -20,6 +27,43 @@ def node_definitions() -> dict[str, dict]:
 
 def as_text(content: dict) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def english(file: str) -> dict:
+    return json.loads((ENGLISH / f"{file}.json").read_text(encoding="utf-8"))
+
+
+def table(code: str) -> dict[str, str]:
+    """A language's {English: translation}."""
+    return json.loads((TABLES / f"{code}.json").read_text(encoding="utf-8"))
+
+
+def codes() -> list[str]:
+    """The languages that have a table."""
+    return sorted(path.stem for path in TABLES.glob("*.json"))
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text of a file's content, in its order."""
+    if isinstance(value, str):
+        yield value
+    else:
+        for each in value.values():
+            yield from texts(each)
+
+
+def gaps(code: str) -> tuple[list[str], list[str]]:
+    """English texts that a language's table lacks, and texts in it that nothing says any more."""
+    said = dict.fromkeys(text for file in FILES for text in texts(english(file)))
+    known = table(code)
+    return [text for text in said if not known.get(text)], [text for text in known if text not in said]
+
+
+def translated(content: Any, known: dict[str, str]) -> Any:
+    """The same content with every text looked up. Raises KeyError for one that is not there."""
+    return (
+        known[content] if isinstance(content, str) else {key: translated(each, known) for key, each in content.items()}
+    )
 
 
 def _definition(node: type) -> dict:
@@ -41,6 +85,23 @@ def _named(name: str, tooltip: str | None) -> dict[str, str]:
     return {"name": name, "tooltip": tooltip} if tooltip else {"name": name}
 
 
-if __name__ == "__main__":
+def main() -> None:
     ENGLISH.mkdir(parents=True, exist_ok=True)
     (ENGLISH / "nodeDefs.json").write_text(as_text(node_definitions()), encoding="utf-8")
+    wrong = []
+    for code in codes():
+        missing, stale = gaps(code)
+        wrong += [f"languages/{code}.json lacks: {text}" for text in missing]
+        wrong += [f"languages/{code}.json has what nothing says: {text}" for text in stale]
+        if missing:
+            continue
+        (LOCALES / code).mkdir(exist_ok=True)
+        for file in FILES:
+            content = as_text(translated(english(file), table(code)))
+            (LOCALES / code / f"{file}.json").write_text(content, encoding="utf-8")
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()
