@@ -191,8 +191,8 @@ def test_the_settings_of_the_other_papers():
     assert of("stepwise_flow_grpo_sd3", "SDESampler", "kind") == ("ddim_sde",)
 
 
-@pytest.mark.parametrize("name", [*METHODS, "matching"])
-def test_a_method_trains_the_embedded_model(name, tmp_path):
+@pytest.mark.parametrize("name", [*METHODS, "matching", "quickstart"])
+def test_a_method_trains_its_small_model(name, tmp_path):
     content = graph(name)
     assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
     for node in content.values():
@@ -203,7 +203,7 @@ def test_a_method_trains_the_embedded_model(name, tmp_path):
     assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
     trained = [int(key.removeprefix("credit/step/")) for key in rows[0] if key.startswith("credit/step/")]
     # ddim_sde is deterministic at σ = 1.
-    steps = {"mix_grpo": range(4), "stepwise_flow_grpo": range(1, 7), "matching": range(8)}
+    steps = {"mix_grpo": range(4), "stepwise_flow_grpo": range(1, 7), "matching": range(8), "quickstart": range(5)}
     assert trained == list(steps.get(name, range(7)))
     assert ("credit/step/0" in rows[1]) == (0 in trained and name != "mix_grpo"), "its window has moved on"
 
