@@ -126,7 +126,7 @@ def test_the_archive_is_a_pack(archived, tmp_path):
         (pack / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, pack / path)
     script = NOT_INSTALLED + "runpy.run_path(sys.argv[0], run_name='__main__')\n"
-    workflow = pack / "workflows" / "api" / "quickstart.json"
+    workflow = pack / "workflows" / "api" / "otca.json"
     small = [
         f"--set={name}" for name in ("SDESampler.group_size=2", "SDESampler.steps=2", "TrainingRun.evaluation_seeds=1")
     ]

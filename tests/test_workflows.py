@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
 from comfyui_otca.assets.make.model_files import FILES, LOADERS, models_of
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.trainer.pairs.reading import read_folder
+from comfyui_otca.trainer.rewards import reward_class
+from comfyui_otca.trainer.rewards.base import score as score_all
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -206,6 +214,42 @@ def test_a_method_trains_its_small_model(name, tmp_path):
     steps = {"mix_grpo": range(4), "stepwise_flow_grpo": range(1, 7), "matching": range(8), "quickstart": range(5)}
     assert trained == list(steps.get(name, range(7)))
     assert ("credit/step/0" in rows[1]) == (0 in trained and name != "mix_grpo"), "its window has moved on"
+
+
+PAIRS = ROOT / "assets" / "prompts" / "shapes_pairs"
+
+
+def test_pairs_train_the_embedded_model(tmp_path):
+    content = graph("preference_pairs")
+    assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
+    for node in content.values():
+        node["inputs"].update(FEW.get(node["class_type"], {}))
+    terminal.output = tmp_path
+    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
+    assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-3), "the policy is the reference"
+    evaluated = [json.loads(line)["rewards"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert all(set(rewards) == {"colorfulness", "accuracy"} for rewards in evaluated)
+    assert all(figures["held_out"] for rewards in evaluated for figures in rewards.values())
+
+
+def test_of_a_pair_the_more_colourful_picture_is_chosen_and_both_show_the_prompt():
+    """Judged here again, from the files: by hue, and by the exact judge of this world."""
+    folder = read_folder("shapes_pairs")
+    assert len(folder.pairs) >= 24 and sum(file.stat().st_size for file in PAIRS.iterdir()) <= 300_000
+    assert {path.name for path in PAIRS.iterdir()} == {
+        "pairs.jsonl",
+        *(name for pair in folder.pairs for name in pair.files),
+    }
+    for pair in folder.pairs:
+        pixels = [np.asarray(Image.open(io.BytesIO(folder.picture(pair, name)))) for name in pair.files]
+        assert all(picture.shape == (40, 40, 3) for picture in pixels)
+        opponents = [(picture @ [[1, 0.5], [-1, 0.5], [0, -1]]).reshape(-1, 2) for picture in pixels]
+        chosen, rejected = (np.hypot(*values.std(0)) + 0.3 * np.hypot(*values.mean(0)) for values in opponents)
+        assert chosen > rejected, pair.line
+        images = torch.from_numpy(np.stack(pixels)) / 255
+        assert score_all([reward_class("accuracy")()], images, [pair.prompt] * 2).tolist() == [[1], [1]], pair.line
 
 
 @pytest.mark.parametrize("name", METHODS)

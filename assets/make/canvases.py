@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ...tests.comfyui.server import WORKFLOWS, ComfyUI, installations
-from ...trainer.types import MODEL_NODES
+from ...trainer.types import MODEL_NODES, PAIRS_NODE, SAMPLER_NODE
 from .model_files import FILES, models_of
 
 NOTES = Path(__file__).with_name("notes")
@@ -33,6 +33,7 @@ NOTE, PREVIEW = "MarkdownNote", "PreviewImage"
 FRAMES = {
     "model": ("1 · Model and prompts", 330, "#3f789e"),
     "sampling": ("2 · Sampling", 330, "#8A8"),
+    "pairs": ("2 · Pairs in place of samples", 330, "#8A8"),
     "rewards": ("3 · Rewards", 310, "#b58b2a"),
     "credit": ("4 · Credit: which step", 560, "#a1309b"),
     "fusion": ("5 · Fusion: which reward", 290, "#8b5fbf"),
@@ -41,6 +42,8 @@ FRAMES = {
 }
 STAGE_OF = {"OTCA/data": "model", **{f"OTCA/{name}": name for name in FRAMES}}
 TUNED = "OTCA_TunedModel"  # begins the last frame, whatever its category
+# What gives the pictures of an iteration: its stage, and which of its outputs has them.
+SHOWN = {SAMPLER_NODE: ("sampling", 1), PAIRS_NODE: ("pairs", 3)}
 # ComfyUI's own nodes: their frame, and how many rows their widgets and sockets take.
 STOCK = {
     "UNETLoader": ("model", 3),
@@ -82,13 +85,14 @@ HEATMAP = 560
 # What our page adds: whose the adapter is, what it needs of memory, and a button.
 OWN_ROWS = dict.fromkeys(MODEL_NODES, 2) | {"OTCA_MakeTrainable": 5}
 
-ARRANGE = """async ([api, note, places, frames, sampler, models]) => {
+ARRANGE = """async ([api, note, places, frames, shown, models]) => {
     app.graph.clear();
     await app.loadApiJson(api, "workflow");
     for (const node of app.graph.nodes) {
         for (const widget of node.widgets ?? []) for (const linked of widget.linkedWidgets ?? []) {
             const still = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable", "KSampler", "KSamplerAdvanced"].includes(node.type);
-            const stays = still || (node.type === "OTCA_PromptDataset" && widget.name === "seed");
+            const ordering = ["OTCA_PromptDataset", "OTCA_PreferencePairs"].includes(node.type) && widget.name === "seed";
+            const stays = still || ordering;
             if (linked.name === "control_after_generate") linked.value = stays ? "fixed" : "increment";
         }
     }
@@ -101,7 +105,7 @@ ARRANGE = """async ([api, note, places, frames, sampler, models]) => {
     const added = {}, find = id => added[id] ?? app.graph.nodes.find(node => String(node.id) === String(id));
     const ids = Object.keys(places).map(Number), last = Math.max(...ids);
     for (const [id, files] of Object.entries(models)) find(id).properties.models = files;
-    find(sampler).connect(1, add("PreviewImage", last - 1), 0);
+    find(shown[0]).connect(shown[1], add("PreviewImage", last - 1), 0);
     const text = add("MarkdownNote", last);
     text.title = "Read me";
     text.widgets[0].value = note;
@@ -170,10 +174,10 @@ def save(canvas: Canvas, name: str) -> None:
     target = WORKFLOWS / f"{name}.json"
     api = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
     places, frames = layout(api)
-    sampler = next(id for id, node in api.items() if node["class_type"] == "OTCA_SDESampler")
+    [shown] = [(id, SHOWN[node["class_type"]][1]) for id, node in api.items() if node["class_type"] in SHOWN]
     note = (NOTES / f"{name}.md").read_text(encoding="utf-8")
     models = {id: models for id, node in api.items() if (models := models_of(name, node))}
-    text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, sampler, models])
+    text, ids = canvas.page.evaluate(ARRANGE, [api, note, places, frames, shown, models])
     graph = renumbered(json.loads(text), {str(node): id for node, id in ids.items()})
     del graph[
         "id"
@@ -193,11 +197,12 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
     for id, node in api.items():
         stages[_stage(node["class_type"])].append(int(id))
     kinds = {int(id): node["class_type"] for id, node in api.items()}
-    stack = next(id for id in stages["rewards"] if kinds[id] == "OTCA_RewardStack")
+    stacks = [id for id in stages["rewards"] if kinds[id] == "OTCA_RewardStack"]  # none where pairs are given
+    [source] = {SHOWN[kind][0] for kind in kinds.values() if kind in SHOWN}
     run = next(id for id in stages["training"] if kinds[id] == "OTCA_TrainingRun")
     preview, note = max(kinds) + 1, max(kinds) + 2
     kinds |= {preview: PREVIEW, note: NOTE}
-    stages["sampling"].append(preview)
+    stages[source].append(preview)
 
     places: dict[int, tuple] = {}
 
@@ -224,10 +229,12 @@ def layout(api: Mapping[str, Mapping]) -> tuple[dict[int, tuple], list[tuple]]:
     x, loaders = x + BETWEEN_FRAMES - GAP, _loaders(api)
     for first in (True, False):
         x, _ = columns([id for id in stages["model"] if (id in loaders) == first], x + GAP, 0)
-    x, _ = columns(stages["sampling"], x + BETWEEN_FRAMES, 0)
+    x, _ = columns(stages[source], x + BETWEEN_FRAMES, 0)
     left = x + BETWEEN_FRAMES
-    x, below = columns([id for id in stages["rewards"] if id != stack], left, 0, LOWEST_REWARD)
-    x, lowest = column([stack], x + GAP, 0)
+    x, below = columns([id for id in stages["rewards"] if id not in stacks], left, 0, LOWEST_REWARD)
+    lowest = below
+    if stacks:
+        x, lowest = column(stacks, x + GAP, 0)
     y = max(below, lowest) + HEADER + GAP
     right = left - BETWEEN_FRAMES
     for stage in ("credit", "fusion"):
@@ -258,6 +265,8 @@ def _frames(stages: Mapping[str, list[int]], places: Mapping[int, tuple]) -> lis
 def _stage(kind: str) -> str:
     if kind in STOCK:
         return STOCK[kind][0]
+    if kind in SHOWN:
+        return SHOWN[kind][0]
     return "after" if kind == TUNED else STAGE_OF[NODE_CLASS_MAPPINGS[kind].CATEGORY]
 
 

@@ -105,9 +105,11 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
         if graph.nodes[node_id].class_type != PAIRS_NODE:
             counting, name = graph.nodes[node_id].links["prompts"][0], "prompts_per_iteration"
         groups = graph.known(counting, name)
-        losses = {graph.known(step, "loss") for step in graph.of(MATCHING_NODE) if node_id in graph.samplers[step]}
-        for loss in losses - {None} if groups is not None and groups % graph.processes else ():
-            if KINDS[loss].groups:
+        if groups is None or groups % graph.processes == 0:
+            continue
+        for step in graph.of(MATCHING_NODE):
+            loss = graph.known(step, "loss")
+            if loss in KINDS and KINDS[loss].groups and node_id in graph.samplers[step]:
                 yield graph.misfit(counting, refusals.of_processes(loss, groups, graph.processes, name))
 
 
