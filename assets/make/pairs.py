@@ -25,7 +25,7 @@ ASSETS = Path(__file__).resolve().parents[1]
 TARGET = ASSETS / "prompts" / "shapes_pairs"
 COUNT, DRAWN, SEED = 32, 12, 0
 MOST_BYTES = 300_000
-# As the quickstart draws, but by the deterministic sampler.
+# As the workflow otca draws, but by the deterministic sampler.
 SETTINGS = SamplerSettings(
     kind="ode", eta=0.0, steps=8, width=40, height=40, shift=0.0, guidance=3.5, shared_noise=False
 )
