@@ -1,7 +1,7 @@
 """`python -m comfyui_otca.assets.make.doc_pictures`: draws the pictures of the help pages (web/docs), and the pack's icon and
 banner, again.
 
-Everything shown is computed: samples of the embedded model, short trainings of the quickstart, and curves of the project's own
+Everything shown is computed: samples of the embedded model, short trainings of the workflow otca, and curves of the project's own
 formulas. `--only NAME …` draws some of them. All take a few minutes on two cores, and 20 more the two named native, which need a
 ComfyUI.
 

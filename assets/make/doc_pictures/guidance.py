@@ -11,7 +11,7 @@ from ....host.access.permissions import user_named
 from ....inference import guidance
 from ....trainer import rollout
 from ....trainer.pictures import grids
-from .sources import CAPTIONS, SETTINGS, shapes_flux, train_quickstart
+from .sources import CAPTIONS, SETTINGS, shapes_flux, train_otca
 
 
 def by_two_adapters() -> np.ndarray:
@@ -31,7 +31,7 @@ def by_two_adapters() -> np.ndarray:
 
 
 def _single_reward_run(name: str) -> Path:
-    """The folder of a short training of the quickstart on one reward, as bench/GUIDANCE.md has it."""
-    nodes = {"clip_t": 4, "colorfulness": 5, "sharpness": 6}  # of the rewards in the quickstart
+    """The folder of a short training on one reward, as bench/GUIDANCE.md has it."""
+    nodes = {"clip_t": 4, "colorfulness": 5, "sharpness": 6}  # of the rewards in the workflow
     held_out = [part for other, node in nodes.items() if other != name for part in ("--set", f"{node}.held_out=true")]
-    return train_quickstart(name, "--iterations", "40", "--set", "12.evaluate_every=40", *held_out)
+    return train_otca(name, "--iterations", "40", "--set", "12.evaluate_every=40", *held_out)

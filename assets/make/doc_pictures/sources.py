@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SHAPES_FLUX = ROOT / "assets" / "shapes-flux"
 GROUP_SIZE = 12
 
-# The quickstart's sampler, and prompts of its evaluation.
+# The sampler of the workflow otca, and prompts of its evaluation.
 SETTINGS = SamplerSettings(
     kind="dance_sde", eta=0.5, steps=8, width=40, height=40, shift=0.0, guidance=3.5, shared_noise=True
 )
@@ -71,11 +71,9 @@ def _temporary_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory()
 
 
-def train_quickstart(name: str, *options: str) -> Path:
-    """The new run's folder, which has this name in the workplace; the options are those of `otca train`."""
+def train_otca(name: str, *options: str) -> Path:
+    """The folder of a new run of the workflow otca; the options are those of `otca train`."""
     folder = workplace() / name
-    if status := otca(
-        ["train", str(ROOT / "workflows" / "api" / "quickstart.json"), "--output", str(folder), *options]
-    ):
+    if status := otca(["train", str(ROOT / "workflows" / "api" / "otca.json"), "--output", str(folder), *options]):
         raise SystemExit(status)
     return folder

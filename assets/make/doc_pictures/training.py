@@ -17,7 +17,7 @@ from ....trainer.pictures.figures import new_figure
 from ....trainer.run.layout import read_lines
 from ....trainer.updates.forward_process import OLD_DECAYS
 from .drawing import COLORS, rendered_with_legend
-from .sources import CAPTIONS, SETTINGS, SHAPES_FLUX, train_quickstart
+from .sources import CAPTIONS, SETTINGS, SHAPES_FLUX, train_otca
 
 
 def clipped_loss() -> np.ndarray:
@@ -56,9 +56,9 @@ def old_policy() -> np.ndarray:
 
 @functools.cache
 def _finished_run() -> Path:
-    """The folder of a short training of the quickstart. Its nodes 11 and 12 are GRPO Step and Training Run."""
+    """The folder of a short training, whose nodes 11 and 12 are GRPO Step and Training Run."""
     changes = ("11.learning_rate=1e-3", "12.evaluate_every=10", "12.evaluation_seeds=1")
-    return train_quickstart("run", "--iterations", "40", *(part for change in changes for part in ("--set", change)))
+    return train_otca("run", "--iterations", "40", *(part for change in changes for part in ("--set", change)))
 
 
 def reward_curves() -> np.ndarray:
