@@ -72,7 +72,7 @@ def presented(node: type) -> type:
         return {
             section: table
             if section == "hidden"
-            else {name: (spec[0], _shown(node.__name__, name, *spec, first)) for name, spec in table.items()}
+            else {name: (spec[0], _shown(node.__name__, name, spec[0], spec[1], first)) for name, spec in table.items()}
             for section, table in declared().items()
         }
 

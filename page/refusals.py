@@ -45,7 +45,8 @@ def put_right(answer: dict) -> dict:
         nodes[node_id] = node
     error = answer.get("error")
     if isinstance(error, dict) and isinstance(error.get("details"), str):
-        summary = dict.fromkeys(lines.get(line, line) for line in error["details"].split("\n"))
+        written: list[str] = error["details"].split("\n")
+        summary = dict.fromkeys(lines.get(line, line) for line in written)
         error = {**error, "details": "\n".join(summary)}
     return {**answer, **({"error": error} if error else {}), "node_errors": nodes}
 
