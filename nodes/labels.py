@@ -107,9 +107,9 @@ PLACEHOLDERS = {
 }
 
 
-def plain(node: str, name: str) -> str:
-    """The input's name as the canvas shows it."""
-    return PLAIN.get(f"{node}.{name}") or PLAIN.get(name) or name.replace("_", " ")
+def plain(node: str, name: str, linked: bool = False) -> str:
+    """The input's name as the canvas shows it. A `linked` one is a socket, which is called by its type's word: clip is CLIP."""
+    return PLAIN.get(f"{node}.{name}") or (not linked and PLAIN.get(name)) or name.replace("_", " ")
 
 
 def placeholder(node: str, name: str) -> str | None:
@@ -117,6 +117,6 @@ def placeholder(node: str, name: str) -> str | None:
     return PLACEHOLDERS.get(f"{node}.{name}") or PLACEHOLDERS.get(name)
 
 
-def names_itself(node: str, name: str) -> bool:
+def names_itself(node: str, name: str, linked: bool = False) -> bool:
     """Whether the shown name is its own, but for spaces; else the tooltip says how it is called in files and messages."""
-    return plain(node, name) == name.replace("_", " ")
+    return plain(node, name, linked) == name.replace("_", " ")

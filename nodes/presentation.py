@@ -92,11 +92,12 @@ def is_widget(type_: Any) -> bool:
 
 def _shown(node: str, name: str, type_: Any, options: dict, first: tuple[str, ...] | None) -> dict:
     """The options of an input, with what says how it is shown."""
-    shown = {**options, "display_name": labels.plain(node, name)}
-    if not labels.names_itself(node, name):
+    linked = not is_widget(type_)
+    shown = {**options, "display_name": labels.plain(node, name, linked)}
+    if not labels.names_itself(node, name, linked):
         shown["tooltip"] = f"{options['tooltip']} In files and messages: {name}."
     if type_ == "STRING" and (text := labels.placeholder(node, name)):
         shown["placeholder"] = text
-    if first is not None and is_widget(type_) and name not in first:
+    if first is not None and not linked and name not in first:
         shown["advanced"] = True
     return shown

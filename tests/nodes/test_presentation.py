@@ -103,6 +103,12 @@ def test_the_tooltip_says_how_an_input_is_called_that_is_shown_by_another_name()
     assert moca["std_scope"][1]["tooltip"].endswith("In files and messages: std_scope.")
 
 
+def test_a_socket_is_not_called_by_the_words_of_a_box_of_the_same_name():
+    make = inputs(NODE_CLASS_MAPPINGS["OTCA_MakeTrainable"])
+    assert make["clip"][1]["display_name"] == "clip" and "In files" not in make["clip"][1]["tooltip"]
+    assert inputs(NODE_CLASS_MAPPINGS["OTCA_RewardClipT"])["clip"][1]["display_name"] == "bounds of the score"
+
+
 def test_the_tables_of_words_name_inputs_that_there_are():
     known = {of for name, node in NODES for of in inputs(node)}
     known |= {f"{node.__name__}.{of}" for _, node in NODES for of in inputs(node)}
