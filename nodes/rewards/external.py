@@ -58,8 +58,8 @@ class RewardHTTP(_ServerReward):
         return {
             "url": text(
                 "http://127.0.0.1:8189/score",
-                tip="Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to allow "
-                "any machine but this one.",
+                tip="Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
+                "allow any machine but this one.",
             )
         }
 
