@@ -23,7 +23,8 @@ def test_one_line_an_input():
         True,
     ]
     assert inputs.counter(tip="a")[1]["control_after_generate"] is True
-    assert inputs.socket("OTCA_MODEL") == ("OTCA_MODEL", {})
+    assert inputs.socket("OTCA_MODEL", tip="a") == ("OTCA_MODEL", {"tooltip": "a"})
+    assert inputs.socket("OTCA_MODEL")[1]["tooltip"].startswith("The model that is trained")
 
 
 def test_names_that_are_said_without_torch_are_those_of_the_functions():

@@ -160,7 +160,7 @@ def test_an_interpreter_that_starts_another_one(site, tiny, monkeypatch, until, 
 
 def test_a_start_that_fails_says_why(site, tiny, until, monkeypatch):
     graph = tiny()
-    monkeypatch.setattr(site.jobs, "check", lambda prompt: (unchecked(site, prompt), []))
+    monkeypatch.setattr(site.jobs, "check", lambda prompt, processes: (unchecked(site, prompt), []))
     sampler = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_SDESampler")
     sampler["inputs"]["group_size"] = -1
     assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 200

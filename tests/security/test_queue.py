@@ -53,7 +53,7 @@ def states(site):
 def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkeypatch, until):
     """Seen before: a hundred trainings."""
     monkeypatch.setenv(jobs.TRAININGS, "3")
-    monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations: types.SimpleNamespace(graph=tiny))
+    monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
     threads = [
         threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
     ]
