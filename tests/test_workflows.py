@@ -199,16 +199,22 @@ def test_the_settings_of_the_other_papers():
     assert of("stepwise_flow_grpo_sd3", "SDESampler", "kind") == ("ddim_sde",)
 
 
-@pytest.mark.parametrize("name", [*METHODS, "matching", "quickstart"])
-def test_a_method_trains_its_small_model(name, tmp_path):
+def two_iterations(name, folder):
+    """The metrics of a short training, in which each iteration moved the weights."""
     content = graph(name)
     assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
     for node in content.values():
         node["inputs"].update(FEW.get(node["class_type"], {}))
-    terminal.output = tmp_path
+    terminal.output = folder
     assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("name", [*METHODS, "matching", "quickstart"])
+def test_a_method_trains_its_small_model(name, tmp_path):
+    rows = two_iterations(name, tmp_path)
     trained = [int(key.removeprefix("credit/step/")) for key in rows[0] if key.startswith("credit/step/")]
     # ddim_sde is deterministic at σ = 1.
     steps = {"mix_grpo": range(4), "stepwise_flow_grpo": range(1, 7), "matching": range(8), "quickstart": range(5)}
@@ -220,14 +226,7 @@ PAIRS = ROOT / "assets" / "prompts" / "shapes_pairs"
 
 
 def test_pairs_train_the_embedded_model(tmp_path):
-    content = graph("preference_pairs")
-    assert Workflow(content, NODE_CLASS_MAPPINGS).validate() == []
-    for node in content.values():
-        node["inputs"].update(FEW.get(node["class_type"], {}))
-    terminal.output = tmp_path
-    assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(rows) == 2 and all(row["gradient_norm"] > 0 for row in rows)
+    rows = two_iterations("preference_pairs", tmp_path)
     assert rows[0]["loss"] == pytest.approx(math.log(2), abs=1e-3), "the policy is the reference"
     evaluated = [json.loads(line)["rewards"] for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
     assert all(set(rewards) == {"colorfulness", "accuracy"} for rewards in evaluated)
