@@ -418,11 +418,11 @@ def test_with_no_whole_checkpoint_nothing_is_forgotten(finished_run, tmp_path, o
 def test_a_run_whose_folder_was_renamed_goes_on_to_its_end(finished_run, tmp_path, otca):
     """Its own files are written over: Save LoRA's, at the end, and all that a shorter run had left."""
     folder = shutil.copytree(finished_run, tmp_path / "another name")
-    before = (folder / "quickstart_lora.safetensors").read_bytes()
+    before = (folder / "otca_lora.safetensors").read_bytes()
     code, _, errors = otca("train", folder, "--resume", "--iterations", ITERATIONS + 1)
     assert code == 0, errors
-    assert (folder / "quickstart_lora.safetensors").read_bytes() != before
-    assert read_metadata(folder / "quickstart_lora.safetensors")["otca_run"] == "another name"
+    assert (folder / "otca_lora.safetensors").read_bytes() != before
+    assert read_metadata(folder / "otca_lora.safetensors")["otca_run"] == "another name"
 
 
 @pytest.mark.parametrize("lines", [None, 3])

@@ -89,7 +89,7 @@ def test_what_is_no_hacking():
 
 
 def test_one_trained_reward_that_rises_is_enough():
-    """As in the quickstart at a high learning rate: sharpness is bought with what the prompts say."""
+    """As on shapes-flux at a high learning rate: sharpness is bought with what the prompts say."""
     rows = history([-10.0 * i for i in range(20)], [-i for i in range(20)])
     assert warning(rows, []) is None, "all fall"
     for i, row in enumerate(rows):
