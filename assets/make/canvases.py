@@ -72,7 +72,6 @@ GAP, BETWEEN_FRAMES, HEADER = 60, 90, 85
 LOWEST, LOWEST_REWARD = 1550, 1050  # a column that would reach below this continues in another
 # Heights for the taller rows of Nodes 2.0: a title, and so much for each widget or socket.
 TITLE, ROW, TEXT_ROWS = 50, 30, 3
-ADVANCED_ROWS = 2  # the button that shows advanced inputs, and what Nodes 2.0 writes above its own
 FIXED = {
     NOTE: (420, 760),
     PREVIEW: (330, 400),
@@ -315,11 +314,9 @@ def _size(kind: str) -> tuple[float, float]:
         return FRAMES[stage][1], HEATMAP
     declared = node.INPUT_TYPES()
     rows = OWN_ROWS.get(kind, 0) + (len(node.RETURN_TYPES) if "OTCA_REWARD" in node.RETURN_TYPES else 0)
-    inputs = [options for _, options in {**declared["required"], **declared.get("optional", {})}.values()]
-    for options in inputs:
-        if not options.get("advanced"):
-            rows += TEXT_ROWS if options.get("multiline") else 2 if options.get("control_after_generate") else 1
-    rows += ADVANCED_ROWS if any(options.get("advanced") for options in inputs) else 0
+    for _, *options in {**declared["required"], **declared.get("optional", {})}.values():
+        options = options[0] if options else {}
+        rows += TEXT_ROWS if options.get("multiline") else 2 if options.get("control_after_generate") else 1
     return FRAMES[stage][1], TITLE + ROW * rows
 
 
