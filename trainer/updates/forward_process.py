@@ -107,9 +107,8 @@ def _check(trajectories: Trajectories, advantages: Advantages, settings: Matchin
     if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
         raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
     misfits = [*refusals.of_settings(settings)]
-    if (
-        advantages.most_of_a_group is not None
-    ):  # by selection: where rewards failed, a later iteration may have pairs again
+    # By selection alone: where rewards failed, a later iteration may have pairs again.
+    if advantages.most_of_a_group is not None:
         misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
     asked_for_graph = trajectories.kept is not None and trajectories.kept.asked_for
     misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
