@@ -7,8 +7,12 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "./lib/bypass.js";
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
+import { opening } from "./lib/framing.js";
+import { linkColorRule, withLinkColors } from "./lib/links.js";
 
 export { app, api };
+
+const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
 
 /**
  * The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes.
@@ -58,8 +62,13 @@ function controlsOf(node) {
   );
 }
 
+/** @param {GraphNode} node */
+function isOurs(node) {
+  return Boolean(nodeDefinition(node)?.name?.startsWith("OTCA_"));
+}
+
 function ourNodes() {
-  return [...allNodes()].filter(({ node }) => nodeDefinition(node)?.name?.startsWith("OTCA_"));
+  return [...allNodes()].filter(({ node }) => isOurs(node));
 }
 
 function ourControls() {
@@ -510,4 +519,52 @@ export function setWidget(node, name, value) {
 /** Makes lists of files on the canvas know what was written since the page was loaded. */
 export function refreshCombos() {
   return app.refreshComboInNodes();
+}
+
+/** Gives each of our types its colour, on the canvas and in Nodes 2.0. */
+export function colorLinks() {
+  withLinkColors(app.canvas.default_connection_color_byType);
+  withLinkColors(window.LGraphCanvas.link_type_colors);
+  const rule = document.createElement("style");
+  rule.textContent = linkColorRule();
+  document.head.append(rule);
+}
+
+/**
+ * Shows a graph that was saved without a view, as templates are: as large as the page allows, and large enough to read. ComfyUI
+ * would leave a quarter of the page empty. It sets its own view after this call, so that ours comes in the next frame.
+ */
+export function frameNewGraph() {
+  const graph = rootGraph();
+  if (graph.extra?.ds) return;
+  requestAnimationFrame(() => {
+    const { canvas, ds } = app.canvas;
+    const page = canvas.getBoundingClientRect();
+    if (graph !== app.canvas.graph || !page.width) return;
+    const covered = [...document.querySelectorAll(".side-bar-panel, .side-tool-bar-container, .sidebar-content-container")]
+      .map((element) => element.getBoundingClientRect())
+      .filter((box) => box.width && box.left < page.left + page.width / 3);
+    const left = Math.max(0, ...covered.map((box) => box.right - page.left));
+    const boxes = graph.nodes.map((node) => [...node.pos, ...node.size]);
+    const { scale, offset } = opening(boxes, { width: page.width, height: page.height, left });
+    ds.scale = scale;
+    ds.offset[0] = offset[0];
+    ds.offset[1] = offset[1];
+    app.canvas.setDirty(true, true);
+  });
+}
+
+/**
+ * Letters of our nodes' texts and our templates' notes: ComfyUI's own 10 units are 8 pixels where a graph is seen as a whole. Nodes
+ * of others, and what the user's setting makes larger, stay as they are.
+ */
+export function enlargeText() {
+  const name = "--comfy-textarea-font-size";
+  const size = `max(${app.extensionManager.setting.get("Comfy.TextareaWidget.FontSize") ?? 10}px, 12.5px)`;
+  const texts = [...allNodes()].filter(({ node }) => isOurs(node) || node.properties?.[NOTE]);
+  for (const { node } of texts) for (const widget of node.widgets ?? []) widget.element?.style?.setProperty(name, size);
+  let rule = document.querySelector("style.otca-text");
+  if (!rule) document.head.append((rule = Object.assign(document.createElement("style"), { className: "otca-text" })));
+  // In Nodes 2.0, a node's elements come and go with what is in sight.
+  rule.textContent = texts.map(({ node }) => `[data-node-id="${node.id}"] { ${name}: ${size}; }`).join("\n");
 }

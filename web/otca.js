@@ -108,6 +108,7 @@ comfy.app.registerExtension({
     style.rel = "stylesheet";
     style.href = new URL("./otca.css", import.meta.url).href;
     document.head.append(style);
+    comfy.colorLinks();
     comfy.meanBypass();
     comfy.onNodeResult(received);
     comfy.onExecution({
@@ -130,11 +131,14 @@ comfy.app.registerExtension({
     // What a saved workflow says of colours and controls comes later and stays.
     node.color ??= stageColor(definition.category);
     comfy.advanceByOne(node);
+    requestAnimationFrame(comfy.enlargeText); // its widgets come after this call
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
     if (widgets.length) live.add(node, widgets);
   },
 
   afterConfigureGraph() {
+    if (hasOurs()) comfy.frameNewGraph();
+    comfy.enlargeText();
     live.keepOnly([...comfy.allNodes()].map(({ node }) => node));
     deliverToAll("opened");
     // Neither is awaited: the workflow opens meanwhile. It is whole only after this call.

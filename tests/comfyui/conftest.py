@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
-from comfyui_otca.tests.comfyui.server import WORKFLOWS, ComfyUI, installations
+from comfyui_otca.tests.comfyui.server import ComfyUI, installations
 
 FOUND = installations()
 RENDERERS = ["classic", "nodes2"]
@@ -127,7 +128,7 @@ def run_name(request):
 @pytest.fixture
 def small(canvas, run_name):
     """OTCA's workflow on the canvas, small, with a run and an adapter of its own."""
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     # Another seed is another model on the edge: ComfyUI's cache may still hold the last test's, trained.
     seed = time.monotonic_ns() % 10**6
     canvas.set({**SMALL, "1.seed": seed, "12.run_name": run_name, "13.filename": run_name})

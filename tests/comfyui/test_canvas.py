@@ -5,10 +5,11 @@ import re
 
 import pytest
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import CELLS
-from comfyui_otca.tests.comfyui.server import PACK, WORKFLOWS
+from comfyui_otca.tests.comfyui.server import PACK
 
-EXAMPLES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
+EXAMPLES = list(TEMPLATES)
 ALL_NODES = {str(number) for number in range(1, 15)}  # 15 is the note
 CREDIT_AND_BELOW = {"9", "10", "11", "12", "13"}
 
@@ -24,12 +25,12 @@ HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generat
 
 
 def test_quickstart_opens_from_the_templates_browser(canvas):
-    page = canvas.page
+    page, quickstart = canvas.page, TEMPLATES["quickstart"]
     page.locator(".templates-tab-button").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text(PACK, exact=True).click()
-    dialog.get_by_placeholder(re.compile("^Search")).fill("quickstart")  # only the first dozen are shown at once
-    card = dialog.locator("h3", has_text=re.compile(r"^\s*quickstart\s*$")).first
+    dialog.get_by_placeholder(re.compile("^Search")).fill(quickstart.title)  # only the first dozen are shown at once
+    card = dialog.locator("h3", has_text=re.compile(rf"^\s*{re.escape(quickstart.title)}\s*$")).first
     card.wait_for()
     canvas.wait(  # the thumbnails as they lie beside the workflows, as many as the dialog shows at once
         """() => [...document.querySelectorAll("[role=dialog] img")].filter(
@@ -37,7 +38,7 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
     )
     card.click()
     canvas.wait("() => app.graph.nodes.some(node => node.type === 'OTCA_TrainingRun')")
-    nodes = {node["id"]: node["type"] for node in json.loads((WORKFLOWS / "quickstart.json").read_text())["nodes"]}
+    nodes = {node["id"]: node["type"] for node in json.loads(quickstart.canvas.read_text())["nodes"]}
     opened = page.evaluate("() => app.graph.nodes.map(node => [Number(node.id), node.type, !!node.has_errors])")
     assert {id_: type_ for id_, type_, _ in opened} == nodes
     assert [type_ for _, type_, errors in opened if errors] == []
@@ -52,12 +53,12 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
 def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
     if canvas.renderer == "nodes2":
         pytest.skip("what a renderer draws is not what is queued: once for each ComfyUI is enough")
-    exported = json.loads((WORKFLOWS / "api" / f"{name}.json").read_text(encoding="utf-8"))
+    exported = json.loads(TEMPLATES[name].api.read_text(encoding="utf-8"))
     defaults = canvas.comfyui.object_info
     if missing := {content["class_type"] for content in exported.values()} - defaults.keys():
         pytest.skip(f"this ComfyUI is older than the model, and has no {', '.join(sorted(missing))}")
-    canvas.load(WORKFLOWS / f"{name}.json")
-    queued = canvas.prompt()
+    canvas.load(TEMPLATES[name].canvas)
+    queued = flat(canvas.prompt())
     (preview,) = queued.keys() - exported.keys()
     assert queued.pop(preview)["class_type"] == "PreviewImage"
     assert exported.keys() == queued.keys()
@@ -74,6 +75,20 @@ def test_the_canvas_file_and_the_exported_file_are_one_graph(canvas, name):
     )
     moves = {node: MOVES[content["class_type"]] for node, content in exported.items() if content["class_type"] in MOVES}
     assert set(advancing) == {f"{node}.{widget}" for node, widget in moves.items()}
+
+
+def flat(prompt: dict) -> dict:
+    """A prompt with the numbers that nodes of a subgraph have inside of it."""
+    return {
+        id.rsplit(":")[-1]: {
+            **node,
+            "inputs": {
+                key: [value[0].rsplit(":")[-1], value[1]] if isinstance(value, list) else value
+                for key, value in node["inputs"].items()
+            },
+        }
+        for id, node in prompt.items()
+    }
 
 
 def default_of(declared: dict, name: str):

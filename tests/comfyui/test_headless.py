@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
 # Which renderer draws the nodes does not matter here.
 in_one_renderer = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
@@ -56,7 +56,7 @@ def test_the_exported_graph_trains_to_the_same_numbers(small, run_name, tmp_path
 
 
 def test_the_canvas_own_format_is_refused_with_the_way_to_export(capsys):
-    assert otca("validate", WORKFLOWS / "otca.json") == 2
+    assert otca("validate", TEMPLATES["otca"].canvas) == 2
     assert "Export (API)" in capsys.readouterr().err
 
 

@@ -11,8 +11,9 @@ import urllib.request
 import pytest
 from PIL import Image
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import RUN_SECONDS
-from comfyui_otca.tests.comfyui.server import PACK, ROOT, WORKFLOWS
+from comfyui_otca.tests.comfyui.server import PACK, ROOT
 
 LOADER, TRAINABLE, RUN, BEFORE, BEFORE_SAMPLER, AFTER = 14, 1, 12, "22", 20, "25"
 ITERATIONS = 2
@@ -36,7 +37,7 @@ def native(canvas, run_name):
     """ComfyUI's own nodes around a small training, with a run and an adapter of its own."""
     if canvas.renderer != "classic":
         pytest.skip("what is computed does not depend on how nodes are drawn")
-    canvas.load(WORKFLOWS / "quickstart_comfyui.json")
+    canvas.load(TEMPLATES["quickstart_comfyui"].canvas)
     seed = time.monotonic_ns() % 10**6  # ComfyUI's cache may still hold the last test's model
     canvas.set({**SMALL, "1.seed": seed, "12.run_name": run_name, "13.filename": run_name})
     return canvas
@@ -152,7 +153,7 @@ def test_the_export_trains_without_the_server_to_the_same_bits(once, native, run
 
 def test_a_template_of_a_newer_model_says_what_is_missing(canvas):
     """ComfyUI 0.3.64 does not know FLUX.2's nodes: the page complained of refused requests, which the fixture would see."""
-    canvas.load(WORKFLOWS / "flux2_klein.json")
+    canvas.load(TEMPLATES["flux2_klein"].canvas)
     unknown = canvas.page.evaluate(
         "() => app.graph.nodes.filter(node => !LiteGraph.registered_node_types[node.type]).map(node => node.type)"
     )

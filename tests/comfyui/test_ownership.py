@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
-TEMPLATES = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
+COMPARED = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 2},
     "OTCA_SDESampler": {"group_size": 4, "steps": 5},
@@ -23,7 +23,7 @@ def ids(canvas, class_name):
 
 
 def open_template(canvas, name, run_name):
-    canvas.load(WORKFLOWS / f"{name}.json")
+    canvas.load(TEMPLATES[name].canvas)
     values = {**SMALL, "OTCA_TrainingRun": {**SMALL["OTCA_TrainingRun"], "run_name": run_name}}
     for class_name, inputs in values.items():
         (node,) = ids(canvas, class_name)
@@ -92,7 +92,7 @@ def test_a_template_opened_again_shows_nothing_of_the_older_copy(small):
     small.wait(
         "() => !document.querySelector('.otca-heatmap-empty') || document.querySelector('.otca-heatmap-empty').hidden"
     )
-    small.load(WORKFLOWS / "otca.json")
+    small.load(TEMPLATES["otca"].canvas)
     small.show(9)
     small.page.wait_for_timeout(1000)
     assert small.page.locator(".otca-heatmap-empty").first.is_visible()

@@ -1,7 +1,8 @@
 """The pack in ComfyUI's server, without a page."""
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tests.comfyui.server import PACK, WORKFLOWS
+from comfyui_otca.tests.comfyui.server import PACK
 
 
 def test_the_pack_loads_without_a_complaint(comfyui):
@@ -21,4 +22,4 @@ def test_every_node_is_there(comfyui):
 
 def test_the_example_workflows_are_templates_with_pictures(comfyui):
     names = comfyui.get("/api/workflow_templates")[PACK]
-    assert sorted(names) == sorted(path.stem for path in (WORKFLOWS / "api").glob("*.json"))
+    assert sorted(names) == sorted(template.title for template in TEMPLATES.values())

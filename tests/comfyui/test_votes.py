@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
 ITERATIONS = 6
 SHOTS = os.environ.get("OTCA_TEST_SHOTS")  # a folder, for who wants to look at the panel
@@ -89,7 +89,7 @@ class Voter:
 
 def load(canvas, run_name):
     """OTCA's workflow with the Vote reward alone."""
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     canvas.set({**VOTED, "1.seed": 0, "12.run_name": run_name, "13.filename": run_name})
     canvas.page.evaluate(REPLACE_REWARDS, run_name)
 

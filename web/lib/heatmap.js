@@ -137,13 +137,13 @@ export function columnMeans(values, samples) {
 }
 
 export const METRICS = {
-  font: 11,
-  scale: 26, // the colour scale on top, with its numbers
-  strip: 34,
-  axis: 27, // two lines: step, σ
+  font: 12, // nine pixels where a page of 1400 x 900 shows the quickstart
+  scale: 28, // the colour scale on top, with its numbers
+  strip: 36,
+  axis: 29, // two lines: step, σ
   gap: 5,
   groupGap: 4,
-  gutter: 40, // "mean", "step"
+  gutter: 44, // "mean", "step"
   wideGutter: 104, // a prompt's text
   wideFrom: 420,
   shares: 12,

@@ -38,7 +38,7 @@ const THUMBNAIL = 28;
 const NARROWEST = 300; // of a new node: a column each for four rewards
 const COLUMN = 54; // with more of them than fit, the table scrolls sideways
 const NODES = ["OTCA_RewardStack", "OTCA_ScoreImages"];
-const HEIGHT = { empty: 56, table: 240, heading: 26, row: 20, sentence: 32 };
+const HEIGHT = { empty: 56, table: 200 }; // fixed: what comes with an iteration must not push the node over the next one
 
 /** @type {OurWidget} */
 export const scoresWidget = {
@@ -58,7 +58,7 @@ class ScoreTable {
   failure = h("p.otca-error", { role: "alert" });
   empty = h("p.otca-scores-empty", {}, TEXT.empty);
   table = h("div.otca-scores-table", { tabindex: "0", role: "region", "aria-label": TEXT.caption });
-  correlation = h("div.otca-scores-correlation");
+  correlation = h("details.otca-scores-correlation");
   root = h("div.otca-scores", {}, this.failure, this.empty, this.table, this.correlation);
 
   /**
@@ -83,11 +83,7 @@ class ScoreTable {
 
   height() {
     const failure = this.failure.textContent ? 72 : 0;
-    if (!this.scores) return HEIGHT.empty + failure;
-    const columns = scoreColumns(this.scores);
-    if (columns.length === 1) return HEIGHT.table + failure;
-    const sentences = Math.max(1, correlationSentences(columns, this.scores.correlation).length);
-    return HEIGHT.table + failure + HEIGHT.heading + HEIGHT.row * (columns.length + 1) + HEIGHT.sentence * sentences;
+    return (this.scores ? HEIGHT.table : HEIGHT.empty) + failure;
   }
 
   /**
@@ -240,8 +236,19 @@ class ScoreTable {
   correlationTable({ correlation: matrix, places }, columns) {
     const sentences = correlationSentences(columns, matrix);
     const said = sentences.length ? sentences : [{ conflict: false, text: TEXT.noConflict }];
+    const lines = said.map(({ conflict, text }) =>
+      h(
+        conflict ? "li.otca-conflict" : "li",
+        {},
+        conflict && h("i.pi.pi-exclamation-triangle", { "aria-hidden": "true" }),
+        text,
+      ),
+    );
+    const title = places ? TEXT.rankedCorrelation : TEXT.correlation;
     return [
-      h("h4", {}, places ? TEXT.rankedCorrelation : TEXT.correlation),
+      h("summary", { title }, h("ul", {}, lines.shift())),
+      h("ul", {}, lines),
+      h("h4", {}, title),
       h(
         "table",
         {},
@@ -259,18 +266,6 @@ class ScoreTable {
             columns.map((_, j) =>
               i === j ? h("td") : h("td", { style: this.paint(matrix[i][j] ?? 0, 1) }, signed(matrix[i][j])),
             ),
-          ),
-        ),
-      ),
-      h(
-        "ul",
-        {},
-        said.map(({ conflict, text }) =>
-          h(
-            conflict ? "li.otca-conflict" : "li",
-            {},
-            conflict && h("i.pi.pi-exclamation-triangle", { "aria-hidden": "true" }),
-            text,
           ),
         ),
       ),

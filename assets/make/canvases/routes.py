@@ -1,0 +1,141 @@
+"""Ways for links around nodes.
+
+ComfyUI draws a link as a curve from an output to an input, behind whatever stands between. Where that would be a node, the link
+gets reroute points along the free lanes, so that the eye can follow it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+Point = tuple[float, float]
+Rect = tuple[float, float, float, float]  # left, top, right, bottom
+
+STEP = 12  # the grid on which ways are looked for
+CLEAR = 8  # how far a way stays from a node
+SHORT = 150  # a curve up or down by no more than that needs no point to stay between two columns
+STUB = 24  # how far a link goes straight out of a socket, and into one
+BEHIND = 16  # so far a curve may dip behind the edge of a node: the eye still follows it
+# What a corner costs, in steps; a step where another link runs already; and one above all nodes, where the page has its bars.
+TURN, SHARED, ABOVE = 8, 4, 2
+TOGETHER = 0.5  # what a step is cheaper where a link of the same output runs
+MARGIN = 120  # how far outside of all nodes a way may go
+
+
+def curve(start: Point, end: Point, count: int = 40) -> list[Point]:
+    """Points of the curve that the canvas draws from an output to an input."""
+    reach = 0.25 * ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5
+    near, far = (start[0] + reach, start[1]), (end[0] - reach, end[1])
+    points = []
+    for index in range(count + 1):
+        t = index / count
+        parts = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3)
+        x, y = (
+            sum(part * point[axis] for part, point in zip(parts, (start, near, far, end), strict=True))
+            for axis in (0, 1)
+        )
+        points.append((x, y))
+    return points
+
+
+def hits(points: Iterable[Point], rects: Sequence[Rect], slack: float = 0) -> bool:
+    """Whether a point lies inside of a rectangle by more than `slack`."""
+    return any(
+        left + slack < x < right - slack and top + slack < y < bottom - slack
+        for x, y in points
+        for left, top, right, bottom in rects
+    )
+
+
+class Lanes:
+    """The free places between nodes, and which of them links have taken."""
+
+    def __init__(self, rects: Sequence[Rect]):
+        self.rects = list(rects)
+        self.left = min(rect[0] for rect in rects) - MARGIN
+        self.top = min(rect[1] for rect in rects) - MARGIN
+        self.columns = int((max(rect[2] for rect in rects) + MARGIN - self.left) / STEP) + 1
+        self.rows = int((max(rect[3] for rect in rects) + MARGIN - self.top) / STEP) + 1
+        self.blocked = {
+            cell
+            for left, top, right, bottom in rects
+            for cell in self._cells(left - CLEAR, top - CLEAR, right + CLEAR, bottom + CLEAR)
+        }
+        self.highest = round((min(rect[1] for rect in rects) - self.top) / STEP)
+        self.taken: dict[tuple[int, int], object] = {}
+
+    def way(self, start: Point, end: Point, owner: object) -> list[Point]:
+        """Where a link from `start` to `end` needs reroute points; none where its curve is free.
+
+        Links of one `owner` (an output) may share a lane. Raises ValueError where no way is found.
+        """
+        if not hits(curve(start, end), self.rects, slack=BEHIND):
+            return []
+        first, last = self._cell((start[0] + STUB, start[1])), self._cell((end[0] - STUB, end[1]))
+        cells = self._search(first, last, owner)
+        for cell in cells:
+            self.taken.setdefault(cell, owner)
+        straight = [(first[0] - 1, first[1]), *cells, (last[0] + 1, last[1])]  # out to the right, and in from the left
+        corners = [
+            cell
+            for before, cell, after in zip(straight[:-2], cells, straight[2:], strict=True)
+            if _direction(before, cell) != _direction(cell, after)
+        ]
+        points = [self._point(cell) for cell in corners]
+        # A corner beside a socket says only where the link leaves or comes. A short curve does that by itself.
+        if len(points) > 2 and abs(points[0][1] - start[1]) < STEP and abs(points[1][1] - points[0][1]) < SHORT:
+            points = points[1:]
+        if len(points) > 2 and abs(points[-1][1] - end[1]) < STEP and abs(points[-2][1] - points[-1][1]) < SHORT:
+            points = points[:-1]
+        return points
+
+    def _search(self, first: tuple[int, int], last: tuple[int, int], owner: object) -> list[tuple[int, int]]:
+        free = {first, last}
+        queue: list[tuple[float, tuple[int, int], tuple[int, int]]] = [(0, first, (1, 0))]
+        known: dict[tuple, tuple[float, tuple | None]] = {(first, (1, 0)): (0, None)}
+        while queue:
+            _, cell, heading = heapq.heappop(queue)
+            cost, _ = known[cell, heading]
+            if cell == last:
+                return self._traced((cell, heading), known)
+            for turn in ((1, 0), (-1, 0), (0, 1), (0, -1)):
+                if turn == (-heading[0], -heading[1]):
+                    continue
+                there = (cell[0] + turn[0], cell[1] + turn[1])
+                if not (0 <= there[0] < self.columns and 0 <= there[1] < self.rows):
+                    continue
+                if there in self.blocked and there not in free:
+                    continue
+                more = 1 + TURN * (turn != heading)
+                if there in self.taken:
+                    more += SHARED if self.taken[there] != owner else -TOGETHER
+                more += ABOVE * (there[1] < self.highest)
+                more += TURN * (there == last and turn != (1, 0))
+                if cost + more < known.get((there, turn), (float("inf"), None))[0]:
+                    known[there, turn] = (cost + more, (cell, heading))
+                    ahead = (1 - TOGETHER) * (abs(there[0] - last[0]) + abs(there[1] - last[1]))
+                    heapq.heappush(queue, (cost + more + ahead, there, turn))
+        raise ValueError("no way between the nodes for a link: leave more room between the columns")
+
+    @staticmethod
+    def _traced(state: tuple, known: dict) -> list[tuple[int, int]]:
+        cells = []
+        while state is not None:
+            cells.append(state[0])
+            state = known[state][1]
+        return cells[::-1]
+
+    def _cell(self, point: Point) -> tuple[int, int]:
+        return round((point[0] - self.left) / STEP), round((point[1] - self.top) / STEP)
+
+    def _point(self, cell: tuple[int, int]) -> Point:
+        return self.left + cell[0] * STEP, self.top + cell[1] * STEP
+
+    def _cells(self, left: float, top: float, right: float, bottom: float) -> Iterable[tuple[int, int]]:
+        (first, high), (last, low) = self._cell((left, top)), self._cell((right, bottom))
+        return ((x, y) for x in range(first, last + 1) for y in range(high, low + 1))
+
+
+def _direction(start: tuple[int, int], end: tuple[int, int]) -> tuple[int, int]:
+    return end[0] - start[0], end[1] - start[1]

@@ -1,0 +1,146 @@
+"""The first sight of every template: nothing overlaps, no link hides behind a node, and everything can be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+
+# What the eye still follows: a curve may dip so far behind a node's edge. Units of the canvas.
+DIP = 18
+LEAST_LETTERS = 9  # pixels
+MOST_WIDGETS = 6
+BADGE = "OTCA"  # ComfyUI writes the name of the pack above its nodes
+FIRST_SIGHT = {"width": 1400, "height": 900}
+
+# Keeps what is drawn of each path, and what is written at which size in pixels.
+WATCH = """() => {
+    const paths = otcaTest.paths = new WeakMap();
+    otcaTest.letters = [];
+    for (const name of ["moveTo", "lineTo", "bezierCurveTo"]) {
+        const before = Path2D.prototype[name];
+        Path2D.prototype[name] = function (...values) {
+            (paths.get(this) ?? paths.set(this, []).get(this)).push([name, ...values]);
+            return before.apply(this, values);
+        };
+    }
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+        const { a, b } = this.getTransform(), size = parseFloat(/([\\d.]+)px/.exec(this.font)[1]);
+        otcaTest.letters.push([String(text), size * Math.hypot(a, b) / devicePixelRatio]);
+        return write.call(this, text, ...rest);
+    };
+}"""
+
+# Opens a template as the templates' dialog does.
+OPEN = """async content => {
+    await app.loadGraphData(content, true, true, "template", { openSource: "template" });
+    await new Promise(done => setTimeout(done, 600));
+    otcaTest.letters.length = 0;
+    app.canvas.draw(true, true);
+    const letters = [...otcaTest.letters], scale = app.canvas.ds.scale, title = LiteGraph.NODE_TITLE_HEIGHT;
+    const written = "[class*='otca-'], .comfy-markdown, .comfy-markdown-content, textarea";
+    for (const element of document.querySelectorAll(".dom-widget *, [data-node-id] *")) {
+        const own = [...element.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+        const seen = element.getClientRects().length && element.closest(written) && !element.closest(".otca-sidebar");
+        const size = parseFloat(getComputedStyle(element).fontSize) * scale;
+        if (own && seen) letters.push([element.textContent.trim().slice(0, 40), size]);
+    }
+    const nodes = app.graph.nodes.map(node => ({
+        name: `${node.id} ${node.title}`, ours: node.type.startsWith("OTCA_"),
+        left: node.pos[0], top: node.pos[1] - title, right: node.pos[0] + node.size[0], bottom: node.pos[1] + node.size[1],
+        widgets: (node.widgets ?? []).filter(widget => !widget.hidden && widget.type !== "button"
+            && !widget.options?.hidden && !/^otca_|^control_/.test(widget.name)
+            && !(widget.options?.advanced && !node.showAdvanced)).map(widget => widget.name),
+    }));
+    // Links that are out of sight are not drawn.
+    app.canvas.ds.scale = 0.2;
+    app.canvas.ds.offset = [600, 900];
+    app.canvas.draw(true, true);
+    const links = [...app.graph.links.values()].map(link => {
+        const parts = [link];
+        for (let id = link.parentId; id !== undefined; id = app.graph.reroutes.get(id).parentId) {
+            parts.push(app.graph.reroutes.get(id));
+        }
+        const name = [link.origin_id, link.origin_slot, link.target_id, link.target_slot].join(" ");
+        const color = getComputedStyle(document.documentElement).getPropertyValue(`--color-datatype-${link.type}`);
+        return { name, type: link.type, color, onCanvas: LGraphCanvas.link_type_colors[link.type],
+                 curves: parts.map(part => part.path ? otcaTest.paths.get(part.path) : null) };
+    });
+    return { links, nodes, letters, scale };
+}"""
+
+
+@pytest.fixture
+def first_sight(canvas, once):
+    """first_sight(name): a template as it is seen when it is opened."""
+    before = canvas.page.viewport_size
+    canvas.page.set_viewport_size(FIRST_SIGHT)
+    canvas.page.evaluate(f"otcaTest.paths || ({WATCH})()")
+
+    def opened(name):
+        return canvas.page.evaluate(OPEN, json.loads(TEMPLATES[name].canvas.read_text(encoding="utf-8")))
+
+    yield opened
+    canvas.page.set_viewport_size(before)
+
+
+def points(commands, count=40):
+    """Points of a recorded path."""
+    found, here = [], None
+    for name, *values in commands:
+        ends = [tuple(values[index : index + 2]) for index in range(0, len(values), 2)]
+        if name == "bezierCurveTo":
+            for index in range(1, count + 1):
+                t = index / count
+                weights = ((1 - t) ** 3, 3 * (1 - t) ** 2 * t, 3 * (1 - t) * t**2, t**3)
+                found.append(
+                    tuple(sum(w * p[axis] for w, p in zip(weights, (here, *ends), strict=True)) for axis in (0, 1))
+                )
+        elif name == "lineTo":
+            found += [
+                tuple(here[axis] + (ends[0][axis] - here[axis]) * index / count for axis in (0, 1))
+                for index in range(1, count + 1)
+            ]
+        here = ends[-1]
+    return found
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_first_sight(first_sight, name):
+    seen = first_sight(name)
+    nodes = seen["nodes"]
+    for index, one in enumerate(nodes):
+        for other in nodes[index + 1 :]:
+            apart = (
+                one["right"] <= other["left"]
+                or other["right"] <= one["left"]
+                or one["bottom"] <= other["top"]
+                or other["bottom"] <= one["top"]
+            )
+            assert apart, f"{one['name']} and {other['name']} overlap"
+    assert seen["links"]
+    for link in seen["links"]:
+        assert link["curves"] and all(link["curves"]), f"nothing was drawn of {link['name']}"
+        assert link["color"].strip() and link["onCanvas"], f"{link['type']} has no colour"
+        for x, y in (point for curve in link["curves"] for point in points(curve)):
+            for node in nodes:
+                behind = node["left"] + DIP < x < node["right"] - DIP and node["top"] + DIP < y < node["bottom"] - DIP
+                assert not behind, f"the link {link['name']} passes behind {node['name']} at {x:.0f}, {y:.0f}"
+    for node in nodes:
+        assert not node["ours"] or len(node["widgets"]) <= MOST_WIDGETS, node
+    small = {
+        text for text, size in seen["letters"] if size < LEAST_LETTERS and any(map(str.isalpha, text)) and text != BADGE
+    }
+    assert not small, f"too small to read: {sorted(small)[:12]}"
+
+
+def test_the_quickstart_fits_on_a_page(first_sight):
+    seen = first_sight("quickstart")
+    nodes = seen["nodes"]
+    width = max(node["right"] for node in nodes) - min(node["left"] for node in nodes)
+    height = max(node["bottom"] for node in nodes) - min(node["top"] for node in nodes)
+    assert (width, height) <= (1600, 1000) and height <= 1000
+    assert seen["scale"] * width < FIRST_SIGHT["width"] and seen["scale"] * height < FIRST_SIGHT["height"]
