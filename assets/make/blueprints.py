@@ -82,6 +82,58 @@ PICK_BEST = Blueprint(
     },
 )
 
+THREE_REWARDS = Blueprint(
+    "Three Rewards",
+    "OTCA",
+    "Scores samples by text alignment, human preference and aesthetics (CLIP-T, HPSv2.1, Aesthetic): what OTCA trains by.",
+    nodes={
+        "text": ("OTCA_RewardClipT", (0, 0), {}),
+        "preference": ("OTCA_RewardHPSv2", (0, 320), {}),
+        "aesthetic": ("OTCA_RewardAesthetic", (0, 640), {}),
+        "stack": ("OTCA_RewardStack", (480, 0), {}),
+    },
+    links=[
+        (("text", "reward"), ("stack", "reward_1")),
+        (("preference", "reward"), ("stack", "reward_2")),
+        (("aesthetic", "reward"), ("stack", "reward_3")),
+    ],
+    inputs={
+        "trajectories": ("OTCA_TRAJECTORIES", (("stack", "trajectories"),)),
+        "CLIP-T": ("FLOAT", (("text", "coefficient"),)),
+        "HPSv2.1": ("FLOAT", (("preference", "coefficient"),)),
+        "Aesthetic": ("FLOAT", (("aesthetic", "coefficient"),)),
+    },
+    outputs={"scores": ("OTCA_SCORES", ("stack", "scores")), "table": ("IMAGE", ("stack", "table"))},
+)
+
+OTCA_BLOCK = Blueprint(
+    "OTCA Block",
+    "OTCA",
+    "The method between scores and update: TCD Weights, MOCA Fuse and GRPO Step, with what one changes most outside.",
+    nodes={
+        "credit": ("OTCA_TCDWeights", (0, 0), {}),
+        "fusion": ("OTCA_MOCAFuse", (520, 0), {}),
+        "update": ("OTCA_GRPOStep", (900, 0), {}),
+    },
+    links=[
+        (("credit", "credit"), ("fusion", "credit")),
+        (("fusion", "advantages"), ("update", "advantages")),
+    ],
+    inputs={
+        "model": ("OTCA_MODEL", (("update", "model"),)),
+        "trajectories": ("OTCA_TRAJECTORIES", (("credit", "trajectories"), ("update", "trajectories"))),
+        "scores": ("OTCA_SCORES", (("fusion", "scores"),)),
+        "smallest weight": ("FLOAT", (("credit", "w_min"),)),
+        "learning rate": ("FLOAT", (("update", "learning_rate"),)),
+        "pull to original": ("FLOAT", (("update", "kl_coefficient"),)),
+    },
+    outputs={
+        "model": ("OTCA_MODEL", ("update", "model")),
+        "report": ("OTCA_REPORT", ("update", "report")),
+        "heatmap": ("IMAGE", ("fusion", "heatmap")),
+    },
+)
+
 PUBLISHED = """({ title, nodes, links, inputs, outputs }) => {
     app.graph.clear();
     const made = {};
@@ -123,7 +175,8 @@ def main() -> None:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
             canvas = Canvas(browser.new_page(viewport={"width": 1600, "height": 900}), comfyui, "classic")
-            save(canvas, PICK_BEST)
+            for blueprint in (PICK_BEST, THREE_REWARDS, OTCA_BLOCK):
+                save(canvas, blueprint)
             browser.close()
     finally:
         comfyui.stop()

@@ -42,7 +42,7 @@ def test_templates_one_after_the_other_each_begin_fresh(canvas, once, everything
     if canvas.renderer != "classic":
         pytest.skip("the same in both renderers")
     comfyui, asked = canvas.comfyui, []
-    templates = TEMPLATES if everything else TEMPLATES[:2]
+    templates = COMPARED if everything else COMPARED[:2]
     for name in templates:
         open_template(canvas, name, f"r1-{name}")
         prompt = canvas.prompt()

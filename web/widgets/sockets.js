@@ -22,6 +22,9 @@ export const socketsWidget = {
 
     const lastReward = () => node.inputs.findLastIndex((input) => input.name.startsWith(PREFIX));
 
+    /** @type {number | null} */
+    let height = 0; // of a node that is new or was just loaded: what was saved of it
+
     function fit() {
       waiting = false;
       const connected = rewards().flatMap((input, index) => (input.link == null ? [] : [index + 1]));
@@ -29,6 +32,9 @@ export const socketsWidget = {
       const before = rewards().length;
       for (let count = before; count > wanted; count--) node.removeInput(lastReward());
       for (const { name, type, more } of defined.slice(before, wanted)) insert(name, type, more);
+      // ComfyUI made the node high enough for all sockets. What was saved, or is needed for those that are left, is its height.
+      if (height !== null && before > wanted) node.setSize([node.size[0], Math.max(height, node.computeSize()[1])]);
+      height = null;
       if (before !== wanted) node.setDirtyCanvas(true, true);
     }
 
@@ -64,6 +70,7 @@ export const socketsWidget = {
     const configured = node.onConfigure;
     node.onConfigure = function (...details) {
       configured?.apply(this, details);
+      height = details[0]?.size?.[1] ?? 0;
       schedule();
     };
     schedule();

@@ -110,19 +110,19 @@ class Making:
             self.kinds[self.added["note"]] = NOTE
         if self.rewards:
             self.kinds[self.added["rewards"]] = REWARDS
-        self.heights: dict[int, float] = {}
+        self.sizes: dict[int, list[float]] = {}
 
     def measure(self, canvas: Canvas) -> None:
-        """Learns what height each node needs in Nodes 2.0."""
+        """Learns what room each node needs in Nodes 2.0."""
         self._build(canvas)
         widths = [[id, _width(kind)] for id, kind in self.kinds.items()]
-        self.heights = {int(id): height for id, height in canvas.page.evaluate(page.MEASURE, widths).items()}
+        self.sizes = {int(id): size for id, size in canvas.page.evaluate(page.MEASURE, widths).items()}
 
     def save(self, canvas: Canvas) -> None:
         """Writes the saved canvas."""
         self._build(canvas)
         note = "" if self.notes else self.template.note
-        places = layout(self.kinds, self.api, self.heights, len(note) > LONG_NOTE)
+        places = layout(self.kinds, self.api, self.sizes, len(note) > LONG_NOTE)
         if self.notes:
             places |= around(self.kinds, places, list(self.notes))
         arranged = [

@@ -2,7 +2,7 @@
 
     note | loaders | model, prompts | sampling | rewards | stack over credit | fusion, update over the run | before and after
 
-Heights are what each node needs in Nodes 2.0, whose rows are the taller ones.
+Sizes are what each node needs in Nodes 2.0, whose rows are the taller ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ LOWEST = 1000  # a column that would reach below this continues in another
 LONG_NOTE = 600  # characters; a longer note has a column of its own
 
 # Widths by stage.
-WIDTHS = {"note": 340, "loaders": 290, "model": 262, "sampling": 248, "rewards": 264, "credit": 384, "after": 264}
+WIDTHS = {"note": 340, "loaders": 290, "model": 262, "sampling": 248, "rewards": 264, "credit": 374, "after": 264}
 FUSION, UPDATE = 254, 254
 # What shows more when it is higher: from its least height up to so much, where its column has room.
+SPREAD = (RUN, NOTE)  # these are measured at a width that is not their column's
 STRETCH = {PREVIEW: 380, STACK: 400, RUN: 620, NOTE: 960}
 
 # Our stages; what is not here is named by its category.
@@ -57,9 +58,9 @@ class Column:
     ids: list[int]
 
 
-def layout(kinds: Mapping[int, str], api: Mapping[str, Mapping], heights: Mapping[int, float], long_note: bool):
-    """{node number: Box}. `kinds` has the class of each node, with preview, note and subgraph; `heights` what it needs."""
-    return _Layout(kinds, api, heights).place(long_note)
+def layout(kinds: Mapping[int, str], api: Mapping[str, Mapping], sizes: Mapping[int, Sequence[float]], long_note: bool):
+    """{node number: Box}. `kinds` has the class of each node, with preview, note and subgraph; `sizes` the room it needs."""
+    return _Layout(kinds, api, sizes).place(long_note)
 
 
 def stage(kind: str) -> str:
@@ -75,10 +76,11 @@ def stage(kind: str) -> str:
 
 
 class _Layout:
-    def __init__(self, kinds: Mapping[int, str], api: Mapping[str, Mapping], heights: Mapping[int, float]):
+    def __init__(self, kinds: Mapping[int, str], api: Mapping[str, Mapping], sizes: Mapping[int, Sequence[float]]):
         self.kinds = kinds
         self.api = api
-        self.heights = heights
+        self.heights = {id: height for id, (_, height) in sizes.items()}
+        self.widths = {id: width for id, (width, _) in sizes.items()}
         self.preview = max(id for id, kind in kinds.items() if kind == PREVIEW)
         self.notes = [id for id, kind in kinds.items() if kind == NOTE]
         self.stages: dict[str, list[int]] = {}
@@ -134,15 +136,16 @@ class _Layout:
 
     def _below_each_other(self, column: Column, x: float, places: dict[int, Box], top: float = 0) -> float:
         """Places a column, with what shows more stretched; returns where it ends to the right."""
+        width = max([column.width, *(self.widths[id] for id in column.ids if self.kinds[id] not in SPREAD)])
         spare = LOWEST - top - self._total(column.ids)
         y = top + TITLE
         for id in column.ids:
             height = self.heights[id]
             more = max(0, min(spare, STRETCH.get(self.kinds[id], height) - height))
             spare -= more
-            places[id] = Box(x, y, column.width, height + more)
+            places[id] = Box(x, y, width, height + more)
             y += height + more + BETWEEN + TITLE
-        return x + column.width
+        return x + width
 
     def _training(self, x: float, places: dict[int, Box]) -> float:
         """Fusion and update beside each other over the run; returns where they end to the right."""

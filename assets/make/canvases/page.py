@@ -66,7 +66,7 @@ BUILD = """async ([api, note, shown, added, rewards, models, notes]) => {
     otcaTest.inner = inner;
 }"""
 
-# The least height of each node's body at a given width, in the renderer that the page has.
+# The least width and height of each node's body, not narrower than asked for, in the renderer that the page has.
 MEASURE = """async widths => {
     const found = {};
     let x = 0;
@@ -81,7 +81,7 @@ MEASURE = """async widths => {
     await new Promise(done => setTimeout(done, 2500));
     for (const [number] of widths) {
         const node = app.graph.getNodeById(otcaTest.ours.get(number));
-        found[number] = Math.ceil(Math.max(node.size[1], node.computeSize()[1]));
+        found[number] = [0, 1].map(side => Math.ceil(Math.max(node.size[side], node.computeSize()[side])));
     }
     return found;
 }"""

@@ -7,6 +7,7 @@ gets reroute points along the free lanes, so that the eye can follow it.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 
 Point = tuple[float, float]
@@ -20,13 +21,15 @@ BEHIND = 16  # so far a curve may dip behind the edge of a node: the eye still f
 # What a corner costs, in steps; a step where another link runs already; and one above all nodes, where the page has its bars.
 TURN, SHARED, ABOVE = 8, 4, 2
 TOGETHER = 0.5  # what a step is cheaper where a link of the same output runs
+WIDEST = 80  # how far the canvas pulls a curve out of a reroute point, at most
 MARGIN = 120  # how far outside of all nodes a way may go
 
 
-def curve(start: Point, end: Point, count: int = 40) -> list[Point]:
-    """Points of the curve that the canvas draws from an output to an input."""
-    reach = 0.25 * ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5
-    near, far = (start[0] + reach, start[1]), (end[0] - reach, end[1])
+def curve(start: Point, end: Point, leaving: Point | None = None, coming: Point | None = None, count=40) -> list[Point]:
+    """Points of the curve that the canvas draws. Without directions it leaves to the right, and comes from the left."""
+    reach = 0.25 * math.dist(start, end)
+    near = (start[0] + reach, start[1]) if leaving is None else (start[0] + leaving[0], start[1] + leaving[1])
+    far = (end[0] - reach, end[1]) if coming is None else (end[0] - coming[0], end[1] - coming[1])
     points = []
     for index in range(count + 1):
         t = index / count
@@ -37,6 +40,22 @@ def curve(start: Point, end: Point, count: int = 40) -> list[Point]:
         )
         points.append((x, y))
     return points
+
+
+def drawn(start: Point, points: Sequence[Point], end: Point) -> list[Point]:
+    """Points of a link with reroute points: at each of them, it runs between the directions of its two sides."""
+    stops = [start, *points, end]
+    found, leaving = [], None
+    for before, here, after in zip(stops, stops[1:], stops[2:], strict=False):
+        into = math.atan2(here[1] - before[1], here[0] - before[0])
+        turn = (into - math.atan2(after[1] - here[1], after[0] - here[0])) / 2
+        angle = into - (turn + math.pi if abs(turn) > math.pi / 2 else turn)
+        reach = min(WIDEST, 0.25 * math.dist(before, here))
+        coming = (reach * math.cos(angle), reach * math.sin(angle))
+        found += curve(before, here, leaving, coming)
+        reach = min(WIDEST, 0.25 * math.dist(here, after))
+        leaving = (reach * math.cos(angle), reach * math.sin(angle))
+    return found + curve(stops[-2], end, leaving)
 
 
 def hits(points: Iterable[Point], rects: Sequence[Rect], slack: float = 0) -> bool:
@@ -84,11 +103,10 @@ class Lanes:
         ]
         points = [self._point(cell) for cell in corners]
         # A corner beside a socket says only where the link leaves or comes. A short curve does that by itself.
-        if len(points) > 2 and abs(points[0][1] - start[1]) < STEP and abs(points[1][1] - points[0][1]) < SHORT:
-            points = points[1:]
-        if len(points) > 2 and abs(points[-1][1] - end[1]) < STEP and abs(points[-2][1] - points[-1][1]) < SHORT:
-            points = points[:-1]
-        return points
+        first = 1 if len(points) > 2 and abs(points[1][1] - start[1]) < SHORT else 0
+        last = len(points) - (1 if len(points) - first > 1 and abs(points[-2][1] - end[1]) < SHORT else 0)
+        fewer = points[first:last]
+        return points if hits(drawn(start, fewer, end), self.rects, slack=BEHIND) else fewer
 
     def _search(self, first: tuple[int, int], last: tuple[int, int], owner: object) -> list[tuple[int, int]]:
         free = {first, last}
