@@ -27,6 +27,7 @@ lint: setup
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-# With the long forms of the tests that have one: about a quarter of an hour more.
+# With the long forms of the tests that have one, about a quarter of an hour more; and where a newer front end lies beside ComfyUI, with
+# ComfyUI's own one, too: about ten minutes more (CONTRIBUTING.md).
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --everything

@@ -50,7 +50,7 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByComfyUIAndFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            comfyui = re.search(r"\[(comfyui-[\d.]+)", nodeid)
+            comfyui = re.search(r"\[(comfyui-[\d.]+(?:-page-[\d.]+)?)", nodeid)
             return comfyui[1] if comfyui else nodeid.split("::")[0]
 
     return ByComfyUIAndFile(config, log)

@@ -14,6 +14,9 @@ export { app, api };
 
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
 
+/** The folder that the pack was put into: /extensions/FOLDER/comfy.js. */
+const FOLDER = decodeURIComponent(new URL(".", import.meta.url).pathname.split("/").at(-2) ?? "");
+
 /**
  * The node's definition as /object_info gives it: {name, output: [types], …}; undefined for notes and reroutes.
  *
@@ -245,9 +248,38 @@ export function registerSidebar(tab) {
   else manager.sidebarTab.registerSidebarTab(tab);
 }
 
+/**
+ * From now on the page is given our templates by name: the server lists files as the disk does, and the page keeps their order.
+ */
+export function sortTemplates() {
+  const original = api.getWorkflowTemplates.bind(api);
+  api.getWorkflowTemplates = async () => {
+    const ofPacks = await original();
+    ofPacks[FOLDER]?.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return ofPacks;
+  };
+}
+
 /** Whether the user wants to see all advanced inputs of all nodes: a setting of newer ComfyUI. */
 export function alwaysShowsAdvanced() {
   return app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets") === true;
+}
+
+const NODES_2 = "Comfy.VueNodes.Enabled";
+
+/** Whether nodes are drawn as elements of the page, not on the canvas. */
+export function showsNodes2() {
+  return app.extensionManager.setting.get(NODES_2) === true;
+}
+
+/**
+ * Calls back when nodes are drawn in the other way from now on.
+ *
+ * @param {() => void} callback
+ */
+export function onRenderer(callback) {
+  // Some front ends tell of a setting just before they change it.
+  app.ui.settings.addEventListener(`${NODES_2}.change`, () => setTimeout(callback));
 }
 
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */

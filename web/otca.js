@@ -110,6 +110,7 @@ comfy.app.registerExtension({
     document.head.append(style);
     comfy.colorLinks();
     comfy.meanBypass();
+    comfy.sortTemplates();
     comfy.onNodeResult(received);
     comfy.onExecution({
       started: () => deliverToAll("started"),
@@ -117,6 +118,7 @@ comfy.app.registerExtension({
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
     comfy.onReconnected(replay);
+    comfy.onRenderer(() => deliverToAll("renderer"));
     const votes = votePanel(comfy, { stop: comfy.interrupt });
     comfy.onQuestions(votes.refresh);
     comfy.onReconnected(votes.refresh);

@@ -16,6 +16,7 @@ interface ComfyApp {
   rootGraph?: Graph;
   graph: Graph;
   canvas: GraphCanvas;
+  ui: { settings: EventTarget };
   extensionManager: ExtensionManager;
   graphToPrompt(graph?: Graph): Promise<{ output: Prompt; workflow: object }>;
   loadGraphData(workflow: object, clean: boolean, restoreView: boolean, name: string): Promise<void>;
@@ -26,6 +27,7 @@ interface ComfyApp {
 
 interface ComfyApi {
   addEventListener(type: string, listener: (event: CustomEvent) => void): void;
+  getWorkflowTemplates(): Promise<Record<string, string[]>>;
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
   apiURL(route: string): string;
   interrupt(prompt: string | null): Promise<void>;
@@ -45,7 +47,6 @@ interface ExtensionManager {
 interface Graph {
   id: string | null;
   nodes: GraphNode[];
-  links: Record<number, { target_slot: number }>;
   add(node: GraphNode): void;
   getNodeById(id: number): GraphNode | null;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
@@ -72,7 +73,6 @@ interface Definition {
 interface NodeInput {
   name: string;
   type: string;
-  link: number | null;
   shape?: number;
   tooltip?: string;
   label?: string;
@@ -97,6 +97,8 @@ interface GraphNode {
   isSubgraphNode?(): boolean;
   addInput(name: string, type: string, more: object): void;
   removeInput(slot: number): void;
+  isInputConnected(slot: number): boolean;
+  getInputLink(slot: number): { target_slot: number } | null;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
   computeSize(): [number, number];
@@ -112,8 +114,10 @@ interface Widget {
   value: any; // as many types as ComfyUI has widgets
   label?: string;
   hidden?: boolean;
+  advanced?: boolean;
   serialize?: boolean;
   options?: { advanced?: boolean };
+  computeSize?(width: number): [number, number];
   linkedWidgets?: Widget[];
   callback?(value: any): void;
   beforeQueued?(): void;

@@ -235,6 +235,10 @@ class Canvas:
         assert not covering, f"the button {name} is behind {covering}"
         self.page.mouse.click(*place)
 
+    def our_tab(self):
+        """The sidebar's button of our tab, which older front ends name by a class, and 1.58 by an id for tests."""
+        return self.page.locator(".otca-tab-button, [data-testid=otca-tab-button]")
+
     # Running it
 
     def press_run(self) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
-from comfyui_otca.tests.comfyui.server import ComfyUI, installations
+from comfyui_otca.tests.comfyui.server import ComfyUI, Installation, targets
 
-FOUND = installations()
+FOUND = targets()
+NEWEST = max(FOUND, key=lambda found: found.age, default=None)
 RENDERERS = ["classic", "nodes2"]
 
 # Eight samples to an iteration instead of forty-eight.
@@ -27,8 +28,21 @@ SMALL = {
 }
 
 
+def pytest_collection_modifyitems(config, items):
+    """A ComfyUI that has a newer front end, too, is tried with its own one only by `--everything`, and where a page is seen."""
+    done, left = [], []
+    for item in items:
+        target = getattr(item, "callspec", None) and item.callspec.params.get("comfyui")
+        newer = isinstance(target, Installation) and target != NEWEST and target.folder == NEWEST.folder
+        shows = "open_canvas" in item.fixturenames and config.getoption("everything")
+        (left if newer and not shows else done).append(item)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = done
+
+
 @pytest.fixture(
-    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.version}" if found else "no-comfyui"
+    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.name}" if found else "no-comfyui"
 )
 def comfyui(request, tmp_path_factory):
     """A running ComfyUI, one after the other for every version that is there."""
@@ -44,8 +58,8 @@ def comfyui(request, tmp_path_factory):
 
 @pytest.fixture
 def newest(comfyui):
-    """Whether this is the newest ComfyUI that is there."""
-    return comfyui.installation == max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")])
+    """Whether this is the newest ComfyUI that is there, with the newest front end."""
+    return comfyui.installation == NEWEST
 
 
 @pytest.fixture
@@ -100,8 +114,8 @@ def open_canvas(request, comfyui, browser):
     canvas = Canvas(page, comfyui, request.param)
     if request.param == "nodes2" and canvas.renderer_is_hidden():
         page.close()
-        version = comfyui.installation.version
-        pytest.skip(f"ComfyUI {version} hides its experiment of Nodes 2.0, which shows no DOM widget")
+        name = comfyui.installation.name
+        pytest.skip(f"ComfyUI {name} hides its experiment of Nodes 2.0, which shows no DOM widget")
     yield canvas
     page.close()
 
@@ -121,8 +135,9 @@ def canvas(open_canvas):
 
 @pytest.fixture
 def run_name(request):
-    """A name of its own for each test's training run."""
-    return re.sub(r"\W+", "-", request.node.name).strip("-")
+    """A name of its own for each test's training run; each ComfyUI writes to folders of its own."""
+    name = re.sub(r"comfyui-[\d.]+(-page-[\d.]+)?-?", "", request.node.name)
+    return re.sub(r"\W+", "-", name).strip("-")
 
 
 @pytest.fixture

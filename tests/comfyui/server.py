@@ -12,12 +12,14 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = ROOT / "workflows"
 PACK = "ComfyUI-OTCA"
+STATIC = Path("comfyui_frontend_package", "static")  # what the front end's package serves
 START_SECONDS = 180
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OF_OURS = re.compile(r"otca", re.IGNORECASE)
@@ -25,33 +27,79 @@ OF_OURS = re.compile(r"otca", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Installation:
-    """A ComfyUI checkout and the interpreter that runs it."""
+    """A ComfyUI checkout, the interpreter that runs it, and the front end that it serves in place of its own, if any."""
 
     folder: Path
     python: Path
+    front_end: Path | None = None
 
     @property
     def version(self) -> str:
         text = (self.folder / "comfyui_version.py").read_text(encoding="utf-8")
         return re.search(r'"(.+)"', text)[1]
 
+    @property
+    def name(self) -> str:
+        """What the tests' ids call it: 0.33, or 0.33-page-1.58.1 with another front end than its own."""
+        return self.version if self.front_end is None else f"{self.version}-page-{front_end_version(self.front_end)}"
+
+    @property
+    def age(self) -> list[list[int]]:
+        """Sorts the newest to the end: by its own version, then by the front end's, which is taken to be newer than its own."""
+        page = [] if self.front_end is None else numbers(front_end_version(self.front_end))
+        return [numbers(self.version), page]
+
+
+def numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def front_end_version(folder: Path) -> str:
+    (information,) = folder.glob("comfyui_frontend_package-*.dist-info")
+    return information.name.removeprefix("comfyui_frontend_package-").removesuffix(".dist-info")
+
+
+def named_or(variable: str, pattern: str) -> list[Path]:
+    """The folders that the environment names, else those below the home folder."""
+    named = os.environ.get(variable)
+    return [Path(part) for part in named.split(os.pathsep)] if named else sorted(Path.home().glob(pattern))
+
 
 def installations() -> list[Installation]:
-    """What COMFYUI_PATH names, else every ComfyUI* below ~/comfy, where comfy-cli installs."""
-    named = os.environ.get("COMFYUI_PATH")
-    folders = [Path(part) for part in named.split(os.pathsep)] if named else sorted(Path.home().glob("comfy/ComfyUI*"))
+    """What COMFYUI_PATH names, else every ComfyUI* below ~/comfy, where comfy-cli installs. Each with its own front end."""
     found = []
-    for folder in folders:
+    for folder in named_or("COMFYUI_PATH", "comfy/ComfyUI*"):
         python = Path(os.environ.get("COMFYUI_PYTHON") or folder / ".venv" / "bin" / "python")
         if (folder / "main.py").is_file() and python.exists():
             found.append(Installation(folder.resolve(), python))
     return found
 
 
+def front_ends() -> list[Path]:
+    """What COMFYUI_FRONT_END names, else every front-end-* below ~/comfy; none for a ComfyUI that is named without one."""
+    if os.environ.get("COMFYUI_PATH") and not os.environ.get("COMFYUI_FRONT_END"):
+        return []
+    folders = named_or("COMFYUI_FRONT_END", "comfy/front-end-*")
+    return [folder.resolve() for folder in folders if (folder / STATIC / "index.html").is_file()]
+
+
+def targets() -> list[Installation]:
+    """The installations, and the newest of them once more with the newest front end that is there."""
+    found = installations()
+    newest = max(found, key=lambda each: each.age, default=None)
+    front_end = max(front_ends(), key=lambda folder: numbers(front_end_version(folder)), default=None)
+    return found + ([replace(newest, front_end=front_end)] if newest and front_end else [])
+
+
+def link(folder: Path) -> None:
+    """Puts the pack there: this very one."""
+    folder.symlink_to(ROOT, target_is_directory=True)
+
+
 class ComfyUI:
     """One running server; everything that it writes stays below `base`."""
 
-    def __init__(self, installation: Installation, base: Path):
+    def __init__(self, installation: Installation, base: Path, install: Callable[[Path], None] = link):
         self.installation = installation
         self.base = base
         self.log_file = base / "comfyui.log"
@@ -62,10 +110,12 @@ class ComfyUI:
         self.url = f"http://127.0.0.1:{port}"
         for folder in ("custom_nodes", "input", "output", "models/loras", "user/default/workflows"):
             (base / folder).mkdir(parents=True)
-        (base / "custom_nodes" / PACK).symlink_to(ROOT, target_is_directory=True)
+        install(base / "custom_nodes" / PACK)
         options = ["--cpu", "--listen", "127.0.0.1", "--port", str(port), "--base-directory", str(base)]
         # In memory, since the default lies in the checkout, which is not ours to write to.
         options += ["--database-url", "sqlite:///:memory:", "--disable-api-nodes"]
+        if installation.front_end:
+            options += ["--front-end-root", str(installation.front_end / STATIC)]
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
                 [installation.python, installation.folder / "main.py", *options],

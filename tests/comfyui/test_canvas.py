@@ -23,12 +23,27 @@ MOVES = {
 }
 HOLD = {"2.index control_after_generate": "fixed", "3.seed control_after_generate": "fixed"}
 
+# Those of our templates' names that the dialog shows, once it shows some.
+OUR_TEMPLATES = """ours => {
+    const heads = [...document.querySelectorAll("[role=dialog] h3")].map(head => head.textContent.trim());
+    const shown = heads.filter(name => ours.includes(name));
+    return shown.length > 1 && shown;
+}"""
+
+
+def with_numbers(name: str) -> list:
+    """Sorts 5b before 14b."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
 
 def test_quickstart_opens_from_the_templates_browser(canvas):
     page, quickstart = canvas.page, TEMPLATES["quickstart"]
     page.locator(".templates-tab-button").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_text(PACK, exact=True).click()
+    names = [template.title for template in TEMPLATES.values()]
+    shown = canvas.wait(OUR_TEMPLATES, names)
+    assert shown == sorted(names, key=with_numbers)[: len(shown)], "by name, not as they lie on the disk"
     dialog.get_by_placeholder(re.compile("^Search")).fill(quickstart.title)  # only the first dozen are shown at once
     card = dialog.locator("h3", has_text=re.compile(rf"^\s*{re.escape(quickstart.title)}\s*$")).first
     card.wait_for()
@@ -89,6 +104,50 @@ def flat(prompt: dict) -> dict:
         }
         for id, node in prompt.items()
     }
+
+
+def test_the_button_shows_and_hides_advanced_inputs(canvas):
+    canvas.load(TEMPLATES["otca"].canvas)
+    assert {"group_size", "steps"} <= inputs_seen(canvas, 3)
+    assert not {"eta", "batch_size"} & inputs_seen(canvas, 3)
+    canvas.press(3, "Show advanced inputs")
+    assert {"group_size", "eta", "batch_size"} <= inputs_seen(canvas, 3)
+
+
+def test_a_linked_input_keeps_its_link_when_a_socket_for_another_reward_appears(canvas):
+    canvas.load(TEMPLATES["otca"].canvas)
+    switch, reward = canvas.page.evaluate(
+        """() => {
+            const stack = app.graph.getNodeById(8);
+            return [["PrimitiveBoolean", "overlap"], ["OTCA_RewardSharpness", "reward_5"]].map(([type, input]) => {
+                const node = LiteGraph.createNode(type);
+                app.graph.add(node);
+                node.connect(0, stack, stack.inputs.findIndex(each => each.name === input));
+                return String(node.id);
+            });
+        }"""
+    )
+    canvas.wait("() => app.graph.getNodeById(8).inputs.some(input => input.name === 'reward_6')")
+    inputs = canvas.prompt()["8"]["inputs"]
+    assert inputs["overlap"] == [switch, 0]
+    assert inputs["reward_5"] == [reward, 0]
+    assert "reward_6" not in inputs
+
+
+def inputs_seen(canvas, node: int) -> set[str]:
+    """The names of a node's inputs as they are drawn: on the canvas, or as elements of the page."""
+    canvas.show(node)
+    canvas.page.wait_for_timeout(300)  # a frame may still be drawn
+    names = canvas.page.evaluate(
+        """([id, elements]) => {
+            const node = app.graph.getNodeById(id), box = document.querySelector(`[data-node-id="${id}"]`);
+            const texts = elements && box.innerText.split("\\n").map(line => line.trim());
+            const seen = widget => elements ? texts.includes(widget.label ?? widget.name) : node.isWidgetVisible(widget);
+            return node.widgets.filter(seen).map(widget => widget.name);
+        }""",
+        [node, canvas.renderer == "nodes2"],
+    )
+    return set(names)
 
 
 def default_of(declared: dict, name: str):

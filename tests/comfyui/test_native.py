@@ -10,7 +10,7 @@ from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, PAGE
 from comfyui_otca.tests.comfyui.server import installations
 
 FOUND = installations()
-NEWEST = max(FOUND, key=lambda found: [int(part) for part in found.version.split(".")], default=None)
+NEWEST = max(FOUND, key=lambda found: found.age, default=None)
 # Some of each kind of network in the newest ComfyUI, and two in others. `--everything` asks for all that each has: 62 in 0.33.
 FAMILIES = ("Flux", "Chroma", "SD3", "ZImage", "QwenImage", "Krea2", "WAN21_I2V", "LTXV")
 OLD_FAMILIES = ("Flux", "QwenImage")

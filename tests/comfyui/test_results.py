@@ -172,7 +172,7 @@ def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(sm
     page.locator(".otca-heatmap canvas").wait_for()
     assert page.locator(".otca-heatmap canvas").evaluate(CELLS)["orange"] > 2
 
-    page.locator(".otca-tab-button").click()
+    small.our_tab().click()
     sidebar = page.locator(".otca-sidebar")
     entry = sidebar.locator(f'[data-run="{run_name}"]')
     entry.wait_for()
@@ -180,7 +180,7 @@ def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(sm
     chart = sidebar.locator("figure.otca-chart", has_text="colorfulness").locator("path.otca-line.otca-thin")
     chart.wait_for()
     assert curve_points(chart) == 5
-    page.locator(".otca-tab-button").click()
+    small.our_tab().click()
 
 
 def curve_points(path) -> int:

@@ -10,7 +10,7 @@ TRAINER_SECONDS = 90  # it starts a Python with torch, which takes most of them 
 @pytest.fixture
 def sidebar(small):
     """OTCA's tab, open."""
-    tab = small.page.locator(".otca-tab-button")
+    tab = small.our_tab()
     tab.click()
     panel = small.page.locator(".otca-sidebar")
     panel.wait_for()

@@ -6,7 +6,7 @@ import { advancedWidget } from "../../web/widgets/advanced.js";
 const ROW = 20;
 
 /** A node with a seed and an advanced one, each with its control, and an advanced number; as tall as what it shows. */
-function made({ always = false, linked = null } = {}) {
+function made({ always = false, linked = null, nodes2 = false } = {}) {
   const widget = (name, advanced, linkedWidgets) => ({ name, value: 1, options: { advanced }, linkedWidgets });
   const control = { name: "control_after_generate", value: "increment" };
   const node = {
@@ -19,17 +19,21 @@ function made({ always = false, linked = null } = {}) {
       return this.widgets.at(-1);
     },
     computeSize() {
-      return [300, this.widgets.filter(({ hidden }) => !hidden).length * ROW];
+      return [300, this.widgets.filter((each) => !each.hidden && !(each.advanced && !this.showAdvanced)).length * ROW];
+    },
+    isInputConnected(slot) {
+      return this.inputs[slot].link != null;
     },
     setSize(size) {
       this.size = size;
     },
     setDirtyCanvas() {},
   };
-  advancedWidget.create(node, { alwaysShowsAdvanced: () => always });
+  const page = { nodes2 };
+  const ours = advancedWidget.create(node, { alwaysShowsAdvanced: () => always, showsNodes2: () => page.nodes2 });
   const button = node.widgets.at(-1);
   const shown = () => node.widgets.filter(({ hidden }) => !hidden).map(({ name }) => name);
-  return { node, button, shown, press: () => button.callback() };
+  return { node, button, shown, ours, page, press: () => button.callback() };
 }
 
 test("a new node hides its advanced inputs with their controls, and is as tall as what is left", () => {
@@ -82,7 +86,7 @@ test("what else listens to the node goes on to hear of it", () => {
   const node = made().node;
   const heard = [];
   node.onConfigure = (details) => heard.push(details);
-  advancedWidget.create(node, { alwaysShowsAdvanced: () => false });
+  advancedWidget.create(node, { alwaysShowsAdvanced: () => false, showsNodes2: () => false });
   node.onConfigure("workflow");
   assert.deepEqual(heard, ["workflow"]);
 });
@@ -91,6 +95,25 @@ test("who always wants to see advanced inputs sees them, without a button", () =
   const { button, shown } = made({ always: true });
   assert.ok(!shown().includes(button.name));
   assert.equal(shown().length, 4);
+});
+
+test("in Nodes 2.0 nothing is hidden, so that its own button can show it, and the size is that of what is shown", () => {
+  const { node, ours, page } = made({ nodes2: true });
+  assert.ok(node.widgets.every(({ hidden }) => !hidden));
+  assert.deepEqual(node.size, [300, 2 * ROW]);
+  page.nodes2 = false;
+  ours.show("renderer");
+  assert.equal(node.widgets.filter(({ hidden }) => hidden).length, 3);
+  assert.ok(node.widgets.every(({ advanced }) => !advanced), "the classic renderer leaves room for what is advanced");
+});
+
+test("what is hidden leaves no room in front ends that ask only for sizes, and has its own size again", () => {
+  const { node, press } = made();
+  const [, number, seed, control] = node.widgets;
+  for (const widget of [number, seed, control]) assert.deepEqual(widget.computeSize(300), [0, -4]);
+  node.onConfigure({}); // hidden once more
+  press();
+  for (const widget of [number, seed, control]) assert.equal(widget.computeSize, undefined);
 });
 
 test("only nodes that have advanced inputs get the button", () => {

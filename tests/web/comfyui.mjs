@@ -7,6 +7,7 @@ export const comfyuiMakes = { prompt: null };
 
 export const app = {
   settings: {},
+  ui: { settings: new EventTarget() },
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
   extensionManager: { registerSidebarTab() {}, setting: { get: (id) => app.settings[id] }, toast: { add() {} } },
   graphToPrompt: async () => comfyuiMakes.prompt?.() ?? { output: bareNodes(), workflow: {} },
@@ -17,6 +18,9 @@ export const app = {
 };
 
 export const api = new EventTarget();
+
+/** pack → its templates, in the order of the disk; `web` is the folder of the modules here */
+api.getWorkflowTemplates = async () => ({ other: ["b", "a"], web: ["10 Flux", "01 Quickstart", "9 Wan", "2 tour"] });
 
 /** route → what the server answers */
 api.answers = new Map();

@@ -232,3 +232,9 @@ test("prompts that are made at the same time all have what stands for a bypassed
   }
   assert.equal(tcd.mode, 4);
 });
+
+test("our templates are listed by name, and others' as they come", async () => {
+  const { web, other } = await api.getWorkflowTemplates();
+  assert.deepEqual(web, ["01 Quickstart", "2 tour", "9 Wan", "10 Flux"]);
+  assert.deepEqual(other, ["b", "a"]);
+});

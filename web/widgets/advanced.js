@@ -3,6 +3,9 @@
  * The button that shows a node's advanced inputs, or hides them again, in ComfyUI's classic renderer. Nodes 2.0 has one of its
  * own. Both keep in `showAdvanced` of the node which it is, so that it is saved with the workflow and the same in both. What is
  * hidden keeps its value. An input that is linked is always shown: its link has to end somewhere.
+ *
+ * The classic renderer is told to hide a widget, since it leaves room for one that is only `advanced`. Nodes 2.0 is not: from front
+ * end 1.58 on it would never show one that is hidden, whatever its own button says.
  */
 
 const TEXT = { show: "Show advanced inputs", hide: "Hide advanced inputs" };
@@ -16,6 +19,9 @@ export const advancedWidget = {
 };
 
 class Advanced {
+  /** @type {WeakMap<Widget, Widget["computeSize"]>} the sizes of widgets that are hidden now */
+  sizes = new WeakMap();
+
   /**
    * @param {GraphNode} node
    * @param {Comfy} comfy
@@ -64,22 +70,42 @@ class Advanced {
   }
 
   apply() {
-    const all = Boolean(this.node.showAdvanced) || this.comfy.alwaysShowsAdvanced();
+    const always = this.comfy.alwaysShowsAdvanced();
+    const own = this.comfy.showsNodes2(); // what shows and hides them
     for (const widget of this.widgets) {
-      const hidden = !all && !this.isLinked(widget);
-      for (const each of [widget, ...(widget.linkedWidgets ?? [])]) each.hidden = hidden;
+      const advanced = !always && !this.isLinked(widget);
+      for (const each of [widget, ...(widget.linkedWidgets ?? [])]) {
+        this.hide(each, advanced && !own && !this.node.showAdvanced);
+        each.advanced = advanced && own; // for the size that the node is given
+      }
     }
     this.button.label = this.node.showAdvanced ? TEXT.hide : TEXT.show;
-    this.button.hidden = this.comfy.alwaysShowsAdvanced();
+    this.button.hidden = always;
+  }
+
+  /**
+   * @param {Widget} widget
+   * @param {boolean} hidden
+   */
+  hide(widget, hidden) {
+    if (Boolean(widget.hidden) === hidden) return;
+    widget.hidden = hidden;
+    // Older front ends leave room for it still: nothing, without the gap of 4 to the next one.
+    if (hidden) {
+      this.sizes.set(widget, widget.computeSize);
+      widget.computeSize = () => [0, -4];
+    } else {
+      widget.computeSize = this.sizes.get(widget);
+    }
   }
 
   /** @param {Widget} widget */
   isLinked({ name }) {
-    return this.node.inputs.some((input) => input.widget?.name === name && input.link != null);
+    return this.node.inputs.some((input, slot) => input.widget?.name === name && this.node.isInputConnected(slot));
   }
 
   /** @param {string} kind */
   show(kind) {
-    if (kind === "opened") this.apply();
+    if (kind === "opened" || kind === "renderer") this.apply();
   }
 }

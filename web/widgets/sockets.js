@@ -27,7 +27,7 @@ export const socketsWidget = {
 
     function fit() {
       waiting = false;
-      const connected = rewards().flatMap((input, index) => (input.link == null ? [] : [index + 1]));
+      const connected = rewards().flatMap((input, index) => (node.isInputConnected(node.inputs.indexOf(input)) ? [index + 1] : []));
       const wanted = socketsToShow(connected, defined.length);
       const before = rewards().length;
       for (let count = before; count > wanted; count--) node.removeInput(lastReward());
@@ -47,11 +47,12 @@ export const socketsWidget = {
      */
     function insert(name, type, more) {
       const index = lastReward() + 1;
+      // Asked before anything moves: from front end 1.58 on, a link is found by the place of its input.
+      const behind = node.inputs.flatMap((_, slot) => (slot < index ? [] : (node.getInputLink(slot) ?? [])));
       node.addInput(name, type, more);
       node.inputs.splice(index, 0, ...node.inputs.splice(-1));
-      node.inputs.forEach(({ link }, slot) => {
-        if (link != null && node.graph) node.graph.links[link].target_slot = slot;
-      });
+      // The last one first, so that no two are at the same place.
+      for (const link of behind.reverse()) link.target_slot += 1;
     }
 
     // A workflow that is being loaded, or a link that is being moved, is whole only when the current work is done.
