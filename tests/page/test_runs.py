@@ -89,6 +89,9 @@ def test_summary(site, made):
         "error": None,
         "has_lora": True,
         "has_checkpoint": False,
+        "score": None,
+        "notes": "",
+        "starred": False,
     }
 
 
