@@ -29,6 +29,8 @@ const TEXT = {
   notRecorded: "not recorded",
 };
 
+const DOT_ROOM = 7; // pixels for each evaluation's dot
+
 /**
  * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
  * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
@@ -54,14 +56,21 @@ export function lineChart(options) {
     const toY = scale(yDomain, [height - MARGIN.bottom, MARGIN.top]);
     axes(svg, { width, height, toX, toY, xTicks: iterationTicks(xDomain, width), yTicks: niceTicks(...yDomain, 4) });
 
+    const plotWidth = width - MARGIN.left - MARGIN.right;
     for (const { ys, color, thin } of lines) {
-      const points = decimate(xs, ys, xDomain, width - MARGIN.left - MARGIN.right);
+      const points = decimate(xs, ys, xDomain, plotWidth);
       svg.append(
         s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
       );
       for (const [x, y] of lonePoints(points)) svg.append(s("circle", { cx: toX(x), cy: toY(y), r: 2, fill: color }));
     }
-    for (const { iteration, mean, low: from, high: to } of dots) {
+    const dense = dots.length * DOT_ROOM > plotWidth;
+    if (dense) {
+      // Dots that touch each other would hide the curve: a line says the same.
+      const means = decimate(dots.map(({ iteration }) => iteration), dots.map(({ mean }) => mean), xDomain, plotWidth);
+      svg.append(s("path.otca-line.otca-evaluated", { d: linePath(means, toX, toY) }));
+    }
+    for (const { iteration, mean, low: from, high: to } of dense ? [] : dots) {
       const x = toX(iteration);
       svg.append(
         s("line.otca-error-bar", { x1: x, x2: x, y1: toY(from), y2: toY(to) }),
@@ -235,7 +244,7 @@ function stretch(edges, bin) {
  * @param {[number, number]} range
  * @param {number} width
  */
-function iterationTicks([first, last], width) {
+export function iterationTicks([first, last], width) {
   return wholeTicks(first, last, Math.max(2, Math.floor(width / 80)));
 }
 
@@ -248,8 +257,9 @@ function iterationTicks([first, last], width) {
  * @param {(value: number) => number} frame.toY
  * @param {number[]} frame.xTicks
  * @param {number[]} frame.yTicks
+ * @param {string} [frame.xLabel]
  */
-function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
+export function axes(svg, { width, height, toX, toY, xTicks, yTicks, xLabel = TEXT.iteration }) {
   for (const tick of yTicks) {
     const y = toY(tick);
     svg.append(
@@ -258,7 +268,7 @@ function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
     );
   }
   iterationLabels(svg, xTicks, toX, width - MARGIN.right, height - MARGIN.bottom + 9);
-  svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, TEXT.iteration, "middle"));
+  svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, xLabel, "middle"));
 }
 
 /**
