@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import os
 import threading
 from array import array
@@ -17,6 +19,7 @@ MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
 TAIL = 16 * 1024  # bytes that hold the last row of nearly every run
 
 
+NO_ROW = -1  # in place of the iteration of a line that is none
 MOST_LINE = 1024**2  # bytes of one row; a longer line is no row
 
 
@@ -33,6 +36,7 @@ class LineIndex:
     end: int = 0  # of the last complete line
     last_line: bytes = b""
     rewrites: int = 0  # how often the file turned out to be another one than before
+    _iterations: array = field(default_factory=lambda: array("q"))  # of the lines that were checked, from the first one
     _indexed: int = 0  # up to where `starts` knows all lines
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -47,6 +51,29 @@ class LineIndex:
             rows = map(parsed, file.read(end - first).splitlines())
         return [row for row in rows if row and row["iteration"] > after], more
 
+    def texts(self, path: Path | None, after: int) -> tuple[list[bytes], bool]:
+        """As `rows`, each as it stands in the file. A line is checked once: a long run is shown again without parsing it."""
+        with self._lock:
+            count = 0 if path is None else self._index(path)
+            if path is None or count <= after:
+                return [], False
+            more = count - after > MOST_ROWS
+            until = after + MOST_ROWS if more else count
+            with open(path, "rb") as file:
+                file.seek(self.starts[after])
+                lines = file.read((self.starts[until] if more else self.end) - self.starts[after]).splitlines()
+            if len(self._iterations) < after:  # whoever asks first asks from the beginning; else the rest is read now
+                self._check(path)
+            for line in lines[len(self._iterations) - after :]:
+                self._iterations.append((parsed(line) or {}).get("iteration", NO_ROW))
+            kept = zip(lines, self._iterations[after:until], strict=True)
+            return [line.removeprefix(codecs.BOM_UTF8) for line, iteration in kept if iteration > after], more
+
+    def _check(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            for line in itertools.islice(file, len(self._iterations), len(self.starts)):
+                self._iterations.append((parsed(line) or {}).get("iteration", NO_ROW))
+
     def last(self, path: Path | None) -> dict | None:
         with self._lock:
             if path is None:
@@ -60,6 +87,7 @@ class LineIndex:
         file.seek(self.end - len(self.last_line))
         if file.read(len(self.last_line)) != self.last_line:
             self.starts, self.end, self.last_line, self._indexed = array("Q"), 0, b"", 0
+            self._iterations = array("q")
             self.rewrites += 1
 
     def _read_end(self, file: BinaryIO) -> None:

@@ -43,7 +43,7 @@ export function lineChart(options) {
   /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
   return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
-    const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
+    const xDomain = extent([...xs.slice(0, 1), ...xs.slice(-1), ...dots.map((dot) => dot.iteration)]);
     let low = Infinity;
     let high = -Infinity;
     for (const values of [...lines.map((line) => line.ys), dots.map((dot) => dot.low), dots.map((dot) => dot.high)]) {

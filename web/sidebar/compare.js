@@ -135,7 +135,7 @@ function curvesPart(comfy, compared) {
         dots: isEvaluated(key),
         ...curveOf(one, key, bySeconds),
       }));
-      drawn.update({ curves, bySeconds, rest: "" });
+      drawn.update(() => ({ curves, bySeconds, rest: "" }));
       setText(error, "");
     } catch (problem) {
       figures.delete(key);
