@@ -66,7 +66,7 @@ def sidebar(canvas):
 
 
 def names(panel):
-    return panel.locator(".otca-run-title").all_inner_texts()
+    return panel.locator(".otca-run-title").all_text_contents()  # also of entries that are out of view
 
 
 def entry(panel, run):
@@ -79,7 +79,7 @@ def test_the_list_is_narrowed_sorted_starred_and_noted(canvas, sidebar, kept, ru
     panel.get_by_label("Filter by name or notes").fill(run_name)
     panel.get_by_label("Sort by").select_option("score")
     canvas.wait("() => document.querySelectorAll('.otca-run-title').length === 2")
-    assert names(panel) == [best.name, worst.name] and "score 0.75" in entry(panel, best).inner_text()
+    assert names(panel) == [best.name, worst.name] and "score 0.75" in entry(panel, best).text_content()
     panel.get_by_label("Sort by").select_option("name")
     assert names(panel) == [worst.name, best.name]
 

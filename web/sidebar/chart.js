@@ -134,6 +134,19 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
 }
 
 /**
+ * A probe that is made when somebody first points at the chart: a curve that grows is drawn more often than it is asked.
+ *
+ * @param {() => Probe} make
+ * @returns {Probe}
+ */
+export function lazyProbe(make) {
+  /** @type {Probe | null} */
+  let made = null;
+  const probe = () => (made ??= make());
+  return { at: (x) => probe().at(x), next: (x, move) => probe().next(x, move) };
+}
+
+/**
  * Finds the nearest of some positions.
  *
  * @param {number[]} positions ascending

@@ -17,7 +17,7 @@ import {
   wholeTicks,
 } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
-import { MARGIN, chart, probeOf } from "./chart.js";
+import { MARGIN, chart, lazyProbe, probeOf } from "./chart.js";
 import { h, s } from "./dom.js";
 
 const TEXT = {
@@ -31,6 +31,8 @@ const TEXT = {
 
 const DOT_ROOM = 7; // pixels for each evaluation's dot
 
+/** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
+
 /**
  * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
  * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
@@ -39,7 +41,6 @@ const DOT_ROOM = 7; // pixels for each evaluation's dot
  */
 export function lineChart(options) {
   /** @typedef {{name: string, ys: Value[], color: string, thin?: boolean}} Line */
-  /** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
   /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
   return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
@@ -83,22 +84,32 @@ export function lineChart(options) {
       if (x >= MARGIN.left) svg.append(s("line.otca-change", { x1: x, x2: x, y1: MARGIN.top, y2: height - MARGIN.bottom }));
     }
 
-    // Evaluations lie between iterations too: one was made before the first.
-    const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
-    return probeOf(stops.map(toX), (index) => {
-      const row = xs.indexOf(stops[index]);
-      const dot = dots.find(({ iteration }) => iteration === stops[index]);
-      const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
-      const mark = marks.find(({ iteration }) => iteration === stops[index]);
-      return [
-        `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
-        dot && TEXT.evaluation(dot),
-        mark && TEXT.changed(mark.lines),
-      ]
-        .filter(Boolean)
-        .join(" · ");
-    });
+    return lazyProbe(() => lineProbe(model, toX));
   }, options);
+}
+
+/**
+ * What stands at each iteration of a line chart.
+ *
+ * @param {{xs: number[], lines: {name: string, ys: Value[]}[], dots?: Dots, marks?: Change[]}} model
+ * @param {(value: number) => number} toX
+ */
+function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
+  // Evaluations lie between iterations too: one was made before the first.
+  const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
+  return probeOf(stops.map(toX), (index) => {
+    const row = xs.indexOf(stops[index]);
+    const dot = dots.find(({ iteration }) => iteration === stops[index]);
+    const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
+    const mark = marks.find(({ iteration }) => iteration === stops[index]);
+    return [
+      `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
+      dot && TEXT.evaluation(dot),
+      mark && TEXT.changed(mark.lines),
+    ]
+      .filter(Boolean)
+      .join(" · ");
+  });
 }
 
 /**
