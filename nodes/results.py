@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..host import comfyui, devices, resident
+from ..host import comfyui, devices, paths, resident
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
 from . import payloads
@@ -153,6 +153,31 @@ def release() -> int:
         if comfyui.our_prompt_running():
             raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
         return resident.release_all()
+
+
+def let_go(run: str) -> None:
+    """A run that this process has made on the canvas ends here, complete on disk, so that its folder is free. The next prompt
+    of its graph begins another one.
+
+    Raises:
+        Busy: a prompt with our nodes is running, or what it learned cannot be saved.
+    """
+    from ..trainer.run import ownership
+    from ..trainer.run.folder import RunError
+    from ..trainer.run.opening import run_at
+
+    with resident.moving:
+        opened = run_at(paths.runs_folder() / run)
+        if opened is None:
+            return
+        if comfyui.our_prompt_running():
+            raise Busy(
+                f"run {run} is open on the canvas, and a prompt is running. Fix: stop it, or wait until it has ended"
+            )
+        try:
+            ownership.let_go(opened)
+        except RunError as error:
+            raise Busy(str(error)) from error
 
 
 def make_room_for_others() -> None:

@@ -7,6 +7,7 @@ ComfyUI, so requests name things by id and never by path, and change things only
 from __future__ import annotations
 
 import importlib
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -52,6 +53,8 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )
+    # What is read of hundreds of runs is remembered, so that the sidebar opens quickly the first time, too.
+    threading.Thread(target=runs.summaries, name="otca runs", daemon=True).start()
 
 
 def _trainings_setting(prompt_server, request) -> int | None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,16 @@ class Jobs:
                 own_folders.remove_own(run.folder)  # else the name would be taken by a run that never began
                 raise
         return run
+
+    @contextlib.contextmanager
+    def at_rest(self, run: Run) -> Iterator[None]:
+        """While nothing trains the run, and none of the page begins to. Raises Refused (409) where something does."""
+        with self._starting:
+            if unseen := claim.doubt(run.folder):
+                raise Refused(409, unseen)
+            if run.busy() or any(waiting.run.id == run.id for waiting in self._queue):
+                raise Refused(409, _busy(run))
+            yield
 
     def resume(self, run: Run, iterations: int | None, gpus: Gpus) -> str | None:
         """Continues from the last checkpoint, to `iterations` in all; returns a line for a human where something differs.

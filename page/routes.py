@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from ..host.desktop import can_open
 from ..host.names import plain_name
 from ..host.questions import desk
+from ..trainer.run.layout import METRICS
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
@@ -28,6 +31,8 @@ from .checks import (
 )
 from .export import commands
 from .jobs import Gpus, Jobs, as_json
+from .library import Library
+from .library_routes import add_library_routes, is_local
 from .permissions import add_permission_routes
 from .runs import Run, Runs
 from .votes import add_vote_routes
@@ -60,6 +65,7 @@ class Live(Protocol):
     def results_of(self, prompt: Mapping, workflow: str | None) -> dict[str, dict[str, dict]]: ...
     def preview_png(self, node: str, sample: int, step: int, workflow: str | None, made_by: str) -> bytes: ...
     def release(self) -> int: ...
+    def let_go(self, run: str) -> None: ...
 
 
 def add_routes(
@@ -99,6 +105,7 @@ def add_routes(
         post(path)(handler)
     add_permission_routes(post, jobs.node_classes)
     add_vote_routes(routes, desk)
+    add_library_routes(routes, Library(runs, jobs, live), loras_folder)
 
 
 # Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
@@ -153,16 +160,18 @@ class RunRoutes:
         return {"runs": await asyncio.to_thread(self.runs.summaries)}
 
     async def one_run(self, request: web.Request) -> dict:
-        return await asyncio.to_thread((await _named_run(self.runs, request)).details)
+        details = await asyncio.to_thread((await _named_run(self.runs, request)).details)
+        return {**details, "can_open": is_local(request) and can_open()}
 
     async def metrics(self, request: web.Request) -> web.Response:
         run, after = await _named_run(self.runs, request), query_number(request, "after", default=0)
 
         def answer() -> web.Response:
-            rows, more = run.metrics(after)
-            return web.json_response(
-                {"rows": rows, "more": more, "evaluations": run.evaluations(), "changes": run.changes()}
-            )
+            lines, more = run.metrics_index.texts(run.file(METRICS), after)
+            rest = {"more": more, "evaluations": run.evaluations(), "changes": run.changes()}
+            # The rows are JSON already: of ten thousand, parsing and writing them again took longer than all else.
+            text = b'{"rows": [' + b", ".join(lines) + b"], " + json.dumps(rest).encode()[1:]
+            return web.Response(body=text, content_type="application/json", charset="utf-8")
 
         return await asyncio.to_thread(answer)
 

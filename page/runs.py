@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..host import claim, files, own_folders
-from ..host.files import beside, present, put_in_place, write_text
+from ..host.files import beside, is_plain_file, present, put_in_place, write_text
 from ..host.names import SEPARATORS
 from ..trainer import keys
+from ..trainer.flow.files import read_metadata
 from ..trainer.run import layout, status, verdicts
 from ..trainer.run.layout import (
     ADAPTERS,
@@ -26,6 +27,7 @@ from ..trainer.run.layout import (
     EVALUATIONS,
     LOG,
     METRICS,
+    NOTES,
     PICTURES,
     SAMPLES,
     STATUS,
@@ -34,9 +36,10 @@ from ..trainer.run.layout import (
 from ..trainer.run.status import Status
 from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
-from . import lines
+from . import lines, listing
 from .checks import Refused
 from .lines import LineIndex
+from .listing import Remembered
 
 MOST_LOG = 64 * 1024
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
@@ -49,6 +52,7 @@ class Runs:
         """`canvas_at_work`: is ComfyUI executing a prompt of that run? Between prompts a run on its canvas idles."""
         self.folder, self.canvas_at_work = folder, canvas_at_work
         self._metrics: dict[Path, LineIndex] = {}
+        self._remembered = Remembered()
 
     def summaries(self) -> list[dict[str, Any]]:
         """Of every run, newest first. One that cannot be read is listed with the reason."""
@@ -69,10 +73,13 @@ class Runs:
     def _summary(self, run: Run) -> dict[str, Any] | None:
         """None of what is no run, or is gone by now. Whatever is wrong with one run is said of that one."""
         try:
-            if not stat.S_ISDIR(os.stat(run.folder).st_mode) or not leads_inside(self.folder(), run.folder):
+            mode = os.lstat(run.folder).st_mode
+            if stat.S_ISLNK(mode) and leads_inside(self.folder(), run.folder):
+                mode = os.stat(run.folder).st_mode
+            if not stat.S_ISDIR(mode):
                 return None
             holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
-            summary = run.summary() if holds else None
+            summary = self._remembered.summary(run.folder, run.summary) if holds else None
         except FileNotFoundError:  # it went away, or is a link to nothing
             return None
         except (OSError, ValueError, RuntimeError) as error:  # a loop of links is either, as Python's version has it
@@ -97,6 +104,11 @@ class Runs:
         own_folders.mark_own(self.folder() / name)
         return self._run(name)
 
+    def forget(self, run: Run) -> None:
+        """What was remembered of a run whose folder is gone, or has another name."""
+        self._metrics.pop(run.folder, None)
+        self._remembered.forget(run.folder)
+
     def _run(self, name: str) -> Run:
         folder = self.folder() / name
         return Run(folder, self._metrics.setdefault(folder, LineIndex()), self.canvas_at_work)
@@ -120,6 +132,8 @@ class Run:
     def file(self, name: str) -> Path | None:
         """A file of this run; None where there is none, or where it is a link out of the run's folder."""
         path = self.folder / name
+        if "/" not in name and is_plain_file(path):  # which no link leads out of
+            return path
         return path if path.is_file() and leads_inside(self.folder, path) else None
 
     def summary(self) -> dict[str, Any]:
@@ -146,7 +160,14 @@ class Run:
             "error": "\n".join(reasons) or None,
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
+            "score": listing.score(self.file(EVALUATIONS)),
+            **self.noted(),
         }
+
+    def noted(self) -> dict[str, Any]:
+        """What the user says of the run: {notes, starred}."""
+        written = layout.read_own(self.folder, NOTES, _quietly) or {}
+        return {"notes": written.get("notes") or "", "starred": written.get("starred") is True}
 
     def _problems(self) -> list[str]:
         """What keeps the run from being resumed, a line each."""
@@ -178,6 +199,9 @@ class Run:
             "error": message,
             "has_lora": False,
             "has_checkpoint": False,
+            "score": None,
+            "notes": "",
+            "starred": False,
         }
 
     def details(self) -> dict[str, Any]:
@@ -304,7 +328,7 @@ class Run:
             raise Refused(409, message)
         names = []
         for source in sources:
-            target = loras / "otca" / source.name.replace("lora", self.id, 1)
+            target = _free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = beside(target)
             try:
@@ -328,6 +352,24 @@ class Run:
             return layout.read_own(self.folder, WORKFLOW) or {}
         except files.Damaged:
             return {}
+
+
+def _free_copy(target: Path, source: Path) -> Path:
+    """Where an adapter is copied to: not over that of another run, which had the name before this one."""
+    stem, number = target.stem, 1
+    while _of_another_run(target, source):
+        number += 1
+        target = target.with_name(f"{stem}-{number}{target.suffix}")
+    return target
+
+
+def _of_another_run(target: Path, source: Path) -> bool:
+    """Whether both files say whose they are, and are of two runs."""
+    try:
+        there, ours = (read_metadata(path).get("otca_run_id") for path in (target, source))
+    except ValueError:  # nothing there, or nothing that training wrote
+        return False
+    return bool(there and ours) and there != ours
 
 
 def is_id(name: str) -> bool:

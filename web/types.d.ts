@@ -209,12 +209,47 @@ interface Run {
   has_lora: boolean;
   error?: string | null;
   warning?: string | null;
+  score: number | null; // evaluation/sum of the last evaluation
+  notes: string;
+  starred: boolean;
 }
 
 /** What is read of the run that is shown. */
 interface RunDetails extends Run {
   samples: string[];
   pictures: string[];
+  can_open: boolean; // its folder, on the machine of this page
+}
+
+/** Figures of a run, a column each, and its evaluations. */
+interface Figures {
+  iterations: number[];
+  columns: Record<string, Value[]>;
+  names: string[]; // of all its figures
+  evaluations: Evaluation[];
+}
+
+/** Left, top, width, height in pixels. */
+type Box = [number, number, number, number];
+
+/** One picture in a grid of samples. */
+type Picture = { prompt: string; seed: number; box: Box };
+
+/** An evaluation's grid of samples: a file of the run, and where in it each picture is. */
+interface Grid {
+  iteration: number;
+  file: string;
+  size: [number, number];
+  pictures: Picture[];
+}
+
+/** What is about to be deleted. */
+interface Removal {
+  folder: string;
+  bytes: number;
+  files: number;
+  trash: boolean;
+  begun_with: string[]; // runs that begin with its adapter
 }
 
 /** A line of metrics.jsonl. */

@@ -32,6 +32,7 @@ class FakeLive:
 
     def __init__(self):
         self.busy = False
+        self.gone = []  # runs that were let go
 
     def results_of(self, prompt, workflow):
         return {node: {"credit": {"node": node, "workflow": workflow}} for node in prompt if node == "1:9"}
@@ -47,6 +48,11 @@ class FakeLive:
         if self.busy:
             raise self.Busy("a prompt is running. Fix: wait")
         return 2
+
+    def let_go(self, run):
+        if self.busy:
+            raise self.Busy("a prompt is running. Fix: wait")
+        self.gone.append(run)
 
 
 class Answer:

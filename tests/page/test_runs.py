@@ -89,6 +89,9 @@ def test_summary(site, made):
         "error": None,
         "has_lora": True,
         "has_checkpoint": False,
+        "score": None,
+        "notes": "",
+        "starred": False,
     }
 
 
@@ -348,3 +351,34 @@ def test_an_adapter_that_is_in_use_is_refused_and_leaves_nothing(site, made, mon
     answer = site.post("/otca/runs/first/lora")
     assert answer.status == 409 and "Access is denied" in answer.error and "Fix: have ComfyUI unload" in answer.error
     assert [path.read_bytes() for path in (site.loras / "otca").iterdir()] == [b"before"]
+
+
+def test_the_list_reads_a_long_run_from_its_end_and_its_rows_are_whole_all_the_same(site, made, monkeypatch):
+    """Rows longer than what is read first, a half-written line, a rewrite that the list alone notices."""
+    monkeypatch.setattr(lines_module, "TAIL", 50)
+    path = made(rows=40) / "metrics.jsonl"
+    assert site.get("/otca/runs").json["runs"][0]["iteration"] == 40
+    with open(path, "a") as file:
+        file.write(made.row(41) + made.row(42)[:30])
+    assert site.get("/otca/runs").json["runs"][0]["iteration"] == 41
+    assert iterations(site) == list(range(1, 42))
+    path.write_text("".join(made.row(i, loss=i) for i in range(1, 6)))
+    (summary,) = site.get("/otca/runs").json["runs"]
+    assert (summary["iteration"], summary["rewrites"]) == (5, 1)
+    assert iterations(site, 3) == [4, 5] and iterations(site) == [1, 2, 3, 4, 5]
+
+
+def test_rows_that_are_none_are_left_out_however_often_they_are_asked_for(site, made):
+    broken = ['{"iteration": 2, "loss": NaN}\n', "[]\n", '{"iteration": 4, "reward/x/mean": "much"}\n']
+    text = made.row(1) + "".join(broken) + made.row(5) + made.row(6)
+    made(files={"metrics.jsonl": text.encode()})
+    for _ in range(2):
+        assert iterations(site) == [1, 5, 6] and iterations(site, 5) == [6] and iterations(site, 1) == [5, 6]
+
+
+def test_a_long_run_is_checked_once(site, made, monkeypatch):
+    made(rows=300)
+    assert len(iterations(site)) == 300
+    parsed, parse = [], lines_module.parsed
+    monkeypatch.setattr(lines_module, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
+    assert len(iterations(site)) == 300 and not parsed

@@ -20,6 +20,10 @@ POSTS = [
     "/otca/results",
     "/otca/permissions/wants",
     "/otca/permissions/allow",
+    "/otca/runs/first/note",
+    "/otca/runs/first/rename",
+    "/otca/runs/first/delete",
+    "/otca/runs/first/open",
 ]
 GETS = [
     "/otca/preview?node=9&sample=0&step=0",
@@ -29,6 +33,9 @@ GETS = [
     "/otca/runs/first/log",
     "/otca/runs/first/workflow",
     "/otca/runs/first/pictures/samples.png",
+    "/otca/runs/first/removal",
+    "/otca/runs/first/columns?name=loss",
+    "/otca/runs/first/samples",
 ]
 PNG, SECRET = b"picture", b"SECRET"
 
@@ -215,6 +222,9 @@ def test_plain_names(name):
         "/otca/runs/{}/metrics",
         "/otca/runs/{}/log",
         "/otca/runs/{}/pictures/samples.png",
+        "/otca/runs/{}/removal",
+        "/otca/runs/{}/columns",
+        "/otca/runs/{}/samples",
         "/otca/runs/first/pictures/{}",
     ],
 )

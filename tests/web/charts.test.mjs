@@ -11,7 +11,7 @@ function shown(chart, model) {
   const [svg] = chart.element.all("otca-chart-plot");
   const [readout] = chart.element.all("otca-chart-readout");
   svg.clientWidth = 400;
-  chart.update(model);
+  chart.update(() => model);
   const press = (key) => svg.dispatchEvent(Object.assign(new Event("keydown", { cancelable: true }), { key }));
   return { svg, readout, press };
 }
@@ -40,4 +40,21 @@ test("iterations whose credit was not recorded say so", () => {
   assert.equal(readout.textContent, "it. 2: not recorded");
   press("ArrowLeft");
   assert.equal(readout.textContent, "it. 1: most 1.5 (step 3), least 0.5 (step 7)");
+});
+
+test("a chart that nobody sees computes nothing, and shows the latest once it is seen", () => {
+  const chart = lineChart({ title: "reward" });
+  const { readout } = shown(chart, line([1, 2], "2"));
+  const computed = [];
+  const update = (value) => chart.update(() => (computed.push(value), line([1, value], String(value))));
+  chart.element.seen(false);
+  update(3);
+  update(4);
+  assert.deepEqual(computed, []);
+  assert.equal(readout.textContent, "2");
+  chart.element.seen(true);
+  assert.deepEqual(computed, [4]);
+  assert.equal(readout.textContent, "4");
+  chart.element.seen(true);
+  assert.deepEqual(computed, [4], "nothing is new");
 });

@@ -163,6 +163,19 @@ export function openPage() {
     observe() {}
     disconnect() {}
   };
+  globalThis.IntersectionObserver = class {
+    constructor(callback) {
+      this.callback = callback;
+    }
+
+    /** All is in view, unless a test says otherwise by `element.seen(false)`. */
+    observe(element) {
+      element.seen = (isIntersecting) => this.callback([{ isIntersecting }]);
+      element.seen(true);
+    }
+
+    disconnect() {}
+  };
   return document;
 }
 

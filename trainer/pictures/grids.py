@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +12,7 @@ import torch
 
 from ...host.files import write_bytes
 from .media import mp4
+from .sheet import COLUMNS, LINE, laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,31 +20,25 @@ if TYPE_CHECKING:
 FRAMES_PER_SECOND = 16  # of videos, as Wan makes them
 
 
-def sample_grid(images: Tensor, captions: Sequence[str], columns: int = 8, scale: int | None = None) -> np.ndarray:
+def sample_grid(
+    images: Tensor, captions: Sequence[str], columns: int = COLUMNS, scale: int | None = None
+) -> np.ndarray:
     """Pictures [N, H, W, 3] in rows, each with its caption beneath; small ones are enlarged by whole pixels."""
     from PIL import Image, ImageDraw, ImageFont
 
-    count, height, width = images.shape[:3]
-    columns = min(columns, count)
+    height, width = images.shape[1:3]
     scale = scale or max(1, 120 // width)
-    cell, line, gap = (width * scale, height * scale), 11, 8
-    font = ImageFont.load_default(10)
-    wrapped = [textwrap.wrap(caption, max(10, cell[0] // 5))[:3] for caption in captions]
-    text_height = line * max((len(lines) for lines in wrapped), default=0) + gap
-    sheet = Image.new(
-        "RGB",
-        (columns * (cell[0] + gap) + gap, math.ceil(count / columns) * (cell[1] + text_height + gap) + gap),
-        "white",
-    )
-    pen = ImageDraw.Draw(sheet)
-    for number, (picture, lines) in enumerate(zip(images, wrapped, strict=True)):
-        x = gap + number % columns * (cell[0] + gap)
-        y = gap + number // columns * (cell[1] + text_height + gap)
+    layout, font = laid_out((width * scale, height * scale), captions, columns), ImageFont.load_default(10)
+    grid = Image.new("RGB", layout.size, "white")
+    pen = ImageDraw.Draw(grid)
+    for number, (picture, lines) in enumerate(zip(images, layout.captions, strict=True)):
+        x, y, *_ = layout.box(number)
         thumbnail = Image.fromarray((picture.clamp(0, 1) * 255).round().byte().numpy())
-        sheet.paste(thumbnail.resize(cell, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS), (x, y))
+        enlarged = thumbnail.resize(layout.cell, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+        grid.paste(enlarged, (x, y))
         for row, text in enumerate(lines):
-            pen.text((x, y + cell[1] + 2 + row * line), text, fill="#333333", font=font)
-    return np.asarray(sheet)
+            pen.text((x, y + layout.cell[1] + 2 + row * LINE), text, fill="#333333", font=font)
+    return np.asarray(grid)
 
 
 def before_after(

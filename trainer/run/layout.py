@@ -45,6 +45,7 @@ CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is know
 STATUS = "status.json"
 BUDGET = "budget.json"  # what ends the training instead of its number of iterations
 WANDB = "wandb.json"  # project and id of the run there
+NOTES = "notes.json"  # what the user says of the run; no training writes it
 LOG = "train.log"  # what a trainer printed that the page started
 PICTURES = ("samples.png", "rewards.png", "credit.png")
 SAMPLES, CHECKPOINTS = "samples", "checkpoints"
@@ -123,6 +124,7 @@ FILES: dict[str, OwnFile] = {
         }
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
+    NOTES: OwnFile("your notes and the star", fields={"notes": maybe(TEXT), "starred": maybe(FLAG)}),
     WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),
     WORKFLOW: OwnFile(
         fix="put the file back, or export the workflow again and train that with --output and --resume",

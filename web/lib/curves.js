@@ -120,26 +120,29 @@ export function decimate(xs, ys, domain, columns) {
     return isNumber(y) ? [xs[index], y] : null;
   };
   if (xs.length <= columns * 2) return xs.map((_, index) => point(index));
-  const height = (/** @type {number} */ index) => ys[index] ?? NaN;
   const toColumn = scale(domain, [0, columns]);
   /** @type {Point[]} */
   const kept = [];
-  let start = 0;
-  while (start < xs.length) {
+  // Plain loops: this is done for ten thousand points, some ten times, whenever one of them is new.
+  for (let start = 0; start < xs.length; ) {
     const column = Math.floor(toColumn(xs[start]));
+    let [first, last, lowest, highest] = [-1, -1, -1, -1];
     let end = start;
-    const known = [];
-    while (end < xs.length && Math.floor(toColumn(xs[end])) === column) {
-      if (isNumber(ys[end])) known.push(end);
-      end += 1;
+    for (; end < xs.length && Math.floor(toColumn(xs[end])) === column; end++) {
+      const y = ys[end];
+      if (!isNumber(y)) continue;
+      if (first < 0) first = lowest = highest = end;
+      last = end;
+      if (y < /** @type {number} */ (ys[lowest])) lowest = end;
+      if (y > /** @type {number} */ (ys[highest])) highest = end;
     }
-    if (known.length) {
-      const lowest = known.reduce((best, index) => (height(index) < height(best) ? index : best));
-      const highest = known.reduce((best, index) => (height(index) > height(best) ? index : best));
-      const indices = [...new Set([known[0], lowest, highest, known[known.length - 1]])].sort((a, b) => a - b);
-      kept.push(...indices.map(point));
-    } else {
-      kept.push(null);
+    if (first < 0) kept.push(null);
+    else {
+      const [earlier, later] = lowest < highest ? [lowest, highest] : [highest, lowest];
+      kept.push(point(first));
+      if (earlier !== first) kept.push(point(earlier));
+      if (later !== earlier && later !== first) kept.push(point(later));
+      if (last !== later && last !== first) kept.push(point(last));
     }
     start = end;
   }

@@ -4,7 +4,7 @@
 /** Every status: its word, its PrimeIcon and the CSS class of its colour. */
 export const STATUS = {
   queued: { word: "queued", icon: "pi-hourglass", tone: "running" }, // until another training ends
-  running: { word: "running", icon: "pi-spin pi-spinner", tone: "running" },
+  running: { word: "running", icon: "pi-play-circle", tone: "running" }, // still: with what moves, every frame would style the page anew
   idle: { word: "idle", icon: "pi-clock", tone: "running" }, // on the canvas, until the next prompt is queued
   finished: { word: "finished", icon: "pi-check-circle", tone: "good" },
   stopped: { word: "stopped", icon: "pi-pause-circle", tone: "paused" },

@@ -50,6 +50,9 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
   const cursor = s("line.otca-chart-cursor");
   /** @type {Model | null} */
   let model = null;
+  /** @type {(() => Model) | null} */
+  let pending = null; // what is to be drawn
+  let isSeen = false;
   /** @type {Probe | null} */
   let probe = null;
   /** @type {number | null} */
@@ -97,18 +100,50 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
     at = at === null ? svg.clientWidth - MARGIN.right : probe.next(at, move);
     show();
   });
+  /** Draws what is new, if anybody can see it: of a long run's many charts few are in view. */
+  function drawSeen() {
+    if (!pending || !isSeen) return;
+    model = pending();
+    pending = null;
+    redraw();
+  }
+
   const observer = new ResizeObserver(redraw);
   observer.observe(svg);
+  const sight = new IntersectionObserver(
+    (entries) => {
+      isSeen = entries[entries.length - 1].isIntersecting;
+      drawSeen();
+    },
+    { rootMargin: "200px" },
+  );
+  sight.observe(element);
 
   return {
     element,
-    /** @param {Model} next */
+    /** @param {() => Model} next computes what is drawn, once it is seen */
     update(next) {
-      model = next;
-      redraw();
+      pending = next;
+      drawSeen();
     },
-    dispose: () => observer.disconnect(),
+    dispose() {
+      observer.disconnect();
+      sight.disconnect();
+    },
   };
+}
+
+/**
+ * A probe that is made when somebody first points at the chart: a curve that grows is drawn more often than it is asked.
+ *
+ * @param {() => Probe} make
+ * @returns {Probe}
+ */
+export function lazyProbe(make) {
+  /** @type {Probe | null} */
+  let made = null;
+  const probe = () => (made ??= make());
+  return { at: (x) => probe().at(x), next: (x, move) => probe().next(x, move) };
 }
 
 /**

@@ -17,7 +17,7 @@ import {
   wholeTicks,
 } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
-import { MARGIN, chart, probeOf } from "./chart.js";
+import { MARGIN, chart, lazyProbe, probeOf } from "./chart.js";
 import { h, s } from "./dom.js";
 
 const TEXT = {
@@ -29,6 +29,10 @@ const TEXT = {
   notRecorded: "not recorded",
 };
 
+const DOT_ROOM = 7; // pixels for each evaluation's dot
+
+/** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
+
 /**
  * Lines of `model.lines` [{name, ys, color, thin}] over `model.xs`, evaluations as dots with error bars, and a dotted line
  * before each iteration of `model.marks` [{iteration, lines}], the first one with a changed value.
@@ -37,11 +41,10 @@ const TEXT = {
  */
 export function lineChart(options) {
   /** @typedef {{name: string, ys: Value[], color: string, thin?: boolean}} Line */
-  /** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
   /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
   return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
-    const xDomain = extent([...xs, ...dots.map((dot) => dot.iteration)]);
+    const xDomain = extent([...xs.slice(0, 1), ...xs.slice(-1), ...dots.map((dot) => dot.iteration)]);
     let low = Infinity;
     let high = -Infinity;
     for (const values of [...lines.map((line) => line.ys), dots.map((dot) => dot.low), dots.map((dot) => dot.high)]) {
@@ -54,14 +57,21 @@ export function lineChart(options) {
     const toY = scale(yDomain, [height - MARGIN.bottom, MARGIN.top]);
     axes(svg, { width, height, toX, toY, xTicks: iterationTicks(xDomain, width), yTicks: niceTicks(...yDomain, 4) });
 
+    const plotWidth = width - MARGIN.left - MARGIN.right;
     for (const { ys, color, thin } of lines) {
-      const points = decimate(xs, ys, xDomain, width - MARGIN.left - MARGIN.right);
+      const points = decimate(xs, ys, xDomain, plotWidth);
       svg.append(
         s(thin ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
       );
       for (const [x, y] of lonePoints(points)) svg.append(s("circle", { cx: toX(x), cy: toY(y), r: 2, fill: color }));
     }
-    for (const { iteration, mean, low: from, high: to } of dots) {
+    const dense = dots.length * DOT_ROOM > plotWidth;
+    if (dense) {
+      // Dots that touch each other would hide the curve: a line says the same.
+      const means = decimate(dots.map(({ iteration }) => iteration), dots.map(({ mean }) => mean), xDomain, plotWidth);
+      svg.append(s("path.otca-line.otca-evaluated", { d: linePath(means, toX, toY) }));
+    }
+    for (const { iteration, mean, low: from, high: to } of dense ? [] : dots) {
       const x = toX(iteration);
       svg.append(
         s("line.otca-error-bar", { x1: x, x2: x, y1: toY(from), y2: toY(to) }),
@@ -74,22 +84,32 @@ export function lineChart(options) {
       if (x >= MARGIN.left) svg.append(s("line.otca-change", { x1: x, x2: x, y1: MARGIN.top, y2: height - MARGIN.bottom }));
     }
 
-    // Evaluations lie between iterations too: one was made before the first.
-    const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
-    return probeOf(stops.map(toX), (index) => {
-      const row = xs.indexOf(stops[index]);
-      const dot = dots.find(({ iteration }) => iteration === stops[index]);
-      const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
-      const mark = marks.find(({ iteration }) => iteration === stops[index]);
-      return [
-        `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
-        dot && TEXT.evaluation(dot),
-        mark && TEXT.changed(mark.lines),
-      ]
-        .filter(Boolean)
-        .join(" · ");
-    });
+    return lazyProbe(() => lineProbe(model, toX));
   }, options);
+}
+
+/**
+ * What stands at each iteration of a line chart.
+ *
+ * @param {{xs: number[], lines: {name: string, ys: Value[]}[], dots?: Dots, marks?: Change[]}} model
+ * @param {(value: number) => number} toX
+ */
+function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
+  // Evaluations lie between iterations too: one was made before the first.
+  const stops = [...new Set([...xs, ...dots.map((dot) => dot.iteration)])].sort((a, b) => a - b);
+  return probeOf(stops.map(toX), (index) => {
+    const row = xs.indexOf(stops[index]);
+    const dot = dots.find(({ iteration }) => iteration === stops[index]);
+    const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
+    const mark = marks.find(({ iteration }) => iteration === stops[index]);
+    return [
+      `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
+      dot && TEXT.evaluation(dot),
+      mark && TEXT.changed(mark.lines),
+    ]
+      .filter(Boolean)
+      .join(" · ");
+  });
 }
 
 /**
@@ -235,7 +255,7 @@ function stretch(edges, bin) {
  * @param {[number, number]} range
  * @param {number} width
  */
-function iterationTicks([first, last], width) {
+export function iterationTicks([first, last], width) {
   return wholeTicks(first, last, Math.max(2, Math.floor(width / 80)));
 }
 
@@ -248,8 +268,9 @@ function iterationTicks([first, last], width) {
  * @param {(value: number) => number} frame.toY
  * @param {number[]} frame.xTicks
  * @param {number[]} frame.yTicks
+ * @param {string} [frame.xLabel]
  */
-function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
+export function axes(svg, { width, height, toX, toY, xTicks, yTicks, xLabel = TEXT.iteration }) {
   for (const tick of yTicks) {
     const y = toY(tick);
     svg.append(
@@ -258,7 +279,7 @@ function axes(svg, { width, height, toX, toY, xTicks, yTicks }) {
     );
   }
   iterationLabels(svg, xTicks, toX, width - MARGIN.right, height - MARGIN.bottom + 9);
-  svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, TEXT.iteration, "middle"));
+  svg.append(label((MARGIN.left + width - MARGIN.right) / 2, height - 6, xLabel, "middle"));
 }
 
 /**

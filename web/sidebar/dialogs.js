@@ -47,7 +47,7 @@ const TEXT = {
  * @param {string} title
  * @param {...Child} content
  */
-function openDialog(title, ...content) {
+export function openDialog(title, ...content) {
   const dialog = h(
     "dialog.otca-dialog",
     { "aria-label": title },

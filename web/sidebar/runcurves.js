@@ -2,8 +2,9 @@
 /** All charts of a run: rewards, credit, training and times over its iterations. */
 import { OBJECTIVES } from "../lib/color.js";
 import { errorBars, runningMean } from "../lib/curves.js";
+import { GrowingFigures } from "../lib/figures.js";
 import { significant } from "../lib/format.js";
-import { creditSteps, phases, rewardPanels, series, timedRewards } from "../lib/runs.js";
+import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { h, section } from "./dom.js";
 
@@ -33,10 +34,10 @@ const TRAINING_CHARTS = [
   { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
 ];
 
-/** @param {Row[]} rows */
-function trainingCharts(rows) {
+/** @param {GrowingFigures} figures */
+function trainingCharts(figures) {
   return TRAINING_CHARTS.map((chart) => {
-    const recorded = (/** @type {string} */ key) => rows.some((row) => (chart.ifAny ? row[key] : key in row));
+    const recorded = (/** @type {string} */ key) => (chart.ifAny ? figures.isEverNonzero(key) : figures.names.has(key));
     return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
   }).filter(({ keys }) => keys.length);
 }
@@ -47,29 +48,33 @@ const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OB
 /** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
 export function curveSections() {
   const element = h("div");
-  /** @type {{drawn: {element: HTMLElement, update(model: any): void, dispose(): void}, model: (data: RunData) => any}[]} */
+  const figures = new GrowingFigures();
+  /** @type {{drawn: {element: HTMLElement, update(model: () => any): void, dispose(): void}, model: (data: RunData) => any}[]} */
   let charts = [];
   let layout = "";
 
-  /** @param {RunData} data */
-  function build({ rows, evaluations }) {
-    const rewards = rewardPanels(rows, evaluations).map((panel, index) => {
+  /**
+   * @param {Row} all a row with every figure that any has
+   * @param {Evaluation[]} evaluations
+   */
+  function build(all, evaluations) {
+    const rewards = rewardPanels([all], evaluations).map((panel, index) => {
       const color = OBJECTIVES[index % OBJECTIVES.length];
       const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
-      return { drawn, model: rewardModel(panel, color) };
+      return { drawn, model: rewardModel(figures, panel, color) };
     });
-    const training = trainingCharts(rows).map(({ title, keys, lines }) => {
+    const training = trainingCharts(figures).map(({ title, keys, lines }) => {
       const colors = [OBJECTIVES[4], OBJECTIVES[5]];
       const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
+      return { drawn: lineChart({ title, legend }), model: trainingModel(figures, keys, lines, colors) };
     });
-    const time = secondsCharts(rows);
-    const steps = creditSteps(rows);
+    const time = secondsCharts(figures, all);
+    const steps = creditSteps([all]);
     const credit = steps.length === 0 ? null : {
       drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
-      model: (/** @type {RunData} */ data) => ({
-        xs: series(data.rows, "iteration"),
-        rows: steps.map((step) => ({ step, ys: series(data.rows, `credit/step/${step}`) })),
+      model: () => ({
+        xs: figures.column("iteration"),
+        rows: steps.map((step) => ({ step, ys: figures.column(`credit/step/${step}`) })),
         rest: "",
       }),
     };
@@ -96,16 +101,18 @@ export function curveSections() {
         element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
         return;
       }
+      figures.update(data.rows);
+      const all = /** @type {Row} */ (Object.fromEntries([...figures.names].map((name) => [name, 1])));
       const wanted = JSON.stringify([
-        rewardPanels(data.rows, data.evaluations),
-        trainingCharts(data.rows).map(({ keys }) => keys),
-        phases(data.rows),
-        timedRewards(data.rows),
-        creditSteps(data.rows),
+        rewardPanels([all], data.evaluations),
+        trainingCharts(figures).map(({ keys }) => keys),
+        phases([all]),
+        timedRewards([all]),
+        creditSteps([all]),
       ]);
-      if (wanted !== layout) build(data);
+      if (wanted !== layout) build(all, data.evaluations);
       layout = wanted;
-      for (const { drawn, model } of charts) drawn.update(model(data));
+      for (const { drawn, model } of charts) drawn.update(() => model(data));
     },
     dispose: () => charts.forEach(({ drawn }) => drawn.dispose()),
   };
@@ -114,13 +121,14 @@ export function curveSections() {
 /**
  * Where the time goes: the phases, and the rewards if there are several.
  *
- * @param {Row[]} rows
+ * @param {GrowingFigures} figures
+ * @param {Row} all
  */
-function secondsCharts(rows) {
-  const rewards = timedRewards(rows);
+function secondsCharts(figures, all) {
+  const rewards = timedRewards([all]);
   const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
   return [
-    { title: TEXT.time, prefix: "seconds/", names: phases(rows), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
+    { title: TEXT.time, prefix: "seconds/", names: phases([all]), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
     {
       title: TEXT.rewardTime,
       prefix: "seconds/reward/",
@@ -131,9 +139,9 @@ function secondsCharts(rows) {
     .filter(({ names }) => names.length)
     .map(({ title, prefix, names, colorOf }) => ({
       drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
-      model: (/** @type {RunData} */ data) => ({
-        xs: series(data.rows, "iteration"),
-        parts: names.map((name) => ({ name, ys: series(data.rows, prefix + name), color: colorOf(name) })),
+      model: () => ({
+        xs: figures.column("iteration"),
+        parts: names.map((name) => ({ name, ys: figures.column(prefix + name), color: colorOf(name) })),
         unit: "s",
         rest: "",
       }),
@@ -143,15 +151,16 @@ function secondsCharts(rows) {
 /**
  * What a reward's chart draws: single iterations, their running mean, evaluations.
  *
+ * @param {GrowingFigures} figures
  * @param {{name: string, key: string}} panel
  * @param {string} color
  */
-function rewardModel({ name, key }, color) {
-  return (/** @type {RunData} */ { rows, evaluations, changes = [] }) => {
-    const ys = series(rows, key);
+function rewardModel(figures, { name, key }, color) {
+  return (/** @type {RunData} */ { evaluations, changes = [] }) => {
+    const ys = figures.column(key);
     const mean = runningMean(ys);
     return {
-      xs: series(rows, "iteration"),
+      xs: figures.column("iteration"),
       lines: [
         { name: "", ys, color, thin: true },
         { name: "mean", ys: mean, color },
@@ -164,16 +173,17 @@ function rewardModel({ name, key }, color) {
 }
 
 /**
+ * @param {GrowingFigures} figures
  * @param {string[]} keys of the metrics
  * @param {Record<string, string>} names of the lines, by key
  * @param {string[]} colors
  */
-function trainingModel(keys, names, colors) {
-  return (/** @type {RunData} */ { rows }) => {
-    const values = keys.map((key) => series(rows, key));
+function trainingModel(figures, keys, names, colors) {
+  return () => {
+    const values = keys.map((key) => figures.column(key));
     const means = values.map(runningMean);
     return {
-      xs: series(rows, "iteration"),
+      xs: figures.column("iteration"),
       lines: [
         ...values.map((ys, index) => ({ name: names[keys[index]], ys, color: colors[index], thin: true })),
         ...means.map((ys, index) => ({ name: `${names[keys[index]]} mean`.trim(), ys, color: colors[index] })),

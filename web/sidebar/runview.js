@@ -7,6 +7,7 @@ import { significant } from "../lib/format.js";
 import { PLACE, STATUS, formatDuration, offeredActions, progress, sampleIteration, secondsLeft } from "../lib/runs.js";
 import { pictureDialog } from "./dialogs.js";
 import { button, h, section, setText } from "./dom.js";
+import { keeping } from "./keeping.js";
 import { curveSections } from "./runcurves.js";
 
 const TEXT = {
@@ -36,13 +37,15 @@ const LONGEST_LOG = 200_000; // characters that stay in the page
 
 /**
  * What the buttons call.
- * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow", () => void>} Actions
+ * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "rename" | "open" | "remove", () => void>
+ *   & {failed(error: Error): void}} Actions
  *
  * @param {Comfy} comfy
  * @param {Actions} actions
  */
 export function runView(comfy, actions) {
-  const head = runHead(actions);
+  const kept = keeping(comfy, actions);
+  const head = runHead(actions, kept);
   const curves = curveSections();
   const changes = changesSection();
   const samples = samplesSection(comfy);
@@ -52,6 +55,7 @@ export function runView(comfy, actions) {
     /** @param {RunData} data */
     update(data) {
       head.update(data);
+      kept.update(data.run);
       curves.update(data);
       changes.update(data.changes);
       samples.update(data.run);
@@ -60,7 +64,10 @@ export function runView(comfy, actions) {
     clearLog: log.clear,
     onLogOpen: log.onOpen,
     logIsOpen: log.isOpen,
-    dispose: curves.dispose,
+    dispose() {
+      kept.dispose();
+      curves.dispose();
+    },
   };
 }
 
@@ -99,8 +106,11 @@ export function progressBar() {
   };
 }
 
-/** @param {Actions} actions */
-function runHead(actions) {
+/**
+ * @param {Actions} actions
+ * @param {{buttons: HTMLElement, notes: HTMLElement}} kept
+ */
+function runHead(actions, kept) {
   const name = h("h2.otca-run-name");
   const badge = statusBadge();
   const runPlace = h("span");
@@ -121,7 +131,7 @@ function runHead(actions) {
     element: h(
       "header.otca-run-head",
       {},
-      [name, state, pace, error, warning],
+      [h("div.otca-row.otca-run-top", {}, name, kept.buttons), state, pace, error, warning, kept.notes],
       h("div.otca-buttons", {}, Object.values(buttons)),
     ),
     /** @param {RunData} data */

@@ -5,10 +5,13 @@
  */
 import { beginNewRun } from "../lib/newrun.js";
 import { poll } from "../lib/poll.js";
-import { PLACE, mergeRows, shownRun, wentBack } from "../lib/runs.js";
+import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import * as actions from "./actions.js";
-import { button, h, keyedChildren, setText } from "./dom.js";
-import { progressBar, runView, statusBadge } from "./runview.js";
+import { compareRuns } from "./compare.js";
+import { button, h, setText } from "./dom.js";
+import { deleteRun, openRunFolder, renameRun } from "./keeping.js";
+import { runList } from "./runlist.js";
+import { runView } from "./runview.js";
 
 const TAB = "otca";
 const POLL_MS = 2000;
@@ -21,8 +24,6 @@ const TEXT = {
   newRun: "New run",
   newRunTitle: "Gives the run on the canvas the next free name: it begins with a fresh adapter",
   refresh: "Read the runs again",
-  runs: "Runs",
-  iterations: (/** @type {Run} */ { iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
   emptyTitle: "No runs yet",
   emptySteps: [
     "Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA.",
@@ -152,7 +153,15 @@ async function guard(comfy, action) {
 
 /** @param {Comfy} comfy */
 function sidebarPanel(comfy) {
-  const list = h("ul.otca-runs", { "aria-label": TEXT.runs });
+  const list = runList({
+    choose,
+    compare: (runs) => guard(comfy, () => compareRuns(comfy, runs)),
+    star: ({ id, starred }) =>
+      guard(comfy, async () => {
+        await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/note`, { starred: !starred });
+        await refresh();
+      }),
+  });
   const empty = h(
     "div.otca-empty",
     {},
@@ -186,7 +195,7 @@ function sidebarPanel(comfy) {
     actionError,
     readError,
     empty,
-    list,
+    list.element,
     runBox,
   );
   empty.hidden = true;
@@ -199,11 +208,6 @@ function sidebarPanel(comfy) {
   const isSeen = () => document.visibilityState === "visible";
   const failed = (/** @type {Error} */ error) => setText(readError, error.message);
   const { refresh, end } = poll(read, { every: POLL_MS, isSeen, failed });
-  const updateEntries = keyedChildren(
-    list,
-    (/** @type {Entry} */ { run }) => run.id,
-    () => runEntry(choose),
-  );
 
   /** @param {string} id */
   function choose(id) {
@@ -219,8 +223,7 @@ function sidebarPanel(comfy) {
   }
 
   function showList() {
-    const current = shownRun(runs, chosen);
-    updateEntries(runs.map((run) => ({ run, current: run === current })));
+    list.update(runs, shownRun(runs, chosen));
   }
 
   async function read() {
@@ -228,7 +231,7 @@ function sidebarPanel(comfy) {
     if (disposed) return false;
     runs = answer.runs;
     empty.hidden = runs.length > 0;
-    list.hidden = runs.length === 0;
+    list.element.hidden = runs.length === 0;
     showList();
     await readRun(shownRun(runs, chosen));
     setText(readError, "");
@@ -288,6 +291,10 @@ function sidebarPanel(comfy) {
       canvas: act((run) => actions.continueOnCanvas(comfy, run)),
       lora: act((run) => actions.loadLora(comfy, run)),
       workflow: act((run) => actions.openWorkflow(comfy, run)),
+      rename: act((run) => renameRun(comfy, run, choose)),
+      open: act((run) => openRunFolder(comfy, run)),
+      remove: act((run) => deleteRun(comfy, run, refresh)),
+      failed: (error) => showError(error.message),
     });
     view.onLogOpen(refresh);
     runBox.replaceChildren(view.element);
@@ -312,34 +319,6 @@ function sidebarPanel(comfy) {
       end();
       document.removeEventListener("visibilitychange", refresh);
       closeRun();
-    },
-  };
-}
-
-/**
- * An entry of the list; `current` is the one whose run is shown.
- *
- * @typedef {{run: Run, current: boolean}} Entry
- *
- * @param {(id: string) => void} choose
- * @returns {View<Entry>}
- */
-function runEntry(choose) {
-  const title = h("span.otca-run-title");
-  const badge = statusBadge();
-  const state = h("span.otca-quiet");
-  const bar = progressBar();
-  const entry = h("button.otca-run-entry", { type: "button" }, title, badge.element, state, bar.element);
-  entry.addEventListener("click", () => choose(entry.dataset.run ?? ""));
-  return {
-    element: h("li", {}, entry),
-    update({ run, current }) {
-      entry.setAttribute("aria-current", String(current));
-      entry.dataset.run = title.title = run.id;
-      setText(title, run.id);
-      badge.update(run);
-      setText(state, `${PLACE[run.place]} · ${TEXT.iterations(run)}`);
-      bar.update(run);
     },
   };
 }

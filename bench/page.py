@@ -1,0 +1,261 @@
+"""How fluid the sidebar stays with many runs and long ones, in a real ComfyUI and a real Chromium.
+
+    python bench/page.py [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
+
+Makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this process
+says it does, and adds a line at every tick). Then it measures in the page: from the click to the frame that shows it, for
+opening the sidebar, choosing a long run and comparing two; and the main thread's work at a tick, less what the same page does
+in as long a time with the sidebar closed. Medians over the rounds. `--pack` measures another checkout of the pack by the same
+steps.
+
+Needs what the tests in tests/comfyui/ need. ComfyUI, Chromium and this script share the machine's processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import torch
+from playwright.sync_api import Page, sync_playwright
+
+from comfyui_otca.tests.comfyui import server
+from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
+from comfyui_otca.trainer.pictures import grids
+
+ROOT = Path(__file__).resolve().parents[1]
+REWARDS, HELD_OUT, STEPS, SHORT, EVALUATED_EVERY = ("clip_t", "colorfulness", "sharpness"), ("accuracy",), 7, 300, 50
+PROMPTS = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
+OTHERS = (
+    *("loss", "gradient_norm", "ratio/mean", "ratio/drift", "clip/high", "clip/low", "kl/approx", "kl/reference"),
+    *("z/zero_fraction", "z/group_mean", "moca/tanh_e", "moca/lambda", "credit/weight_variation", "groups/zero_std"),
+    *("groups/masked_samples", "policy/staleness", "policy/skipped_updates", "samples_per_second", "forwards/all"),
+)
+SECONDS = ("update", "rollout", "reward", "credit", "iteration", *(f"reward/{name}" for name in (*REWARDS, *HELD_OUT)))
+TICK = 2.0  # seconds, as the page polls
+SETTLE = 1.5  # seconds for a tick's work to be over
+
+
+def row(iteration: int, noise: random.Random) -> str:
+    """A line of metrics.jsonl, with as many figures as `workflows/otca.json` records."""
+    rise = 1 - math.exp(-iteration / 3000)
+    figures: dict[str, float] = {"iteration": iteration}
+    for kind, names in (("reward", REWARDS), ("held_out", HELD_OUT)):
+        for name in names:
+            figures |= {f"{kind}/{name}/mean": rise + noise.gauss(0, 0.1), f"{kind}/{name}/std": 0.2 + noise.random()}
+    figures |= {f"moca/coefficient/{name}": noise.random() for name in REWARDS}
+    figures |= {f"credit/step/{step}": 0.5 + noise.random() for step in range(STEPS)}
+    figures |= {name: noise.random() for name in OTHERS} | {f"seconds/{name}": noise.random() for name in SECONDS}
+    return json.dumps(figures) + "\n"
+
+
+def make_run(folder: Path, iterations: int, started: float, status: dict, grid) -> None:
+    noise = random.Random(folder.name)
+    folder.mkdir(parents=True)
+    graph = json.loads((ROOT / "workflows" / "api" / "otca.json").read_text(encoding="utf-8"))
+    (folder / "workflow.json").write_text(json.dumps(graph, indent=1), encoding="utf-8")
+    (folder / "metrics.jsonl").write_text("".join(row(i, noise) for i in range(1, iterations + 1)), encoding="utf-8")
+    lines = []
+    for iteration in range(0, iterations + 1, EVALUATED_EVERY):
+        rewards = {}
+        for name in (*REWARDS, *HELD_OUT):
+            values = [noise.gauss(iteration / 3000, 1) for _ in PROMPTS * 2]
+            figures = {"mean": statistics.mean(values), "std": 1.0, "standard_error": 0.25, "values": values}
+            rewards[name] = {**figures, "held_out": name in HELD_OUT}
+        lines.append(json.dumps({"iteration": iteration, "prompts": PROMPTS, "rewards": rewards}) + "\n")
+    (folder / "evaluation.jsonl").write_text("".join(lines), encoding="utf-8")
+    for iteration in range(0, iterations + 1, 10 * EVALUATED_EVERY):
+        grids.save(grid, folder / "samples" / f"{iteration:06d}.png")
+    for number in (1, 2):
+        checkpoint = folder / "checkpoints" / f"{iterations - number:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text("{}", encoding="utf-8")
+    (folder / "lora.safetensors").write_bytes(bytes(1000))
+    written = {"status": "finished", "place": "headless", "total": iterations, "started": started, **status}
+    (folder / "status.json").write_text(json.dumps(written), encoding="utf-8")
+
+
+def make_runs(folder: Path, count: int, iterations: int) -> Path:
+    """Returns the run that trains, which is the newest one, and so is shown first."""
+    process, now = psutil.Process(), time.time()
+    at_work = {
+        "status": "running",
+        "pid": process.pid,
+        "process_started": process.create_time(),
+        "total": 2 * iterations,
+    }
+    grid = grids.sample_grid(torch.rand(len(PROMPTS) * 2, 40, 40, 3), PROMPTS * 2)
+    for number in range(count):
+        long = number < 3
+        make_run(
+            folder / f"run-{number:03d}",
+            iterations if long else SHORT,
+            now - number,
+            at_work if number == 0 else {},
+            grid,
+        )
+    return folder / "run-000"
+
+
+# --- in the page ------------------------------------------------------------------------------------------------------
+
+# Clicks, and waits for the frame after the one in which the condition holds. Returns milliseconds.
+UNTIL = """async ([click, condition]) => {
+    const holds = new Function(`return ${condition}`);
+    const begun = performance.now();
+    document.querySelector(click).click();
+    const frame = () => new Promise(done => requestAnimationFrame(done));
+    while (!holds()) {
+        await frame();
+        if (performance.now() - begun > 60000) throw new Error(`never: ${condition}`);
+    }
+    await frame();
+    await new Promise(done => { const { port1, port2 } = new MessageChannel(); port1.onmessage = done; port2.postMessage(0); });
+    return performance.now() - begun;
+}"""
+
+TAB = ".otca-tab-button"
+LISTED = "document.querySelectorAll('.otca-run-entry').length === COUNT"
+SHOWN = (
+    "document.querySelector('.otca-run-name')?.textContent === 'NAME' && document.querySelector('.otca-run .otca-line')"
+)
+OVERLAID = "document.querySelectorAll('.otca-compare .otca-line').length >= 2"
+CLOSED = "!document.querySelector('.otca-sidebar')"
+
+
+def until(page: Page, click: str, condition: str) -> float:
+    return page.evaluate(UNTIL, [click, condition])
+
+
+def entry(name: str) -> str:
+    return f'.otca-run-entry[data-run="{name}"]'
+
+
+def work(session) -> dict[str, float]:
+    """What the page's main thread has done so far, in milliseconds."""
+    found = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    return {name: 1000 * found[f"{name}Duration"] for name in ("Task", "Script", "Layout", "RecalcStyle")}
+
+
+class Training:
+    """The run that trains, a line at a time."""
+
+    def __init__(self, folder: Path, iterations: int):
+        self.file, self.iteration, self.noise = folder / "metrics.jsonl", iterations, random.Random(0)
+
+    def tick(self) -> None:
+        self.iteration += 1
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(row(self.iteration, self.noise))
+
+
+def tick_work(page: Page, session, training: Training, rounds: int, seen: bool) -> list[dict[str, float]]:
+    """The main thread's work while one line comes and is shown, for each round."""
+    found = []
+    for _ in range(rounds):
+        before = work(session)
+        training.tick()
+        page.wait_for_timeout(1000 * (TICK + SETTLE))
+        shown = page.evaluate("document.querySelector('.otca-run-head')?.textContent ?? ''")
+        assert not seen or f"iteration {training.iteration} " in shown, (
+            f"iteration {training.iteration} is not in: {shown}"
+        )
+        after = work(session)
+        found.append({name: after[name] - before[name] for name in after})
+    return found
+
+
+def measure(page: Page, session, training: Training, count: int, rounds: int) -> dict[str, list[float]]:
+    listed, first, other = LISTED.replace("COUNT", str(count)), "run-000", "run-001"
+    shown = {name: SHOWN.replace("NAME", name) for name in (first, other)}
+    times: dict[str, list[float]] = {"opening, the first time since ComfyUI was started": [until(page, TAB, listed)]}
+    page.wait_for_function(f"() => {shown[first]}")
+    for name in ("opening: the list", "opening: until the curves", "choosing a long run"):
+        times[name] = []
+    for _ in range(rounds):
+        until(page, TAB, CLOSED)
+        page.wait_for_timeout(500)
+        times["opening: the list"].append(until(page, TAB, listed))
+        page.wait_for_timeout(3000)
+        until(page, TAB, CLOSED)
+        page.wait_for_timeout(500)
+        times["opening: until the curves"].append(until(page, TAB, f"{listed} && {shown[first]}"))
+        page.wait_for_timeout(2000)
+        times["choosing a long run"].append(until(page, entry(other), shown[other]))
+        page.wait_for_timeout(2000)
+        until(page, entry(first), shown[first])
+        page.wait_for_timeout(1000)
+    for name, ticks in _ticks(page, session, training, rounds, listed).items():
+        times[name] = ticks
+    if page.locator(".otca-choose").count():
+        times["comparing two long runs"] = []
+        for name in ("run-001", "run-002"):
+            page.locator("li", has=page.locator(entry(name))).locator(".otca-choose").check()
+        for _ in range(rounds):
+            times["comparing two long runs"].append(until(page, ".otca-compare-bar .otca-primary", OVERLAID))
+            page.keyboard.press("Escape")
+            page.wait_for_timeout(500)
+    return times
+
+
+def _ticks(page: Page, session, training: Training, rounds: int, listed: str) -> dict[str, list[float]]:
+    """A tick with the sidebar open, less the median of as long with it closed: as the page is, and without ComfyUI's own drawing,
+    which goes on at every frame and hides what a tick takes in its noise."""
+    found = {}
+    polls = (TICK + SETTLE) / TICK  # a poll each TICK: so many fall into the time that a line was given
+    for case, before in (("", "0"), (", ComfyUI's drawing stopped", "app.canvas.stopRendering()")):
+        page.evaluate(before)
+        until(page, TAB, CLOSED)
+        page.wait_for_timeout(1000)
+        idle = tick_work(page, session, training, rounds, seen=False)
+        until(page, TAB, listed)
+        page.wait_for_timeout(5000)
+        at_work = tick_work(page, session, training, rounds, seen=True)
+        for name in idle[0]:
+            quiet = statistics.median(one[name] for one in idle)
+            found[f"a tick{case}: {name}"] = [(one[name] - quiet) / polls for one in at_work]
+    page.evaluate("app.canvas.startRendering()")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--iterations", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--pack", type=Path, default=ROOT, help="the checkout of the pack that is measured")
+    options = parser.parse_args()
+    server.ROOT = options.pack.resolve()
+    with tempfile.TemporaryDirectory() as base, sync_playwright() as driver:
+        comfyui = server.ComfyUI(server.installations()[-1], Path(base) / "comfyui")
+        try:
+            trains = make_runs(comfyui.base / "output" / "otca", options.runs, options.iterations)
+            comfyui.wait_until_up()
+            browser = driver.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
+            page = browser.new_page(viewport={"width": 1400, "height": 900})
+            Canvas(page, comfyui, "nodes2")
+            page.evaluate("app.graph.clear()")
+            session = page.context.new_cdp_session(page)
+            session.send("Performance.enable")
+            page.wait_for_timeout(3000)
+            training = Training(trains, options.iterations)
+            times = measure(page, session, training, options.runs, options.rounds)
+            browser.close()
+        finally:
+            comfyui.stop()
+    size = f"{options.runs} runs, {options.iterations} iterations, {os.cpu_count()} processors"
+    print(f"ComfyUI {comfyui.installation.version}, {size}")
+    for name, values in times.items():
+        print(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} … {max(values):.0f} |")
+
+
+if __name__ == "__main__":
+    main()
