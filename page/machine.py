@@ -67,8 +67,15 @@ def _accelerators() -> list[Memory]:
                 free, total = module.mem_get_info(number)
             except RuntimeError:  # a driver that cannot say: the line is about the others then
                 continue
-            found.append(Memory(f"{kind}:{number}", total - free, total, resident.held_on(kind, number)))
+            found.append(Memory(f"{kind}:{number}", total - free, total, _held(kind, number)))
     return found
+
+
+def _held(kind: str, number: int) -> int | None:
+    try:
+        return resident.held_on(kind, number)
+    except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
+        return None
 
 
 def _at_work(torch: ModuleType, kind: str, module: ModuleType) -> list[int]:

@@ -37,6 +37,7 @@ export function tryPromptSection(comfy) {
   const kept = h("select.otca-input", { "aria-label": t("Pictures that were made"), onchange: () => show() });
   const element = section(t("Before and after on any prompt"), null, form, work.element, error, kept, shown.element);
   element.hidden = true;
+  element.addEventListener("keydown", (event) => event.stopPropagation()); // keys pressed here are no shortcuts of the graph
 
   /** @type {Run | null} */
   let run = null;
@@ -44,7 +45,7 @@ export function tryPromptSection(comfy) {
   let pairs = [];
   let disposed = false;
   const route = () => `/otca/runs/${encodeURIComponent(run?.id ?? "")}/before_after`;
-  const isSeen = () => document.visibilityState === "visible";
+  const isSeen = () => run !== null && document.visibilityState === "visible";
   const { refresh, end } = poll(read, { every: POLL_MS, isSeen, failed: (failure) => setText(error, failure.message) });
 
   async function read() {
