@@ -18,6 +18,12 @@ def add(commands) -> None:
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
     parser.add_argument("--output", type=Path, metavar="PNG", help="default: samples-<n>.png in the run, or here")
     parser.add_argument(
+        "--pair",
+        type=options.folder,
+        metavar="FOLDER",
+        help="of a run: before.png and after.png of one prompt and seed, in a new folder, instead of a grid",
+    )
+    parser.add_argument(
         "--guide",
         action="append",
         default=[],
@@ -45,6 +51,8 @@ def _run(arguments: argparse.Namespace) -> int:
     options.user_names(arguments.source, *(guide.source for guide in guides))
     terminal.device = arguments.device
     quiet_libraries()
+    if arguments.pair:
+        return _pair(arguments)
     path = sample_to_file(
         arguments.source,
         arguments.prompt,
@@ -59,3 +67,21 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     print(path)
     return 0
+
+
+def _pair(arguments: argparse.Namespace) -> int:
+    from ..inference.before_after import pair_to_folder
+
+    others = ("output", "guide", "steps", "size", "frames")
+    if len(arguments.prompt) > 1 or (given := [f"--{name}" for name in others if getattr(arguments, name)]):
+        extra = "a second --prompt" if len(arguments.prompt) > 1 else given[0]
+        raise ValueError(f"--pair and {extra} say two things. Fix: leave one of them out")
+    classes = options.classes_of_run(arguments, arguments.source)
+    folder = Path(arguments.source).expanduser()
+    pair_to_folder(folder, arguments.prompt[0], arguments.seed, arguments.pair, classes, _say)
+    print(arguments.pair)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

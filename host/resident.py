@@ -61,6 +61,13 @@ class Resident:
                 self._home = None  # only now: where memory ran out it tries again
 
 
+def held_on(kind: str, number: int) -> int | None:
+    """Bytes of weights that residents have on a device of torch; None where they have none. Waits for nobody who moves them."""
+    weights = [weight for each in list(_residents) for network in each._networks() for weight in network.parameters()]
+    on_it = [w.nbytes for w in weights if w.device.type == kind and (w.device.index or 0) == number]
+    return sum(on_it) or None
+
+
 def release_all() -> int:
     """Asks every resident to leave; returns how many did."""
     with moving:

@@ -114,7 +114,7 @@ class TrainingRun:
         run.settings = RunSettings(**settings)
         run.follow(prompt, (extra_pnginfo or {}).get("workflow"), report)
         results.makes_run(node_id, run.folder.name)
-        with _marked(run, iterations):
+        with _marked(run, iterations, node_id):
             run.record(model, report, last=iterations, on_step=stopping.check_stop)
         results.shows_owner(prompt, node_id, f"{run.folder.name}, iteration {run.iteration}")
         payload = {"node": node_id, "run": run.folder.name, "iteration": run.iteration, "changes": run.changes}
@@ -122,7 +122,7 @@ class TrainingRun:
 
 
 @contextlib.contextmanager
-def _marked(run, iterations):
+def _marked(run, iterations, node):
     """Says in the run's folder how it stands: between two prompts nothing is at work that could be interrupted."""
     run.mark("running", iterations)
     try:
@@ -131,7 +131,7 @@ def _marked(run, iterations):
         run.mark("idle", iterations)
         raise
     except Exception as error:
-        run.mark("failed", iterations, str(error))
+        run.mark("failed", iterations, str(error), node=node)
         raise
     run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
 

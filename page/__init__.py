@@ -33,6 +33,7 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
     from ..host.foreign_nodes import NodeClasses
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, results
+    from . import folders
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
@@ -51,6 +52,7 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         ),
         live=results,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
+        folders=lambda: folders.of_comfyui(folder_paths),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )
     # What is read of hundreds of runs is remembered, so that the sidebar opens quickly the first time, too.

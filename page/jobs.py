@@ -18,28 +18,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files, headless_comfyui, own_folders, paths
-from ..host.access.permissions import FROM_PAGE
+from ..host import claim, files, own_folders
 from ..host.stopping import STOP
 from ..trainer.run import preflight, status
 from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
-from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Refused
+from .limits import trainings
+from .processes import environment, on_its_own
 from .runs import Run, Runs
 
 logger = logging.getLogger(__name__)
 
 LAST_LINES = 12
+EXIT_BAD_INPUT = 2  # of a command that was refused what it was given
 ENDING_SECONDS = 20
-TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
-ON_A_CPU = 2
-MOST_TRAININGS = 1024
 GLANCE = 1.0  # seconds between two looks whether a training has ended and the next in the queue may begin
-WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 
 
 @dataclass(frozen=True)
@@ -64,33 +61,6 @@ class Waiting:
     arguments: tuple[str, ...]
 
 
-def trainings(setting: int | None = None) -> int:
-    """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
-
-    Raises:
-        Refused: 400, what the environment says is no number.
-    """
-    number = os.environ.get(TRAININGS, "").strip()
-    if number:
-        if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
-            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
-            raise Refused(
-                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
-            )
-        return int(number)
-    return setting or accelerators() or ON_A_CPU
-
-
-def accelerators() -> int:
-    """How many this process has; ComfyUI has loaded torch, and without it there is none."""
-    torch = sys.modules.get("torch")
-    for kind in ("cuda", "xpu") if torch is not None else ():
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_available():
-            return module.device_count()
-    return int(torch is not None and torch.backends.mps.is_available())
-
-
 class Jobs:
     def __init__(
         self,
@@ -110,6 +80,8 @@ class Jobs:
         self._starting = threading.Lock()  # two requests at once must not start two trainings of one run
         self._queue: list[Waiting] = []
         self._setting: int | None = None  # as the page last had it
+        self._guest = ""  # other work on the accelerator: "waits" for a place, or is "at work"
+        self.processes: set[int] = set()  # numbers of those that were started here and train
         self._ended = threading.Event()
         self._watcher: threading.Thread | None = None
 
@@ -199,7 +171,7 @@ class Jobs:
 
     def _begin(self, run: Run, iterations: int, arguments: list[str]) -> None:
         """Launches a training, or puts it into the queue where as many are at work as may be. With `_starting` held."""
-        if not self._queue and self._at_work() < trainings(self._setting):
+        if not self._queue and self._has_place():
             self._launch(run, iterations, arguments)
             return
         self._write_status(run, "queued", os.getpid(), iterations)
@@ -210,7 +182,40 @@ class Jobs:
 
     def _at_work(self) -> int:
         """How many runs a process other than ComfyUI is training, also those that an earlier ComfyUI has started."""
-        return sum(run.trains_headlessly() for run in self.runs.all())
+        return sum(run.trains_headlessly() for run in self.runs.all()) + (self._guest == "at work")
+
+    def _has_place(self) -> bool:
+        return self._guest != "waits" and self._at_work() < trainings(self._setting)
+
+    def take_place(self) -> bool:
+        """Whether other work on the accelerator has a place among the trainings now. Where it has none, the next free one is
+        kept for it, since such work is short: until it asks again and gets it, or says `give_place`."""
+        with self._starting:
+            self._guest = ""
+            self._guest = "at work" if self._has_place() else "waits"
+            return self._guest == "at work"
+
+    def give_place(self) -> None:
+        with self._starting:
+            self._guest = ""
+        self._ended.set()
+
+    def queue(self) -> dict[str, Any]:
+        """Who waits, in order, and for whom: {at_work: [id], guest, waiting: [{id, iterations}]}."""
+        waiting = list(self._queue)
+        return {
+            "at_work": sorted(run.id for run in self.runs.all() if run.trains_headlessly()) if waiting else [],
+            "guest": self._guest == "at work",
+            "waiting": [{"id": each.run.id, "iterations": each.iterations} for each in waiting],
+        }
+
+    def move_up(self, run: Run) -> None:
+        """One place forward in the queue; the first one stays. Raises Refused (409)."""
+        with self._starting:
+            place = next((place for place, waiting in enumerate(self._queue) if waiting.run.id == run.id), None)
+            if place is None:
+                raise Refused(409, f"run {run.id} is not in the queue (any more). Fix: reload the list of runs")
+            self._queue.insert(max(0, place - 1), self._queue.pop(place))
 
     def _watch(self) -> None:
         """Begins what is in the queue as others end, and ends when it is empty. Nobody sees what it raises, so that is said."""
@@ -220,7 +225,7 @@ class Jobs:
             self._ended.clear()
             with self._starting:
                 try:
-                    while self._queue and self._at_work() < trainings(self._setting):
+                    while self._queue and self._has_place():
                         self._launch_next(self._queue.pop(0))
                 except Exception as error:  # as when the disk of the runs is away for a while: it is looked at again
                     if logged != (logged := f"{type(error).__name__}: {error}"):
@@ -296,11 +301,8 @@ class Jobs:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**self._environment(), **_comfyui(run, self.node_classes)},
-                # Ctrl-C in ComfyUI's terminal, and its end, must not reach the training
-                start_new_session=True,
-                # and on Windows neither must the end of that terminal's window
-                creationflags=sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
+                env=self.environment(run),
+                **on_its_own(),
             )
         try:
             # Until the trainer, which has torch to load first, speaks for itself. Where one from elsewhere was quicker, ours is
@@ -311,6 +313,7 @@ class Jobs:
             process.terminate()
             process.wait()
             raise
+        self.processes.add(process.pid)
         threading.Thread(target=self._wait, args=(process, run), name=f"otca {run.id}", daemon=True).start()
 
     def _write_status(self, run: Run, state: str, pid: int | None, total: int, error: str | None = None) -> None:
@@ -318,23 +321,14 @@ class Jobs:
         reason = before.reason  # still true if the trainer cannot begin
         status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
-    def _environment(self) -> dict[str, str]:
-        """What the trainer finds in ComfyUI's folders, it must find outside ComfyUI too."""
-        kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
-        folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
-        return {
-            **os.environ,
-            **{variable: os.pathsep.join(map(str, listed)) for variable, listed in folders.items()},
-            "OTCA_INPUT": str(self.input_folder()),
-            paths.RUNS: str(self.runs.folder()),
-            FROM_PAGE: "1",
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONIOENCODING": "utf-8",
-        }
+    def environment(self, run: Run) -> dict[str, str]:
+        """Of a process that does something with a run."""
+        return environment(run, self.runs.folder(), self.input_folder(), self.node_classes)
 
     def _wait(self, process: subprocess.Popen, run: Run) -> None:
         """Collects the process when it ends, and says how it ended if it could not say so itself."""
         code = process.wait()
+        self.processes.discard(process.pid)
         self._ended.set()
         if code < 0:  # by a signal it did not handle: the run shows as interrupted
             return
@@ -344,16 +338,19 @@ class Jobs:
         if ended == "failed":
             lines = run.log(0)["text"].strip().splitlines()[-LAST_LINES:]
             error = "\n".join(lines) or f"the process ended with exit code {code}"
+        node = self._wrong_node(run) if code == EXIT_BAD_INPUT else None
         with self._starting:  # the run may have been resumed by now, and the status be another process's
             written = run.status()
             if written.status == "running" and written.pid == process.pid and not _claimed(run):
-                status.write(run.folder, replace(written, status=ended, error=error))
+                status.write(run.folder, replace(written, status=ended, error=error, node=node))
 
-
-def _comfyui(run: Run, node_classes: Mapping[str, type]) -> dict[str, str]:
-    """Of a trainer whose graph holds ComfyUI's nodes: this ComfyUI, with the options that it was started with, and the packs."""
-    needs = foreign.needs(run.workflow()["prompt"], node_classes)
-    return headless_comfyui.of_this_server(needs.packs) if needs else {}
+    def _wrong_node(self, run: Run) -> str | None:
+        """The node whose input the trainer refused before it began, as when a file is gone since the training was queued."""
+        try:
+            _, problems = self.check(run.workflow()["prompt"], 1)
+        except Refused:
+            return None
+        return next((problem.node_id for problem in problems if problem.severity == "error" and problem.node_id), None)
 
 
 def _is_queued(run: Run) -> bool:

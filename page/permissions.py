@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from ..host.access import permissions
+from ..host.access import given, permissions
 from ..host.access.remembered import FILE
 from ..host.access.wants import wants_of
+from ..host.files import Damaged
 from ..trainer.workflow.foreign import headless
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Field, Refused, body, json_object
@@ -28,15 +30,29 @@ WANTS = {"prompt": Field(json_object, required=True)}
 ALLOW = {"kind": Field(_text, required=True), "what": Field(_text, required=True)}
 
 
-def add_permission_routes(post: Callable[[str], Callable], node_classes: Mapping[str, type]) -> None:
-    """Adds both routes by `post`, which refuses other sites as it does for all."""
+def add_permission_routes(get: Callable, post: Callable[[str], Callable], node_classes: Mapping[str, type]) -> None:
+    """Adds the routes by `get` and `post`, which refuse other sites as they do for all."""
 
-    @post("/otca/permissions/wants")
+    async def all_given(request: web.Request) -> dict:
+        listed = await asyncio.to_thread(given.given)
+        return {"given": [asdict(each) for each in listed]}
+
+    async def take_back(request: web.Request) -> dict:
+        asked = await body(request, ALLOW)
+        try:
+            await asyncio.to_thread(given.take_back, asked["kind"], asked["what"])
+        except Damaged as error:
+            raise Refused(409, str(error)) from error
+        except ValueError as error:
+            raise Refused(400, f"{asked['kind']} {asked['what']!r}: {error}") from error
+        except OSError as error:
+            raise Refused(500, f"it cannot be taken back ({error}). Fix: make {FILE}'s file writable") from error
+        return {}
+
     async def wants(request: web.Request) -> dict:
         asked = await body(request, WANTS)
         return {"wants": await asyncio.to_thread(_wants, asked["prompt"], node_classes)}
 
-    @post("/otca/permissions/allow")
     async def allow(request: web.Request) -> dict:
         asked = await body(request, ALLOW)
         try:
@@ -47,6 +63,10 @@ def add_permission_routes(post: Callable[[str], Callable], node_classes: Mapping
             message = f"it cannot be remembered ({error}). Fix: set {FILE} to a file that can be written"
             raise Refused(500, message) from error
         return {"kind": asked["kind"], "what": what}
+
+    get("/otca/permissions")(all_given)
+    for name, handler in {"wants": wants, "allow": allow, "take_back": take_back}.items():
+        post(f"/otca/permissions/{name}")(handler)
 
 
 def _wants(prompt: dict, node_classes: Mapping[str, type]) -> list[dict[str, Any]]:

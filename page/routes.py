@@ -18,6 +18,7 @@ from ..trainer.run.layout import METRICS
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
+from .before_after import BeforeAfter
 from .checks import (
     Field,
     Refused,
@@ -30,9 +31,12 @@ from .checks import (
     whole_number,
 )
 from .export import commands
+from .folders import Folder
 from .jobs import Gpus, Jobs, as_json
 from .library import Library
 from .library_routes import add_library_routes, is_local
+from .live import LiveRoutes
+from .machine import Machine
 from .permissions import add_permission_routes
 from .runs import Run, Runs
 from .votes import add_vote_routes
@@ -75,9 +79,16 @@ def add_routes(
     jobs: Jobs,
     live: Live,
     loras_folder: Callable[[], Path],
+    folders: Callable[[], list[Folder]] = list,
     setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
-    """Adds every route. `setting` is what who asks has set OTCA.Trainings to, if anything."""
+    """Adds every route. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
+
+    async def named_run(request: web.Request) -> Run:
+        return await _named_run(runs, request)
+
+    def get(path: str) -> Callable:
+        return lambda handler: routes.get(path)(answered(handler))
 
     def post(path: str) -> Callable:
         return lambda handler: routes.post(path)(answered(handler))
@@ -103,7 +114,8 @@ def add_routes(
         "/otca/export": trainings.export,
     }.items():
         post(path)(handler)
-    add_permission_routes(post, jobs.node_classes)
+    add_permission_routes(get, post, jobs.node_classes)
+    LiveRoutes(jobs, named_run, folders, Machine(), BeforeAfter(jobs)).add(get, post)
     add_vote_routes(routes, desk)
     add_library_routes(routes, Library(runs, jobs, live), loras_folder)
 

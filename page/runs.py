@@ -158,11 +158,17 @@ class Run:
             "started": written.started or min(times, default=0.0),
             "updated": max(times, default=0.0),
             "error": "\n".join(reasons) or None,
+            "failed_at": self._failed_at(written) if stands == "failed" else None,
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
             "score": listing.score(self.file(EVALUATIONS)),
             **self.noted(),
         }
+
+    def _failed_at(self, written: Status) -> dict[str, str] | None:
+        """The node of the run's workflow that raised the error, by id and title."""
+        entry = self._graph().get(written.node) if written.node else None
+        return {"node": written.node, "title": title(entry)} if written.node and entry else None
 
     def noted(self) -> dict[str, Any]:
         """What the user says of the run: {notes, starred}."""
@@ -197,6 +203,7 @@ class Run:
             "started": when,
             "updated": when,
             "error": message,
+            "failed_at": None,
             "has_lora": False,
             "has_checkpoint": False,
             "score": None,
@@ -240,6 +247,9 @@ class Run:
     def planned(self) -> int | None:
         """The number of iterations that the workflow asks for."""
         return planned_iterations(self._graph())
+
+    def has_node(self, class_type: str) -> bool:
+        return any(entry["class_type"] == class_type for entry in self._graph().values())
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """{title of a node: {input: constant}} of our nodes."""

@@ -380,6 +380,38 @@ def test_the_adapter_shows_in_a_runs_samples(otca, finished_run, tmp_path):
     assert (tmp_path / "before.png").read_bytes() != (tmp_path / "after.png").read_bytes()
 
 
+def test_a_pair_of_pictures_of_a_run(otca, finished_run, tmp_path):
+    """What differs is what was trained: with an adapter that does nothing the second picture is the first."""
+    folder = shutil.copytree(finished_run, tmp_path / "run")
+    tensors = lora.read_tensors(folder / "lora.safetensors")
+    metadata = {"otca_iteration": "6"}
+
+    def pair(name, scale):
+        changed = {key: scale * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()}
+        lora.write_tensors(folder / "lora.safetensors", changed, metadata)
+        code, printed, errors = otca("sample", folder, "--prompt=-a red circle", "--seed", 7, "--pair", tmp_path / name)
+        assert code == 0, errors
+        first, *_, calls, path = printed.split()
+        assert path == str(tmp_path / name) and first == f"0/{calls.split('/')[0]}" == f"0/{calls.split('/')[1]}"
+        about = json.loads((tmp_path / name / "about.json").read_text())
+        assert about == {"prompt": "-a red circle", "seed": 7, "iteration": 6}
+        with Image.open(tmp_path / name / "before.png") as before, Image.open(tmp_path / name / "after.png") as after:
+            return np.asarray(before), np.asarray(after)
+
+    before, after = pair("nothing", 0.0)
+    assert (before == after).all() and before.ndim == 3
+    again, changed = pair("loud", 30.0)
+    assert (again == before).all() and (changed != before).any()
+    code, _, errors = otca("sample", folder, "--prompt", "a", "--pair", tmp_path)
+    assert code != 0 and "was not made by a training" in errors
+
+
+@pytest.mark.parametrize("more", [["--prompt", "b"], ["--steps", 3], ["--guide", "x=1"]])
+def test_a_pair_is_of_one_prompt_as_the_run_samples(otca, finished_run, tmp_path, more):
+    code, _, errors = otca("sample", finished_run, "--prompt", "a", "--pair", tmp_path / "pair", *more)
+    assert code == 2 and f"{more[0]} say two things. Fix: " in errors
+
+
 def test_sample_with_guides(otca, finished_run, tmp_path):
     def pictures(name, *guides):
         options = [part for guide in guides for part in ("--guide", guide)]

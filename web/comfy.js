@@ -282,6 +282,19 @@ export function onRenderer(callback) {
   app.ui.settings.addEventListener(`${NODES_2}.change`, () => setTimeout(callback));
 }
 
+/** @param {string} id */
+export function settingOf(id) {
+  return app.extensionManager.setting.get(id);
+}
+
+/**
+ * @param {string} id
+ * @param {unknown} value
+ */
+export async function changeSetting(id, value) {
+  await app.extensionManager.setting.set(id, value);
+}
+
 /** How much the graph is magnified; a canvas needs as many more pixels to stay sharp. */
 export function graphZoom() {
   return app.canvas?.ds?.scale ?? 1;
@@ -488,16 +501,24 @@ export async function openWorkflow({ workflow, prompt }, name) {
   else await app.loadApiJson(prompt, name);
 }
 
+const READABLE = 0.7; // how much the graph is magnified, at least, where a node is shown
+
+/** Ends when the page was drawn twice: by then what ComfyUI does after it has opened a workflow is done. */
+export async function drawn() {
+  for (let frame = 0; frame < 2; frame++) await new Promise((done) => requestAnimationFrame(done));
+}
+
 /**
- * Selects a node and moves the canvas to it; of a node inside a subgraph, the subgraph's node.
+ * Selects a node and moves the canvas to it, into the subgraph that holds it; where that is gone, to the subgraph's node.
  *
  * @param {string} id
  */
 export function showNode(id) {
-  const node = rootGraph().getNodeById(Number(id.split(":")[0]));
+  const node = findNode(id) ?? rootGraph().getNodeById(Number(id.split(":")[0]));
   if (!node) return;
   app.canvas.setGraph?.(node.graph);
   app.canvas.selectItems([node]);
+  app.canvas.ds.scale = Math.max(app.canvas.ds.scale, READABLE);
   app.canvas.centerOnNode(node);
 }
 

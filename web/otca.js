@@ -6,7 +6,8 @@ import * as comfy from "./comfy.js";
 import { LiveWidgets } from "./lib/live.js";
 import { stageColor } from "./lib/stages.js";
 import { showNewWants } from "./sidebar/actions.js";
-import { setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
+import { askToNotify, beginWithDefaults, otcaSettings } from "./sidebar/settings.js";
+import { followAgain, setupSidebar, sidebarCommands } from "./sidebar/sidebar.js";
 import { votePanel } from "./vote/panel.js";
 import { advancedWidget } from "./widgets/advanced.js";
 import { curvesWidget } from "./widgets/curves.js";
@@ -91,17 +92,7 @@ comfy.app.registerExtension({
   name: "ComfyUI-OTCA",
   ...sidebarCommands(comfy),
 
-  settings: [
-    {
-      id: "OTCA.Trainings",
-      category: ["OTCA", "Training", "Trainings"],
-      name: "Headless trainings at a time",
-      tooltip: "More wait in a queue. 0: one for each accelerator, two on a CPU.",
-      type: "number",
-      attrs: { min: 0, max: 1024 },
-      defaultValue: 0,
-    },
-  ],
+  settings: otcaSettings(comfy, { notify: (wanted) => wanted && askToNotify(comfy), changed: followAgain }),
 
   setup() {
     const style = document.createElement("link");
@@ -134,6 +125,7 @@ comfy.app.registerExtension({
     node.color ??= stageColor(definition.category);
     comfy.advanceByOne(node);
     requestAnimationFrame(comfy.enlargeText); // its widgets come after this call
+    beginWithDefaults(comfy, node);
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
     if (widgets.length) live.add(node, widgets);
   },

@@ -40,7 +40,7 @@ interface ExtensionManager {
     activeSidebarTabId: string | null;
     toggleSidebarTab(id: string): void;
   };
-  setting: { get(id: string): unknown };
+  setting: { get(id: string): unknown; set(id: string, value: unknown): Promise<void> };
   toast: { add(message: { severity: string; summary: string; detail: string; life: number }): void };
 }
 
@@ -208,10 +208,30 @@ interface Run {
   has_checkpoint: boolean;
   has_lora: boolean;
   error?: string | null;
+  failed_at?: { node: string; title: string } | null; // the node that raised the error
   warning?: string | null;
   score: number | null; // evaluation/sum of the last evaluation
   notes: string;
   starred: boolean;
+}
+
+/** Bytes of a device; `ours` of those that are used, null where that is not known. Main memory has no name. */
+type Memory = { name: string; used: number; total: number; ours: number | null };
+
+/** Trainings that wait, in order, and for whom; `guest`: or for the pictures of a prompt. */
+type Queue = { at_work: string[]; guest: boolean; waiting: { id: string; iterations: number }[] };
+
+/** Two pictures of a prompt, without and with what a run had learned by that iteration. */
+type Pair = { name: string; prompt: string; seed: number; iteration: number | null };
+
+/** Such pictures that are being made. */
+interface PairWork {
+  prompt: string;
+  seed: number;
+  state: "waits" | "loads" | "makes" | "failed";
+  done: number;
+  calls: number;
+  error: string | null;
 }
 
 /** What is read of the run that is shown. */

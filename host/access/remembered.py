@@ -36,6 +36,11 @@ def file() -> Path | None:
     return base / "comfyui_otca" / "permissions.json"
 
 
+def is_named() -> bool:
+    """Whether the environment says where the file is."""
+    return bool(os.environ.get(FILE))
+
+
 def entries() -> dict[str, list[str]]:
     """What each of LISTS holds. A damaged file counts as an empty one, and the log says so once."""
     path = file()
@@ -74,6 +79,17 @@ def add(name: str, value: str) -> None:
             raise ValueError(f"{path} has {MOST_ENTRIES} entries already. Fix: take out those that you need no more")
         path.parent.mkdir(parents=True, exist_ok=True)
         changed = {**lists, name: [*lists[name], value]}
+        files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
+
+
+def remove(name: str, value: str) -> None:
+    """Takes a value out of one of LISTS; nothing where it is not there. Raises Damaged, or OSError as `add`."""
+    path = file()
+    with _adding:
+        lists = _read(path) if path else {}
+        if path is None or value not in lists[name]:
+            return
+        changed = {**lists, name: [each for each in lists[name] if each != value]}
         files.write_text(path, json.dumps(changed, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -88,3 +88,12 @@ def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, mon
     assert {"exp_avg", "exp_avg_sq", "step"} == set(state)
     assert all(any(value is tensor for tensor in moved) for value in state.values())
     assert all(any(shadow is tensor for tensor in moved) for shadow in model.policy.ema.shadow_params)
+
+
+def test_weights_are_counted_where_they_are():
+    model = Model()
+    model.networks = [torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, device="meta")]
+    resident._residents.add(model)
+    assert resident.held_on("cpu", 0) == 4 * (3 * 2 + 2)
+    assert resident.held_on("meta", 0) == 4 * (2 * 2 + 2)
+    assert resident.held_on("cuda", 0) is None

@@ -112,6 +112,39 @@ def test_a_file_that_cannot_be_written(site, file):
     assert answer.status == 500 and "cannot be remembered" in answer.error
 
 
-def test_a_training_that_the_page_starts_is_no_word_of_the_users(site):
-    environment = site.jobs._environment()
+def test_a_training_that_the_page_starts_is_no_word_of_the_users(site, made):
+    made("mine")
+    environment = site.jobs.environment(site.runs.run("mine"))
     assert environment[permissions.FROM_PAGE] == "1"
+
+
+def test_what_was_allowed_is_listed_and_taken_back(site, file, monkeypatch, tmp_path):
+    monkeypatch.setenv(permissions.HOSTS, "by.environment.org")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        assert site.post("/otca/permissions/allow", {"kind": "read", "what": str(tmp_path / name)}).status == 200
+    given = [(each["kind"], each["what"], each["by"]) for each in site.get("/otca/permissions").json["given"]]
+    clicked = [("read", str(tmp_path / "one"), ""), ("read", str(tmp_path / "two"), "")]
+    assert given == [*clicked, ("post", "by.environment.org", "OTCA_ALLOW_HOSTS")]
+    mine = permissions.Want("read", str(tmp_path / "one" / "a.txt"), "prompts")
+    assert permissions.allowed(mine)
+
+    taken = {"kind": "read", "what": str(tmp_path / "one")}
+    assert site.post("/otca/permissions/take_back", taken).status == 200
+    assert not permissions.allowed(mine)
+    assert json.loads(file.read_text())["folders"] == [str(tmp_path / "two")]
+    assert site.post("/otca/permissions/take_back", taken).status == 200, "in another tab it was taken back already"
+
+
+def test_taking_back_what_no_click_gave(site, file):
+    answer = site.post("/otca/permissions/take_back", {"kind": "run", "what": "/scripts"})
+    assert answer.status == 400 and "must be one of read, post, download. Fix: " in answer.error
+    assert site.post("/otca/permissions/take_back", {"kind": "post", "what": "a:1"}).status == 200
+    assert not file.exists()
+
+
+def test_a_damaged_file_is_not_written_over(site, file):
+    file.parent.mkdir()
+    file.write_text("{,")
+    answer = site.post("/otca/permissions/take_back", {"kind": "post", "what": "a.org:443"})
+    assert answer.status == 409 and "mend it" in answer.error and file.read_text() == "{,"

@@ -87,6 +87,7 @@ def test_summary(site, made):
         "total": 5,
         "started": 100.0,
         "error": None,
+        "failed_at": None,
         "has_lora": True,
         "has_checkpoint": False,
         "score": None,

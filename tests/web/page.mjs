@@ -142,6 +142,7 @@ class Element extends Node {
 
 class Document extends EventTarget {
   visibilityState = "visible";
+  title = "";
   documentElement = new Element("html");
   body = new Element("body");
   activeElement = this.body;
@@ -159,7 +160,7 @@ class Document extends EventTarget {
 export function openPage() {
   globalThis.document = new Document();
   document.head = new Element("head");
-  globalThis.ResizeObserver = class {
+  globalThis.ResizeObserver = globalThis.MutationObserver = class {
     observe() {}
     disconnect() {}
   };

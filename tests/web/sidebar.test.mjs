@@ -14,6 +14,9 @@ let panel;
 function fakeComfy() {
   return {
     runs: [],
+    machine: { memory: [], queue: { at_work: [], guest: false, waiting: [] } },
+    settings: {},
+    settingOf: (id) => comfy.settings[id],
     failure: null,
     asked: [],
     toasts: [],
@@ -25,6 +28,7 @@ function fakeComfy() {
     async getJson(route) {
       comfy.asked.push(route);
       if (comfy.failure) throw new Error(comfy.failure);
+      if (route === "/otca/machine") return structuredClone(comfy.machine);
       if (route === "/otca/runs") return { runs: structuredClone(comfy.runs) };
       const run = comfy.runs.find(({ id }) => route === `/otca/runs/${id}`);
       return { ...run, samples: [], pictures: [], warning: null };

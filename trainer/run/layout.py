@@ -49,6 +49,8 @@ NOTES = "notes.json"  # what the user says of the run; no training writes it
 LOG = "train.log"  # what a trainer printed that the page started
 PICTURES = ("samples.png", "rewards.png", "credit.png")
 SAMPLES, CHECKPOINTS = "samples", "checkpoints"
+PAIRS = "before_after"  # a folder for each prompt that a person has tried with the run's model, without and with its adapter …
+BEFORE, AFTER, ABOUT = "before.png", "after.png", "about.json"  # … and what is in it
 BEST, BEST_FIGURES = "best", "best.json"  # a folder with the adapter of the best evaluation, and in it what makes it so
 TENSORBOARD = "tensorboard"
 FOLDERS = (SAMPLES, CHECKPOINTS, BEST, TENSORBOARD, *NETWORKS)
@@ -108,6 +110,7 @@ FILES: dict[str, OwnFile] = {
             "process_started": maybe(MOMENT),
             "started": maybe(MOMENT),
             "error": maybe(TEXT),
+            "node": maybe(TEXT),
             "reason": maybe(TEXT),
             "id": maybe(TEXT),
         },
@@ -122,6 +125,9 @@ FILES: dict[str, OwnFile] = {
             "amount": ("a number above 0", lambda value: is_number(value) and value > 0),
             "evaluations": WHOLE,
         }
+    ),
+    ABOUT: OwnFile(
+        "what the pictures beside it show", fields={"prompt": TEXT, "seed": WHOLE, "iteration": maybe(WHOLE)}
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
     NOTES: OwnFile("your notes and the star", fields={"notes": maybe(TEXT), "starred": maybe(FLAG)}),

@@ -196,7 +196,10 @@ def _marked(run: Run, total: int) -> Iterator[None]:
         yield
     except BaseException as error:
         with _as_well_as_can_be():
-            run.mark("failed", total, f"{type(error).__name__}: {error}")
+            # Of another process's failure this one only heard, at whatever node it was itself.
+            heard = isinstance(error.__cause__, distributed.PeerFailed)
+            node = error.node_id if isinstance(error, NodeError) and not heard else None
+            run.mark("failed", total, f"{type(error).__name__}: {error}", node=node)
         raise
 
 

@@ -224,18 +224,18 @@ class Run:
         self._best.kept, self._saved, self._shown = None, None, 0
 
     @writing
-    def mark(self, state: str, total: int | None, error: str | None = None, reason: str | None = None) -> None:
+    def mark(self, state: str, total: int | None, error: str | None = None, **why: str | None) -> None:
         """Says in status.json how the run stands.
 
         Args:
             state: running, idle, finished, stopped or failed.
             total: iterations in all.
-            reason: why it ended before its last iteration, or should.
+            why: `node` and `reason`, as `Status` has them.
         """
         if self.writes:
             place = status.CANVAS if comfyui.in_comfyui() else status.HEADLESS
-            before, texts = status.read(self.folder), {"error": error, "reason": reason, "id": self.id}
-            status.write(self.folder, status.following(before, state, os.getpid(), total=total, place=place, **texts))
+            now = {"total": total, "place": place, "error": error, "id": self.id, **why}
+            status.write(self.folder, status.following(status.read(self.folder), state, os.getpid(), **now))
 
     # --- iterations -----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Status:
         total: iterations that the run should have in all.
         pid, process_started: the process that trains, or in whose queue the run waits; a number and seconds since 1970.
         error: why it failed.
+        node: the id of the node that it failed at, in the run's workflow.
         reason: why it ended before its last iteration, or should.
         started: when its first process began, in seconds since 1970.
         id: of the run; only the trainer writes it.
@@ -41,6 +42,7 @@ class Status:
     pid: int | None = None
     process_started: float | None = None
     error: str | None = None
+    node: str | None = None
     reason: str | None = None
     started: float | None = None
     id: str | None = None
@@ -72,6 +74,7 @@ def following(
     total: int | None,
     place: str = HEADLESS,
     error: str | None = None,
+    node: str | None = None,
     reason: str | None = None,
     id: str | None = None,
 ) -> Status:
@@ -80,7 +83,7 @@ def following(
 
     born = None if pid is None else psutil.Process(pid).create_time()
     started = before.started or time.time()
-    return Status(status, place, total, pid, born, error, reason, started, id)
+    return Status(status, place, total, pid, born, error, node, reason, started, id)
 
 
 def now(

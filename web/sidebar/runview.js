@@ -4,11 +4,13 @@
  * the routes say.
  */
 import { significant } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import { PLACE, STATUS, formatDuration, offeredActions, progress, sampleIteration, secondsLeft } from "../lib/runs.js";
 import { pictureDialog } from "./dialogs.js";
 import { button, h, section, setText } from "./dom.js";
 import { keeping } from "./keeping.js";
 import { curveSections } from "./runcurves.js";
+import { tryPromptSection } from "./tryprompt.js";
 
 const TEXT = {
   stop: "Stop",
@@ -37,7 +39,7 @@ const LONGEST_LOG = 200_000; // characters that stay in the page
 
 /**
  * What the buttons call.
- * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "rename" | "open" | "remove", () => void>
+ * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "failure" | "rename" | "open" | "remove", () => void>
  *   & {failed(error: Error): void}} Actions
  *
  * @param {Comfy} comfy
@@ -49,9 +51,11 @@ export function runView(comfy, actions) {
   const curves = curveSections();
   const changes = changesSection();
   const samples = samplesSection(comfy);
+  const tried = tryPromptSection(comfy);
   const log = logSection();
+  const parts = [head, curves, changes, samples, tried, log].map((part) => part.element);
   return {
-    element: h("div.otca-run", {}, head.element, curves.element, changes.element, samples.element, log.element),
+    element: h("div.otca-run", {}, parts),
     /** @param {RunData} data */
     update(data) {
       head.update(data);
@@ -59,6 +63,7 @@ export function runView(comfy, actions) {
       curves.update(data);
       changes.update(data.changes);
       samples.update(data.run);
+      tried.update(data.run);
     },
     appendLog: log.append,
     clearLog: log.clear,
@@ -67,6 +72,7 @@ export function runView(comfy, actions) {
     dispose() {
       kept.dispose();
       curves.dispose();
+      tried.dispose();
     },
   };
 }
@@ -118,6 +124,7 @@ function runHead(actions, kept) {
   const state = h("div.otca-run-state", {}, badge.element, runPlace, bar.element);
   const pace = h("div.otca-quiet");
   const error = h("div.otca-error", { role: "alert" });
+  const failure = button("pi-search-plus", "", () => actions.failure());
   const warning = h("div.otca-warning", { role: "status" });
   const buttons = {
     stop: button("pi-stop-circle", TEXT.stop, () => actions.stop()),
@@ -126,12 +133,12 @@ function runHead(actions, kept) {
     lora: button("pi-bolt", TEXT.lora, () => actions.lora()),
     workflow: button("pi-folder-open", TEXT.workflow, () => actions.workflow()),
   };
-  for (const element of [state, ...Object.values(buttons)]) element.hidden = true; // until the run is known
+  for (const element of [state, failure, ...Object.values(buttons)]) element.hidden = true; // until the run is known
   return {
     element: h(
       "header.otca-run-head",
       {},
-      [h("div.otca-row.otca-run-top", {}, name, kept.buttons), state, pace, error, warning, kept.notes],
+        [h("div.otca-row.otca-run-top", {}, name, kept.buttons), state, pace, error, failure, warning, kept.notes],
       h("div.otca-buttons", {}, Object.values(buttons)),
     ),
     /** @param {RunData} data */
@@ -146,9 +153,15 @@ function runHead(actions, kept) {
       const each = rows.at(-1)?.["seconds/iteration"];
       setText(pace, [TEXT.progress(run), each && TEXT.each(each), left && TEXT.left(left)].filter(Boolean).join(" · "));
       setText(error, run.error ?? "");
+      failure.hidden = !run.failed_at;
+      setText(failure.lastChild, run.failed_at ? t("Show {node} on the canvas", { node: run.failed_at.title }) : "");
       setText(warning, run.warning ?? "");
       const offered = offeredActions(run);
       for (const [action, element] of Object.entries(buttons)) element.hidden = !offered[action];
+      buttons.canvas.title = t(
+        "Opens the run's workflow here, with its name, seeds and last checkpoint. The next Run then is iteration {next}.",
+        { next: run.iteration + 1 },
+      );
       setText(buttons.resume.lastChild, run.status === "finished" ? TEXT.goOn : TEXT.resume);
     },
   };

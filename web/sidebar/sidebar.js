@@ -9,7 +9,10 @@ import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
 import * as actions from "./actions.js";
 import { compareRuns } from "./compare.js";
 import { button, h, setText } from "./dom.js";
+import { showFailure } from "./failure.js";
+import { followRuns } from "./follow.js";
 import { deleteRun, openRunFolder, renameRun } from "./keeping.js";
+import { machinePart } from "./machine.js";
 import { runList } from "./runlist.js";
 import { runView } from "./runview.js";
 
@@ -34,7 +37,7 @@ const TEXT = {
 };
 
 /**
- * Commands and where the menu shows them, as fields of the extension. Front ends name their workflow menu "File".
+ * Commands, their keys, and where the menu shows them, as fields of the extension. Front ends name their workflow menu "File".
  *
  * @param {Comfy} comfy
  */
@@ -78,6 +81,12 @@ export function sidebarCommands(comfy) {
         function: guarded(() => actions.loadFromLora(comfy)),
       },
     ],
+    // Letters that ComfyUI's own keys leave free, in all front ends that the page is tested with.
+    keybindings: [
+      { combo: { key: "o" }, commandId: `Workspace.ToggleSidebarTab.${TAB}` },
+      { combo: { key: "t", shift: true }, commandId: "OTCA.TrainHeadless" },
+      { combo: { key: "n", shift: true }, commandId: "OTCA.NewRun" },
+    ],
     menuCommands: [
       {
         path: ["File"],
@@ -97,6 +106,8 @@ export function sidebarCommands(comfy) {
 let chosen = null; // id of the run that the user chose
 /** @type {ReturnType<typeof sidebarPanel> | null} */
 let panel = null; // the open tab
+/** @type {ReturnType<typeof followRuns> | null} */
+let follow = null;
 
 /** @param {Comfy} comfy */
 export function setupSidebar(comfy) {
@@ -119,8 +130,15 @@ export function setupSidebar(comfy) {
       panel = null;
     },
   });
+  follow = followRuns(comfy, (id) => showRun(comfy, id));
+  follow.begin().catch((/** @type {Error} */ error) => comfy.toast("warn", TEXT.failed, error.message));
   comfy.onNodeResult((kind) => kind === "run" && panel?.refresh());
   comfy.onReconnected(() => panel?.refresh());
+}
+
+/** A setting was changed that says what the page follows. */
+export function followAgain() {
+  follow?.again();
 }
 
 /**
@@ -177,6 +195,12 @@ function sidebarPanel(comfy) {
   const actionError = h("div.otca-error", { role: "alert" });
   const readError = h("div.otca-error", { role: "alert" });
   const runBox = h("div");
+  const queued = (/** @type {string} */ action) => (/** @type {string} */ id) =>
+    guard(comfy, async () => {
+      await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/${action}`);
+      await Promise.all([machine.refresh(), refresh()]);
+    });
+  const machine = machinePart(comfy, { choose, moveUp: queued("move_up"), takeOut: queued("stop"), changed: () => refresh() });
   const element = h(
     "div.otca-sidebar",
     {},
@@ -192,10 +216,12 @@ function sidebarPanel(comfy) {
         h("i.pi.pi-refresh"),
       ),
     ),
+    machine.memory,
     actionError,
     readError,
     empty,
     list.element,
+    machine.queue,
     runBox,
   );
   empty.hidden = true;
@@ -233,6 +259,8 @@ function sidebarPanel(comfy) {
     empty.hidden = runs.length > 0;
     list.element.hidden = runs.length === 0;
     showList();
+    follow?.follow(shownRun(runs, chosen)?.id);
+    follow?.see(runs);
     await readRun(shownRun(runs, chosen));
     setText(readError, "");
     return runs.some((run) => run.status === "running");
@@ -291,6 +319,7 @@ function sidebarPanel(comfy) {
       canvas: act((run) => actions.continueOnCanvas(comfy, run)),
       lora: act((run) => actions.loadLora(comfy, run)),
       workflow: act((run) => actions.openWorkflow(comfy, run)),
+      failure: act((run) => showFailure(comfy, run)),
       rename: act((run) => renameRun(comfy, run, choose)),
       open: act((run) => openRunFolder(comfy, run)),
       remove: act((run) => deleteRun(comfy, run, refresh)),
@@ -317,6 +346,7 @@ function sidebarPanel(comfy) {
     dispose() {
       disposed = true;
       end();
+      machine.dispose();
       document.removeEventListener("visibilitychange", refresh);
       closeRun();
     },

@@ -702,6 +702,7 @@ def test_a_failed_run_says_why(small_workflow, tmp_path):
         train(workflow, say=lambda line: None)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["status"] == "failed" and "no such thing" in status["error"]
+    assert status["node"] == workflow.find("RewardColorfulness")[0]
 
 
 def test_the_status_while_running_and_after_a_stop(small_workflow, tmp_path):

@@ -1,0 +1,192 @@
+"""A prompt that a person tries with a run's model, without and with what was trained.
+
+That is `otca sample --pair` as a process of its own. One at a time, at a place among the trainings: what does not fit beside a
+training into the accelerator's memory would end it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import re
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..host import files
+from ..trainer.flow.files import NETWORKS
+from ..trainer.run.layout import ABOUT, AFTER, BEFORE, PAIRS, read_own
+from .checks import Field, Refused, whole_number
+from .jobs import GLANCE, LAST_LINES, Jobs
+from .processes import on_its_own
+from .runs import Run, leads_inside
+
+LONGEST_PROMPT = 2000  # characters; each system has its own limit for a command line
+LARGEST_SEED = 2**53 - 1  # a page's numbers are exact up to here
+MOST_PAIRS = 9999
+PROGRESS = re.compile(r"([0-9]{1,9})/([0-9]{1,9})\s*")
+PICTURES = {"before": BEFORE, "after": AFTER}
+
+
+def _prompt(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_PROMPT or "\0" in value:
+        raise ValueError(f"must be text of 1 to {LONGEST_PROMPT} characters. Fix: type what the picture should show")
+    return value
+
+
+MAKE = {"prompt": Field(_prompt, required=True), "seed": Field(whole_number(0, LARGEST_SEED), required=True)}
+
+
+@dataclass
+class Work:
+    """What is being made, and how that went."""
+
+    run: Run
+    prompt: str
+    seed: int
+    state: str = "waits"  # waits | loads | makes | failed; gone when it is done
+    done: int = 0  # model calls …
+    calls: int = 0  # … of so many
+    error: str | None = None
+    given_up: threading.Event = field(default_factory=threading.Event)
+    process: subprocess.Popen | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        return self.state != "failed" and not self.given_up.is_set()
+
+    def fail(self, message: str) -> None:
+        self.state, self.error = "failed", message
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("prompt", "seed", "state", "done", "calls", "error")}
+
+
+class BeforeAfter:
+    def __init__(self, jobs: Jobs):
+        self.jobs = jobs
+        self._changing = threading.Lock()
+        self._work: Work | None = None
+        self._one = threading.Lock()  # of what was cancelled, the process may still be ending
+
+    def of(self, run: Run) -> dict[str, Any]:
+        """What was made for that run, the latest first, and what is being made: {pairs, work, from_comfyui}. The last says that
+        ComfyUI's own nodes load its model."""
+        work = self._work
+        folders = sorted(_kept(run), key=lambda folder: folder.name, reverse=True)
+        pairs = [{"name": folder.name, **about} for folder in folders if (about := _about(folder))]
+        return {
+            "pairs": pairs,
+            "work": work.as_json() if work and work.run.id == run.id else None,
+            "from_comfyui": run.has_node("OTCA_MakeTrainable"),
+        }
+
+    def make(self, run: Run, prompt: str, seed: int) -> None:
+        """Begins, at once or when a training ends.
+
+        Raises:
+            Refused: 409, nothing is trained yet, or another pair is being made.
+        """
+        if not (run.adapters() or any((run.folder / name).is_dir() for name in NETWORKS)):
+            raise Refused(409, f"run {run.id} has saved nothing yet. Fix: wait for its first checkpoint")
+        with self._changing:
+            if self._work and self._work.goes_on:
+                of = self._work.run.id
+                raise Refused(409, f"pictures of run {of} are being made. Fix: wait for them, or cancel them there")
+            self._work = work = Work(run, prompt, seed)
+        threading.Thread(target=self._do, args=(work,), name=f"otca pictures of {run.id}", daemon=True).start()
+
+    def cancel(self, run: Run) -> None:
+        """Ends what is being made for that run, or forgets that it failed; nothing where there is nothing."""
+        with self._changing:
+            work = self._work
+            if work is None or work.run.id != run.id:
+                return
+            self._work = None
+            work.given_up.set()
+            if work.process is not None:
+                work.process.terminate()
+
+    def _do(self, work: Work) -> None:
+        with self._one:
+            try:
+                while not self.jobs.take_place():
+                    if work.given_up.wait(GLANCE):
+                        return
+                self._sample(work)
+            except Exception as error:  # nobody is there to read it, but those who look at the run
+                expected = isinstance(error, OSError | Refused)
+                work.fail(str(error) if expected else f"{type(error).__name__}: {error}")
+                if not expected:
+                    raise
+            finally:
+                self.jobs.give_place()
+
+    def _sample(self, work: Work) -> None:
+        run, folder = work.run, _next_folder(work.run)
+        command = [sys.executable, str(self.jobs.pack), "sample", str(run.folder), f"--prompt={work.prompt}"]
+        command += ["--seed", str(work.seed), "--pair", str(folder)]
+        self.jobs.make_room()
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with self._changing:
+            if work.given_up.is_set():
+                return
+            work.state = "loads"
+            environment = self.jobs.environment(run)
+            process = work.process = subprocess.Popen(command, env=environment, **pipes, **on_its_own())
+        self.jobs.processes.add(process.pid)
+        last: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        try:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in lines:
+                    text = line.decode("utf-8", "replace")
+                    if progress := PROGRESS.fullmatch(text):
+                        work.state, work.done, work.calls = "makes", int(progress[1]), int(progress[2])
+                    else:
+                        last.append(text.rstrip())
+        finally:
+            code = process.wait()
+            self.jobs.processes.discard(process.pid)
+        if code:
+            work.fail("\n".join(filter(None, last)) or f"the process ended with exit code {code}")
+            return
+        with self._changing:
+            if self._work is work:
+                self._work = None
+
+    def picture(self, run: Run, name: str, which: str) -> Path:
+        """before.png or after.png of a pair. Raises Refused (404)."""
+        path = run.file(f"{PAIRS}/{name}/{PICTURES[which]}") if name.isdecimal() and which in PICTURES else None
+        if path is None:
+            raise Refused(404, f"run {run.id} has no such picture. Fix: reload the page")
+        return path
+
+
+def _kept(run: Run) -> list[Path]:
+    return [path for path in (run.folder / PAIRS).glob("[0-9]*") if path.name.isdecimal() and run.file(_inside(path))]
+
+
+def _inside(folder: Path) -> str:
+    return f"{PAIRS}/{folder.name}/{ABOUT}"
+
+
+def _about(folder: Path) -> dict[str, Any] | None:
+    """None where it is damaged."""
+    with contextlib.suppress(files.Damaged):
+        return read_own(folder, ABOUT, lambda line: None)
+    return None
+
+
+def _next_folder(run: Run) -> Path:
+    folder = run.folder / PAIRS
+    if not leads_inside(run.folder, folder):
+        raise Refused(409, f"{folder} is a link out of the run's folder. Fix: remove it")
+    numbers = [int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()]
+    number = max(numbers, default=0) + 1
+    if number > MOST_PAIRS:
+        raise Refused(409, f"{folder} is full. Fix: delete what you need no more")
+    return folder / f"{number:04}"

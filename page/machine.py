@@ -1,0 +1,96 @@
+"""How much memory is in use on this machine, for a line of the page that is asked for again and again.
+
+Nothing is begun for it: torch is not imported here, and an accelerator is asked only where ComfyUI works on it already. To ask
+any other would make this process take some hundred megabytes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import Any
+
+import psutil
+
+from ..host import resident
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device; `ours` of those that are used, None where that is not known.
+
+    `name` is torch's name of the device, or "" for main memory.
+    """
+
+    name: str
+    used: int
+    total: int
+    ours: int | None
+
+
+class Machine:
+    def __init__(self) -> None:
+        self._looking = threading.Lock()
+        self._seen: list[dict[str, Any]] = []
+
+    def memory(self, processes: Iterable[int]) -> list[dict[str, Any]]:
+        """Of every accelerator that ComfyUI works on, and main memory last.
+
+        A driver that is busy may answer late: meanwhile others get what was seen last, and do not wait as well.
+
+        Args:
+            processes: numbers of processes that are ours, beside this one.
+        """
+        if self._looking.acquire(blocking=False):
+            try:
+                self._seen = [asdict(each) for each in (*_accelerators(), _main_memory(processes))]
+            finally:
+                self._looking.release()
+        return self._seen
+
+
+def _accelerators() -> list[Memory]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    found = []
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind, None)
+        if module is None or not hasattr(module, "mem_get_info") or not module.is_initialized():
+            continue
+        for number in _at_work(torch, kind, module):
+            try:
+                free, total = module.mem_get_info(number)
+            except RuntimeError:  # a driver that cannot say: the line is about the others then
+                continue
+            found.append(Memory(f"{kind}:{number}", total - free, total, _held(kind, number)))
+    return found
+
+
+def _held(kind: str, number: int) -> int | None:
+    try:
+        return resident.held_on(kind, number)
+    except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
+        return None
+
+
+def _at_work(torch: ModuleType, kind: str, module: ModuleType) -> list[int]:
+    """The devices of a kind on which this process has memory already."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None) if kind == "cuda" else None
+    if has_context is None:
+        return [module.current_device()]
+    return [number for number in range(module.device_count()) if has_context(number)]
+
+
+def _main_memory(processes: Iterable[int]) -> Memory:
+    memory, ours, known = psutil.virtual_memory(), 0, False
+    for number in list(processes):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            process = psutil.Process(number)
+            for each in (process, *process.children(recursive=True)):
+                ours, known = ours + each.memory_info().rss, True
+    return Memory("", memory.total - memory.available, memory.total, ours if known else None)
