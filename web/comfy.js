@@ -275,6 +275,34 @@ export function onTheme(callback) {
 }
 
 /**
+ * Puts an element on a node, below its inputs. Nothing of it is saved or queued: else it would be an input of the node, and
+ * change ComfyUI's cache key.
+ *
+ * ComfyUI's Properties panel shows the widgets of the selected node once more. What it cannot show it lists as an empty row, and
+ * writes its own width into the widget, which from then on is the width on the canvas. So ours are not listed there, and have no
+ * width but the node's.
+ *
+ * @param {GraphNode} node
+ * @param {string} name
+ * @param {HTMLElement} element
+ * @param {{least: () => number, most?: () => number}} height in pixels of the graph
+ */
+export function addElement(node, name, element, { least, most }) {
+  const widget = node.addDOMWidget(name, name.toUpperCase(), element, {
+    serialize: false,
+    hideOnZoom: false,
+    hideInPanel: true,
+    getMinHeight: least,
+    ...(most && { getMaxHeight: most }),
+    getValue: () => "",
+    setValue: () => {},
+  });
+  widget.serialize = false;
+  Object.defineProperty(widget, "width", { get: () => undefined, set: () => {}, configurable: true });
+  return widget;
+}
+
+/**
  * Lets the wheel zoom and the middle button move the graph where a widget would swallow them.
  *
  * @param {HTMLElement} element

@@ -113,6 +113,7 @@ interface Widget {
   label?: string;
   hidden?: boolean;
   serialize?: boolean;
+  width?: number;
   options?: { advanced?: boolean };
   linkedWidgets?: Widget[];
   callback?(value: any): void;

@@ -43,14 +43,8 @@ class Curves {
     this.node = node;
     this.comfy = comfy;
     comfy.passGesturesToGraph(this.root);
-    const widget = node.addDOMWidget("otca_curves", "OTCA_CURVES", this.root, {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT),
-      getValue: () => "",
-      setValue: () => {},
-    });
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    const least = () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT);
+    comfy.addElement(node, "otca_curves", this.root, { least });
   }
 
   /**

@@ -105,15 +105,7 @@ class Heatmap {
       ...[bar, this.note, this.stage, this.legend, this.preview.element, this.live, this.table],
     );
     comfy.passGesturesToGraph(this.root);
-    const options = {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: () => this.minHeight() + 2 * WIDGET_MARGIN,
-      getValue: () => "",
-      setValue: () => {},
-    };
-    const widget = node.addDOMWidget("otca_heatmap", "OTCA_HEATMAP", this.root, options);
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    const widget = comfy.addElement(node, "otca_heatmap", this.root, { least: () => this.minHeight() + 2 * WIDGET_MARGIN });
     comfy.noticeQueuedValues(widget);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.stage);
