@@ -35,10 +35,12 @@ from ..trainer.run.status import Status
 from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
 from . import lines
+from .adapters import saved_already
 from .checks import Refused
 from .lines import LineIndex
 
 MOST_LOG = 64 * 1024
+SAVE_NODE = "OTCA_SaveLoRA"
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
 
@@ -295,7 +297,10 @@ class Run:
         return [path for path in map(self.file, ADAPTERS) if path]
 
     def copy_lora(self, loras: Path) -> list[str]:
-        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the names that it has there."""
+        """Has the adapter where ComfyUI's LoraLoader finds it; returns the names that it has there.
+
+        A file of Save LoRA that holds it is as good as a copy. Else there is one file a run, written again each time.
+        """
         sources = self.adapters()
         if not sources:
             message = (
@@ -304,6 +309,9 @@ class Run:
             raise Refused(409, message)
         names = []
         for source in sources:
+            if there := next(filter(None, (saved_already(loras, name, source) for name in self._lora_names())), None):
+                names.append(there.name)
+                continue
             target = loras / "otca" / source.name.replace("lora", self.id, 1)
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = beside(target)
@@ -317,6 +325,11 @@ class Run:
                 aside.unlink(missing_ok=True)
             names.append(str(target.relative_to(loras)))
         return names
+
+    def _lora_names(self) -> list[str]:
+        """The names that the workflow's Save LoRA nodes give their files."""
+        saving = (entry["inputs"] for entry in self._graph().values() if entry["class_type"] == SAVE_NODE)
+        return [name for inputs in saving if isinstance(name := inputs.get("filename"), str) and is_id(name)]
 
     def write(self, name: str, content: Any) -> None:
         """A JSON file of this run, whole or not at all."""

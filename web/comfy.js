@@ -7,6 +7,7 @@ import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "./lib/bypass.js";
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
+import { besides, jointOf } from "./lib/place.js";
 
 export { app, api };
 
@@ -509,17 +510,66 @@ export async function getMetrics(run, after) {
 }
 
 /**
- * A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones.
+ * A new node at a free place beside the graph that is open, which is then in view.
  *
  * @param {string} type
  */
-export function addNode(type, number = 0) {
+export function addNode(type) {
   const node = window.LiteGraph.createNode(type);
-  const [x, y, width, height] = app.canvas.ds.visible_area;
-  node.pos = [x + (width - node.size[0]) / 2, y + (height - node.size[1]) / 2 + number * (node.size[1] + 60)];
-  app.canvas.graph.add(node);
+  const { graph } = app.canvas;
+  node.pos = besides(graph.nodes.map(({ pos: [x, y], size: [width, height] }) => [x, y, width, height]));
+  graph.add(node);
   app.canvas.selectItems([node]);
+  app.canvas.centerOnNode(node);
   return node;
+}
+
+/**
+ * Adds a loader for a LoRA: between the model and what uses it, where there is one such place, else beside the graph. Gives the
+ * node, the title of the one that it has its model from, and whether something uses it.
+ *
+ * @returns {{node: GraphNode, source: string | null, isUsed: boolean}}
+ */
+export function addLoraLoader() {
+  const { nodes } = app.canvas.graph;
+  const plain = nodes.map(plainNode);
+  const [model, clip] = [jointOf(plain, "MODEL"), jointOf(plain, "CLIP")];
+  const node = addNode(model && clip ? "LoraLoader" : "LoraLoaderModelOnly");
+  for (const [slot, joint] of (clip ? [model, clip] : [model]).entries()) if (model && joint) joinAt(node, slot, joint);
+  return { node, source: model && nodeOf(model.from.node).title, isUsed: Boolean(model?.moved.length) };
+}
+
+/**
+ * @param {GraphNode} node
+ * @param {number} slot of the node, where its input and output of that type are
+ * @param {import("./lib/place.js").Joint} joint
+ */
+function joinAt(node, slot, { from, moved }) {
+  nodeOf(from.node).connect(from.slot, node, slot);
+  for (const user of moved) node.connect(slot, nodeOf(user.node), user.slot);
+}
+
+/** @param {number | string} id */
+function nodeOf(id) {
+  return /** @type {GraphNode} */ (app.canvas.graph.getNodeById(Number(id)));
+}
+
+/**
+ * @param {GraphNode} node
+ * @returns {import("./lib/place.js").Plain}
+ */
+function plainNode({ id, type = "", inputs = [], outputs = [] }) {
+  const { links } = app.canvas.graph;
+  const originOf = (/** @type {NodeInput} */ { link }) => {
+    const { origin_id, origin_slot } = (link != null && links[link]) || {};
+    return origin_id === undefined || origin_slot === undefined ? null : { node: origin_id, slot: origin_slot };
+  };
+  return {
+    id,
+    ours: type.startsWith("OTCA_"),
+    outputs: outputs.map((output) => output.type),
+    inputs: inputs.map((input) => ({ type: input.type, origin: originOf(input) })),
+  };
 }
 
 /**

@@ -45,7 +45,7 @@ interface ExtensionManager {
 interface Graph {
   id: string | null;
   nodes: GraphNode[];
-  links: Record<number, { target_slot: number }>;
+  links: Record<number, { target_slot: number; origin_id: number | string; origin_slot: number }>;
   add(node: GraphNode): void;
   getNodeById(id: number): GraphNode | null;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
@@ -91,6 +91,7 @@ interface GraphNode {
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
+  outputs?: { type: string }[];
   widgets?: Widget[];
   graph: Graph;
   subgraph: Graph;
@@ -99,6 +100,7 @@ interface GraphNode {
   removeInput(slot: number): void;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
+  connect(slot: number, target: GraphNode, input: number): void;
   computeSize(): [number, number];
   setSize(size: [number, number]): void;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
