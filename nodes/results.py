@@ -1,7 +1,8 @@
 """What the page can ask of the nodes after they ran: their last results, a preview of one step, and to free memory.
 
-ComfyUI's own message carries a result to the page once; a reloaded page finds it here. Trajectories and models are only
-borrowed from ComfyUI's cache, by weak references: looking at them keeps nothing alive.
+ComfyUI's own message carries a result to the page once; a reloaded page finds it here. Models are only borrowed from ComfyUI's
+cache, by weak references. So is what the pictures of the heatmap's cells are decoded from, except of the iteration that finished
+last: the next prompt drops it from the cache long before there is another heatmap to look at.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ..trainer.workflow import lineage
 from . import payloads
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..trainer.flow.base import FlowModel
     from ..trainer.types import Trajectories
 
 EVENT = "otca.result"
@@ -24,10 +28,44 @@ EVENT = "otca.result"
 # By workflow and node: ids of nodes are the same in many workflows.
 Place = tuple[str | None, str]
 _results: dict[Place, dict[str, dict]] = {}
-_trajectories: dict[Place, tuple[weakref.ref[Trajectories], str]] = {}  # with the fingerprint of what made them
+_looks: dict[Place, Look] = {}
 _runs: dict[Place, str] = {}  # by the Training Run node that makes it
 _recent: dict[str | None, None] = {}  # workflows, the last one that ran at the end
 MOST_WORKFLOWS = 16
+MOST_KEPT_BYTES = 2 * 2**30  # of main memory, for the pictures of the last iteration
+
+
+class Look:
+    """What the pictures of a heatmap's cells are decoded from.
+
+    Args:
+        made_by: the fingerprint of the graph that sampled the trajectories.
+    """
+
+    def __init__(self, trajectories: Trajectories, predictions: Tensor, model: FlowModel, made_by: str):
+        self.made_by, self.bytes = made_by, predictions.nbytes
+        self.model = weakref.ref(model, lambda _: self.let_go())  # without it nothing can be decoded
+        self._trajectories = weakref.ref(trajectories)
+        self._kept = predictions if predictions.nbytes <= MOST_KEPT_BYTES else None
+
+    def let_go(self) -> None:
+        """From now on there is only what ComfyUI's cache still holds."""
+        self._kept = None
+
+    def predictions(self) -> Tensor | None:
+        """[B, T, C, h, w], x̂0 at every step."""
+        trajectories = self._trajectories()
+        return self._kept if trajectories is None else trajectories.predictions
+
+    def gone(self) -> str:
+        """Why there are no predictions."""
+        if self.bytes <= MOST_KEPT_BYTES:
+            return "another workflow has run since, and pictures are kept of one only. Fix: run the graph again"
+        return (
+            f"the pictures of its last iteration take {self.bytes / 2**30:.1f} GiB of main memory, and more than "
+            f"{MOST_KEPT_BYTES / 2**30:.0f} GiB are not kept while the next iteration is sampled. Fix: look again when this "
+            "iteration is done, or sample fewer pictures"
+        )
 
 
 class Busy(RuntimeError):
@@ -53,8 +91,19 @@ def shown(
     ui = {f"otca_{kind}": [_show(node, kind, payload(), prompt)] for kind, payload in payloads.items()}
     if trajectories is not None:
         made_by = lineage.fingerprint(prompt, node) if node in prompt else ""
-        _trajectories[comfyui.running_workflow_id(), node] = weakref.ref(trajectories), made_by
+        _look_at(node, trajectories, made_by)
     return {"ui": ui, "result": result}
+
+
+def _look_at(node: str, trajectories: Trajectories, made_by: str) -> None:
+    """Predictions are held of one workflow, the one that ran last."""
+    workflow = comfyui.running_workflow_id()
+    for (of, _), look in _looks.items():
+        if of != workflow:
+            look.let_go()
+    _looks.pop((workflow, node), None)
+    if trajectories.predictions is not None and trajectories.model is not None:
+        _looks[workflow, node] = Look(trajectories, trajectories.predictions, trajectories.model, made_by)
 
 
 def _show(node: str, kind: str, data: dict, prompt: Mapping) -> dict:
@@ -97,7 +146,7 @@ def _keep_recent(workflow: str | None) -> None:
     if len(_recent) > MOST_WORKFLOWS:
         oldest = next(iter(_recent))
         del _recent[oldest]
-        for held in (_results, _trajectories, _runs):
+        for held in (_results, _looks, _runs):
             for key in [key for key in held if key[0] == oldest]:
                 del held[key]
 
@@ -128,15 +177,16 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     """
     from ..trainer.pictures import grids
 
-    held = _trajectories.get((workflow, node)) or _trajectories.get((None, node))
-    trajectories = held[0]() if held and held[1] == made_by else None
-    if trajectories is None or trajectories.predictions is None:
+    look = _looks.get((workflow, node)) or _looks.get((None, node))
+    if look is None or look.made_by != made_by or (model := look.model()) is None:
         raise LookupError(f"the trajectories of node {node} are no longer in memory. Fix: run the graph again")
-    samples, steps = trajectories.predictions.shape[:2]
+    predictions = look.predictions()
+    if predictions is None:
+        raise LookupError(f"node {node}: {look.gone()}")
+    samples, steps = predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
-    assert trajectories.model is not None  # only trajectories of a sampler are held here
-    image = grids.stills(trajectories.model.decode(trajectories.predictions[sample, step][None]))[0]
+    image = grids.stills(model.decode(predictions[sample, step][None]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()

@@ -1,6 +1,7 @@
 """Stage 6, after the update: the run's record, and what comes out."""
 
 import contextlib
+import itertools
 import logging
 import weakref
 
@@ -34,7 +35,10 @@ class TrainingRun:
                 "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
                 "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
                 "evaluate_every": integer(
-                    default.evaluate_every, 1, 10**6, tip="Iterations between evaluations, and between new plots."
+                    default.evaluate_every,
+                    0,
+                    10**6,
+                    tip="Iterations between evaluations, and between new plots. 0: no evaluation.",
                 ),
                 "evaluation_prompts": lines(
                     default.evaluation_prompts, tip="Prompts of evaluations, one a line. Empty: the first iteration's."
@@ -185,16 +189,25 @@ _saved_outside = weakref.WeakKeyDictionary()  # model: the files that it wrote w
 
 def _free_name(model, run, filename):
     """A run overwrites its own file, as at every iteration on the canvas, and nobody else's."""
-    number, name = 1, filename
-    while foreign := _foreign_files(model, run, name):
+    for name in _names(filename, run):
+        if not (foreign := _foreign_files(model, run, name)):
+            return name
         if not comfyui.in_comfyui():  # headlessly a file has exactly the name of the input, or is not written
             raise ValueError(
                 f"filename = {filename!r}: {foreign[0]} is there, and is not of this run; the run's own adapter is saved "
                 "beside it. Fix: give another filename, or move that file elsewhere"
             )
-        number += 1
-        name = f"{filename}-{number}"
-    return name
+    raise AssertionError("there is always another number")
+
+
+def _names(filename, run):
+    """What a file may be called: as the input says; then with the name of the run that it belongs to; then by numbers."""
+    yield filename
+    if run is not None:
+        own = run.folder.name
+        filename = own if own.startswith(f"{filename}-") else f"{filename}-{own}"
+        yield filename
+    yield from (f"{filename}-{number}" for number in itertools.count(2))
 
 
 def _foreign_files(model, run, name):

@@ -22,8 +22,10 @@ def settle_in() -> None:
     from ..host.headless_comfyui import add_reward_folder
     from ..nodes import results
     from . import memory, refusals
+    from .help import add_help_route
 
     add_reward_folder(folder_paths)
+    add_help_route(PromptServer.instance.routes, PACK.name)
     register(PromptServer.instance, folder_paths)
     memory.watch(PromptServer.instance, results.release, results.Busy)
     refusals.watch(PromptServer.instance)

@@ -17,7 +17,6 @@ from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, present, put_in_place, write_text
 from ..host.names import SEPARATORS
 from ..trainer import keys
-from ..trainer.flow.files import read_metadata
 from ..trainer.run import layout, status, verdicts
 from ..trainer.run.layout import (
     ADAPTERS,
@@ -37,11 +36,13 @@ from ..trainer.run.status import Status
 from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
 from . import lines, listing
+from .adapters import free_copy, saved_already
 from .checks import Refused
 from .lines import LineIndex
 from .listing import Remembered
 
 MOST_LOG = 64 * 1024
+SAVE_NODE = "OTCA_SaveLoRA"
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
 
@@ -329,7 +330,10 @@ class Run:
         return [path for path in map(self.file, ADAPTERS) if path]
 
     def copy_lora(self, loras: Path) -> list[str]:
-        """Copies the adapter to where ComfyUI's LoraLoader finds it; returns the names that it has there."""
+        """Has the adapter where ComfyUI's LoraLoader finds it; returns the names that it has there.
+
+        A file of Save LoRA that holds it is as good as a copy. Else there is one file a run, written again each time.
+        """
         sources = self.adapters()
         if not sources:
             message = (
@@ -338,7 +342,10 @@ class Run:
             raise Refused(409, message)
         names = []
         for source in sources:
-            target = _free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
+            if there := next(filter(None, (saved_already(loras, name, source) for name in self._lora_names())), None):
+                names.append(there.name)
+                continue
+            target = free_copy(loras / "otca" / source.name.replace("lora", self.id, 1), source)
             target.parent.mkdir(parents=True, exist_ok=True)
             aside = beside(target)
             try:
@@ -352,6 +359,11 @@ class Run:
             names.append(str(target.relative_to(loras)))
         return names
 
+    def _lora_names(self) -> list[str]:
+        """The names that the workflow's Save LoRA nodes give their files."""
+        saving = (entry["inputs"] for entry in self._graph().values() if entry["class_type"] == SAVE_NODE)
+        return [name for inputs in saving if isinstance(name := inputs.get("filename"), str) and is_id(name)]
+
     def write(self, name: str, content: Any) -> None:
         """A JSON file of this run, whole or not at all."""
         write_text(self.folder / name, json.dumps(content, indent=1))
@@ -362,24 +374,6 @@ class Run:
             return layout.read_own(self.folder, WORKFLOW) or {}
         except files.Damaged:
             return {}
-
-
-def _free_copy(target: Path, source: Path) -> Path:
-    """Where an adapter is copied to: not over that of another run, which had the name before this one."""
-    stem, number = target.stem, 1
-    while _of_another_run(target, source):
-        number += 1
-        target = target.with_name(f"{stem}-{number}{target.suffix}")
-    return target
-
-
-def _of_another_run(target: Path, source: Path) -> bool:
-    """Whether both files say whose they are, and are of two runs."""
-    try:
-        there, ours = (read_metadata(path).get("otca_run_id") for path in (target, source))
-    except ValueError:  # nothing there, or nothing that training wrote
-        return False
-    return bool(there and ours) and there != ours
 
 
 def is_id(name: str) -> bool:

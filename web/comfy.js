@@ -9,6 +9,7 @@ import { bypassed, trainsNothing, withoutBypassed, withoutRecord } from "./lib/b
 import { areHeld, heldValue, releasedValue } from "./lib/controls.js";
 import { opening } from "./lib/framing.js";
 import { linkColorRule, withLinkColors } from "./lib/links.js";
+import { besides, jointOf } from "./lib/place.js";
 
 export { app, api };
 
@@ -329,6 +330,34 @@ export function onTheme(callback) {
 }
 
 /**
+ * Puts an element on a node, below its inputs. Nothing of it is saved or queued: else it would be an input of the node, and
+ * change ComfyUI's cache key.
+ *
+ * ComfyUI's Properties panel shows the widgets of the selected node once more. What it cannot show it lists as an empty row, and
+ * writes its own width into the widget, which from then on is the width on the canvas. So ours are not listed there, and have no
+ * width but the node's.
+ *
+ * @param {GraphNode} node
+ * @param {string} name
+ * @param {HTMLElement} element
+ * @param {{least: () => number, most?: () => number}} height in pixels of the graph
+ */
+export function addElement(node, name, element, { least, most }) {
+  const widget = node.addDOMWidget(name, name.toUpperCase(), element, {
+    serialize: false,
+    hideOnZoom: false,
+    hideInPanel: true,
+    getMinHeight: least,
+    ...(most && { getMaxHeight: most }),
+    getValue: () => "",
+    setValue: () => {},
+  });
+  widget.serialize = false;
+  Object.defineProperty(widget, "width", { get: () => undefined, set: () => {}, configurable: true });
+  return widget;
+}
+
+/**
  * Lets the wheel zoom and the middle button move the graph where a widget would swallow them.
  *
  * @param {HTMLElement} element
@@ -543,17 +572,66 @@ export async function getMetrics(run, after) {
 }
 
 /**
- * A new node in the middle of what is seen of the canvas; `number` moves it down, away from earlier ones.
+ * A new node at a free place beside the graph that is open, which is then in view.
  *
  * @param {string} type
  */
-export function addNode(type, number = 0) {
+export function addNode(type) {
   const node = window.LiteGraph.createNode(type);
-  const [x, y, width, height] = app.canvas.ds.visible_area;
-  node.pos = [x + (width - node.size[0]) / 2, y + (height - node.size[1]) / 2 + number * (node.size[1] + 60)];
-  app.canvas.graph.add(node);
+  const { graph } = app.canvas;
+  node.pos = besides(graph.nodes.map(({ pos: [x, y], size: [width, height] }) => [x, y, width, height]));
+  graph.add(node);
   app.canvas.selectItems([node]);
+  app.canvas.centerOnNode(node);
   return node;
+}
+
+/**
+ * Adds a loader for a LoRA: between the model and what uses it, where there is one such place, else beside the graph. Gives the
+ * node, the title of the one that it has its model from, and whether something uses it.
+ *
+ * @returns {{node: GraphNode, source: string | null, isUsed: boolean}}
+ */
+export function addLoraLoader() {
+  const { nodes } = app.canvas.graph;
+  const plain = nodes.map(plainNode);
+  const [model, clip] = [jointOf(plain, "MODEL"), jointOf(plain, "CLIP")];
+  const node = addNode(model && clip ? "LoraLoader" : "LoraLoaderModelOnly");
+  for (const [slot, joint] of (clip ? [model, clip] : [model]).entries()) if (model && joint) joinAt(node, slot, joint);
+  return { node, source: model && nodeOf(model.from.node).title, isUsed: Boolean(model?.moved.length) };
+}
+
+/**
+ * @param {GraphNode} node
+ * @param {number} slot of the node, where its input and output of that type are
+ * @param {import("./lib/place.js").Joint} joint
+ */
+function joinAt(node, slot, { from, moved }) {
+  nodeOf(from.node).connect(from.slot, node, slot);
+  for (const user of moved) node.connect(slot, nodeOf(user.node), user.slot);
+}
+
+/** @param {number | string} id */
+function nodeOf(id) {
+  return /** @type {GraphNode} */ (app.canvas.graph.getNodeById(Number(id)));
+}
+
+/**
+ * @param {GraphNode} node
+ * @returns {import("./lib/place.js").Plain}
+ */
+function plainNode({ id, type = "", inputs = [], outputs = [] }) {
+  const { links } = app.canvas.graph;
+  const originOf = (/** @type {NodeInput} */ { link }) => {
+    const { origin_id, origin_slot } = (link != null && links[link]) || {};
+    return origin_id === undefined || origin_slot === undefined ? null : { node: origin_id, slot: origin_slot };
+  };
+  return {
+    id,
+    ours: type.startsWith("OTCA_"),
+    outputs: outputs.map((output) => output.type),
+    inputs: inputs.map((input) => ({ type: input.type, origin: originOf(input) })),
+  };
 }
 
 /**

@@ -47,6 +47,7 @@ interface ExtensionManager {
 interface Graph {
   id: string | null;
   nodes: GraphNode[];
+  links: Record<number, { target_slot: number; origin_id: number | string; origin_slot: number }>;
   add(node: GraphNode): void;
   getNodeById(id: number): GraphNode | null;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
@@ -91,6 +92,7 @@ interface GraphNode {
   pos: [number, number];
   properties: Record<string, string>;
   inputs: NodeInput[];
+  outputs?: { type: string }[];
   widgets?: Widget[];
   graph: Graph;
   subgraph: Graph;
@@ -101,6 +103,7 @@ interface GraphNode {
   getInputLink(slot: number): { target_slot: number } | null;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
+  connect(slot: number, target: GraphNode, input: number): void;
   computeSize(): [number, number];
   setSize(size: [number, number]): void;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
@@ -116,6 +119,7 @@ interface Widget {
   hidden?: boolean;
   advanced?: boolean;
   serialize?: boolean;
+  width?: number;
   options?: { advanced?: boolean };
   computeSize?(width: number): [number, number];
   linkedWidgets?: Widget[];

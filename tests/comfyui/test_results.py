@@ -96,6 +96,25 @@ def test_heatmap_follows_the_credit(ran):
     ran.wait("before => document.querySelector('.otca-heatmap canvas').toDataURL() !== before", before)
 
 
+def test_a_picture_that_is_open_follows_the_iterations(ran):
+    ran.show(9)
+    heatmap = ran.page.locator(".otca-heatmap canvas")
+    heatmap.focus()
+    ran.page.keyboard.press("ArrowDown")
+    ran.page.keyboard.press("Enter")
+    shown = """before => {
+        const img = document.querySelector(".otca-heatmap-preview img");
+        return img?.naturalWidth === 40 && img.src !== before && img.src;
+    }"""
+    first = ran.wait(shown, "")
+    where = ran.page.locator(".otca-heatmap-preview figcaption").inner_text()
+    ran.run_and_wait()
+    ran.wait(shown, first)
+    sample = re.compile(r"sample \d+ · step \d+")
+    now = ran.page.locator(".otca-heatmap-preview figcaption").inner_text()
+    assert sample.search(now)[0] == sample.search(where)[0]
+
+
 # Contrast (WCAG 2) between a heatmap's background and the labels that it draws left of its cells.
 LABEL_CONTRAST = """canvas => {
     const luminance = rgb => rgb

@@ -74,12 +74,13 @@ def test_a_headless_run_is_trained_trained_on_and_its_adapter_loaded(small, side
     assert [row["iteration"] for row in rows] == [1, 2, 3]
 
     sidebar.get_by_role("button", name="Load the LoRA").click()
-    small.wait("() => app.graph.nodes.some(node => node.type === 'LoraLoader')")
+    small.wait("() => app.graph.nodes.some(node => node.type === 'LoraLoaderModelOnly')")
     chosen = small.page.evaluate(
-        "() => app.graph.nodes.find(node => node.type === 'LoraLoader').widgets.find(w => w.name === 'lora_name').value"
+        "() => app.graph.nodes.find(node => node.type === 'LoraLoaderModelOnly').widgets.find(w => w.name === 'lora_name').value"
     )
-    assert chosen == f"otca/{name}.safetensors"
-    offered = small.comfyui.get("/object_info/LoraLoader")["LoraLoader"]["input"]["required"]["lora_name"][0]
+    assert chosen in (f"otca/{name}.safetensors", f"{run_name}.safetensors"), "a copy, or what Save LoRA wrote"
+    loader = "LoraLoaderModelOnly"
+    offered = small.comfyui.get(f"/object_info/{loader}")[loader]["input"]["required"]["lora_name"][0]
     assert chosen in offered
 
 

@@ -246,7 +246,7 @@ def test_the_saved_adapter_carries_its_graph_and_overwrites_only_its_own(small_w
     queue(small_workflow())
     assert file.read_bytes() == second
     assert sorted(path.name for path in file.parent.iterdir()) == [
-        "otca_lora-2.safetensors",
+        "otca_lora-otca-2.safetensors",
         "otca_lora.safetensors",
     ]
 
@@ -294,5 +294,5 @@ def test_two_experts_take_two_free_names(small_workflow, queue, tmp_path, comfyu
     queue(small_workflow(changes))
     restart()
     queue(small_workflow(changes))
-    names = [f"otca_lora{number}_{expert}_noise" for number in ("", "-2") for expert in ("high", "low")]
+    names = [f"otca_lora{number}_{expert}_noise" for number in ("", "-otca-2") for expert in ("high", "low")]
     assert sorted(path.stem for path in (tmp_path / "loras").iterdir()) == sorted(names)

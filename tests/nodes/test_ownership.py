@@ -418,7 +418,7 @@ def test_a_run_overwrites_its_own_adapter_only(tabs, tmp_path):
     one.queue()
     two.queue()
     files = {path.name: read_metadata(path)["otca_run"] for path in (tmp_path / "loras").iterdir()}
-    assert files == {"otca_lora.safetensors": "one", "otca_lora-2.safetensors": "two"}
+    assert files == {"otca_lora.safetensors": "one", "otca_lora-two.safetensors": "two"}
 
 
 def test_the_saved_graph_goes_on_with_the_canvas_s_own_seeds(tabs, runs):

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import weakref
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from comfyui_otca.trainer.workflow.running import Workflow
 @pytest.fixture(autouse=True)
 def _forget():
     results._results.clear()
-    results._trajectories.clear()
+    results._looks.clear()
     results._runs.clear()
     results._recent.clear()
 
@@ -157,15 +158,65 @@ def test_preview_of_what_does_not_exist(weighed):
             results.preview_png("9", sample, step)
 
 
-def test_previews_keep_nothing_alive(weighed):
+def test_pictures_of_the_last_iteration_stay_while_the_next_is_sampled(weighed):
+    """C8: ComfyUI's cache drops the trajectories when the next prompt starts, and the next heatmap is minutes away."""
     workflow, outputs = weighed
+    before = results.preview_png("9", 4, 1)
+    trajectories = weakref.ref(outputs["3"][0])
+    drop(workflow, outputs, "3", "9", "10")
+    assert trajectories() is None, "its latents and log-probabilities are not kept"
+    assert results.preview_png("9", 4, 1) == before
+    workflow.set("SDESampler.seed", 99)
+    with torch.inference_mode():
+        workflow.run(targets=["9"])
+    assert results.preview_png("9", 4, 1) != before, "another iteration's"
+
+
+def drop(workflow, outputs, *nodes):
+    """As ComfyUI's cache does."""
+    for node in nodes:
+        outputs.pop(node, None)
+        workflow._cache.pop(node, None)
+    gc.collect()
+
+
+def test_pictures_keep_no_model_alive(weighed):
+    workflow, outputs = weighed
+    (look,) = results._looks.values()
     outputs.clear()
     workflow._cache.clear()
     gc.collect()
+    assert look.model() is None and look.predictions() is None
     with pytest.raises(LookupError, match="no longer in memory. Fix: run the graph again"):
         results.preview_png("9", 0, 0)
     with pytest.raises(LookupError):
         results.preview_png("99", 0, 0)
+
+
+def test_pictures_are_held_of_the_workflow_that_ran_last(small_workflow, comfyui):
+    held = []
+    for canvas in ("a", "b"):
+        workflow = small_workflow()
+        queued(comfyui, workflow.graph, canvas)
+        with torch.inference_mode():
+            outputs = workflow.run(targets=["9"])
+        drop(workflow, outputs, "3", "9")
+        held.append(workflow)  # and with it the model
+    made_by = lineage.fingerprint(workflow.graph, "9")
+    assert results.preview_png("9", 0, 0, "b", made_by)
+    with pytest.raises(LookupError, match="another workflow has run since"):
+        results.preview_png("9", 0, 0, "a", made_by)
+
+
+def test_pictures_that_take_too_much_memory_are_only_borrowed(small_workflow, comfyui, monkeypatch):
+    monkeypatch.setattr(results, "MOST_KEPT_BYTES", 100)
+    workflow = small_workflow()
+    with torch.inference_mode():
+        outputs = workflow.run(targets=["9"])
+    assert results.preview_png("9", 0, 0)
+    drop(workflow, outputs, "3", "9")
+    with pytest.raises(LookupError, match="not kept while the next iteration is sampled. Fix: look again"):
+        results.preview_png("9", 0, 0)
 
 
 def test_release_waits_for_the_prompt(comfyui):

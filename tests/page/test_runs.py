@@ -330,6 +330,26 @@ def test_lora(site, made):
         assert (site.loras / "otca" / "first.safetensors").read_bytes() == content
 
 
+def adapter(metadata, content):
+    header = json.dumps({"__metadata__": metadata, "a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}).encode()
+    return len(header).to_bytes(8, "little") + header + content
+
+
+def test_a_file_of_save_lora_with_the_same_adapter_is_as_good_as_a_copy(site, made, small_graph):
+    (name,) = (
+        entry["inputs"]["filename"] for entry in small_graph().values() if entry["class_type"] == "OTCA_SaveLoRA"
+    )
+    (made() / "lora.safetensors").write_bytes(adapter({"otca_iteration": "3"}, b"1234"))
+    (site.loras / f"{name}.safetensors").write_bytes(adapter({"otca_run": "another"}, b"4321"))
+    (site.loras / f"{name}-broken.safetensors").write_bytes(b"\xff" * 20)
+    (site.loras / "mine.safetensors").write_bytes(adapter({}, b"1234"))
+    assert site.post("/otca/runs/first/lora").json == {"lora_names": ["otca/first.safetensors"]}
+    (site.loras / f"{name}-first.safetensors").write_bytes(adapter({"otca_run": "first"}, b"1234"))
+    before = sorted(site.loras.rglob("*"))
+    assert site.post("/otca/runs/first/lora").json == {"lora_names": [f"{name}-first.safetensors"]}
+    assert sorted(site.loras.rglob("*")) == before
+
+
 def test_the_two_adapters_of_two_experts(site, made):
     made(files={"lora_high_noise.safetensors": b"high", "lora_low_noise.safetensors": b"low"})
     assert site.get("/otca/runs/first").json["has_lora"]

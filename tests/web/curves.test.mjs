@@ -8,6 +8,12 @@ test("extent passes over what is not known", () => {
   assert.equal(curves.extent([null, undefined]), null);
 });
 
+test("a point that stands alone is a dot where it is, not a line", () => {
+  const same = (value) => value;
+  assert.equal(curves.dotPath([[3, 4], [5, 6.25]], same, same), "M3.0,4.0h0M5.0,6.3h0");
+  assert.equal(curves.dotPath([], same, same), "");
+});
+
 test("padding gives a single value room, and stops at zero", () => {
   assert.deepEqual(curves.padded([-10, 10]), [-11, 11]);
   assert.deepEqual(curves.padded([0, 10]), [0, 10.5]);

@@ -86,24 +86,19 @@ test("rows of equal advantage keep the order in which they were sampled", () => 
   assert.deepEqual(heatmap.groupedRows(state, "advantage")[0].samples, [1, 0, 2, 3]);
 });
 
-test("the field of advantages is measured by the largest, masked samples are empty", () => {
-  const { values, neutral, limit } = heatmap.field(both(), "advantage");
+test("in the field of advantages masked samples are empty", () => {
+  const { values, neutral } = heatmap.field(both(), "advantage");
   assert.deepEqual(values[3], [null, null, null]);
-  assert.deepEqual([neutral, limit], [0, 2]);
+  assert.equal(neutral, 0);
 });
 
-test("the field of weights is measured from 0 to at least twice the mean", () => {
-  assert.deepEqual(heatmap.field(alone(), "weight").limit, 2);
+test("the neutral weight is the mean", () => {
   const even = heatmap.field({ credit: credit({ weights: Array(4).fill([1, 1, 1]) }), advantages: null }, "weight");
-  assert.deepEqual([even.neutral, even.limit], [1, 2]);
+  assert.equal(even.neutral, 1);
   const sum = heatmap.field({ credit: credit({ weights: Array(4).fill([0.25, 0.25, 0.25]) }), advantages: null }, "weight");
-  assert.deepEqual([sum.neutral, sum.limit], [0.25, 0.5]);
-});
-
-test("a field without any value still has a scale", () => {
+  assert.equal(sum.neutral, 0.25);
   const none = advantages({ valid: Array(4).fill(false) });
-  assert.equal(heatmap.field({ credit: credit(), advantages: none }, "advantage").limit, 1);
-  assert.equal(heatmap.field({ credit: credit(), advantages: none }, "weight").neutral, 1);
+  assert.equal(heatmap.field({ credit: credit(), advantages: none }, "weight").neutral, 1, "of no value at all");
 });
 
 test("column means leave out what is masked", () => {
@@ -201,6 +196,23 @@ test("facts of a masked sample and of one without advantages", () => {
   assert.deepEqual(heatmap.cellFacts(alone(), 0, 0).objectives, []);
 });
 
+test("facts of a row of several samples are means, without those that are masked", () => {
+  const section = { prompt: "a dog", number: 2, last: 2, samples: [1, 3], rows: [] };
+  const facts = heatmap.rowFacts(both(), section, { samples: [1, 3], kind: "all" }, 1);
+  assert.deepEqual([facts.prompt, facts.place], ["a dog", "2 samples · step 1 · σ 0.90 → 0.75"]);
+  assert.deepEqual(facts.numbers.map(({ symbol, value }) => `${symbol} ${value}`), ["ΔS 0.04", "w 2.00", "z +1.00", "Ã +2.00"]);
+  const two = heatmap.rowFacts(both(), { ...section, prompt: "", number: 1 }, { samples: [0, 2], kind: "reinforced" }, 0);
+  assert.deepEqual([two.prompt, two.place], ["prompts 1 to 2", "2 reinforced samples · step 0 · σ 1.00 → 0.90"]);
+  assert.deepEqual(two.numbers.map(({ value }) => value), ["0.015", "0.75", "\u22120.13", "0.00"]);
+  assert.deepEqual(heatmap.rowFacts(both(), section, { samples: [3], kind: "all" }, 0).numbers, [], "all of them masked");
+});
+
+test("a place stays a place as long as samples and steps are the same", () => {
+  assert.ok(heatmap.haveSameCells(credit(), credit({ weights: [] })));
+  assert.ok(!heatmap.haveSameCells(credit(), credit({ trained: [0, 1] })));
+  assert.ok(!heatmap.haveSameCells(credit(), null));
+});
+
 test("facts are spoken in full words", () => {
   assert.equal(
     heatmap.spoken(heatmap.cellFacts(both(), 1, 1)),
@@ -244,7 +256,7 @@ test("one objective alone: its weights and its part in the advantage", () => {
   assert.deepEqual(heatmap.ofObjective(both(), "clip"), both(), "a credit that does not tell them apart");
   const sharp = heatmap.ofObjective(state, "sharp");
   assert.deepEqual(heatmap.field(sharp, "weight").values[1], [0, 1, 2]);
-  assert.deepEqual(heatmap.field(sharp, "advantage"), { values: state.advantages.by_objective[1], neutral: 0, limit: 0.5 });
+  assert.deepEqual(heatmap.field(sharp, "advantage"), { values: state.advantages.by_objective[1], neutral: 0 });
   assert.equal(heatmap.isMasked(sharp, 3), true);
   assert.deepEqual(state, byObjective(), "what was received stays");
   const early = heatmap.ofObjective({ ...state, advantages: null }, "clip");

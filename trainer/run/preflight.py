@@ -256,6 +256,10 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
     """It is one of the figures that the rewards of what is trained will have."""
     for run in graph.of(RUN_NODE):
         metric = graph.values[run].get("best_metric")
+        try:
+            verdicts.check_evaluates(graph.values[run])
+        except ValueError as error:
+            yield graph.problem(run, "evaluate_every", *_parted(error))
         node_id, seen = run, set()
         while metric and node_id not in seen:
             seen.add(node_id)
@@ -266,7 +270,7 @@ def _best_metric(graph: _Graph) -> Iterator[Problem]:
                 names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name])]
                 try:
                     if None not in rewards.values():
-                        verdicts.check_metric(metric, names)
+                        verdicts.check_metric({"best_metric": metric}, names)
                 except ValueError as error:
                     yield graph.problem(run, "best_metric", *_parted(error))
                 break

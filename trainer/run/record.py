@@ -158,11 +158,9 @@ class Run:
         return {"otca_run": self.folder.name, "otca_run_id": self.id}
 
     def check_metric(self, rewards: Iterable[Reward]) -> None:
-        """Raises RunError where best_metric is none of a run with these rewards."""
+        """Raises RunError where best_metric is none of a run with these rewards, or nothing is evaluated."""
         try:
-            if self.settings.best_metric:
-                evaluated = (reward.name for reward in rewards if not reward.groups_only)
-                verdicts.check_metric(self.settings.best_metric, evaluated)
+            verdicts.check_metric(vars(self.settings), (reward.name for reward in rewards if not reward.groups_only))
         except ValueError as error:
             raise RunError(str(error)) from error
 
@@ -184,7 +182,7 @@ class Run:
             kept[:] = [row for row in kept if row["iteration"] <= iteration]
         if iteration and (before := self._graphs.before()):
             self._graphs.note_changes(before, iteration + 1)
-        if iteration and not self._evaluated(0) and self.writes:
+        if iteration and self.settings.evaluate_every and not self._evaluated(0) and self.writes:
             logger.warning("%s has lost the evaluation before training, which is made again", self.folder / EVALUATIONS)
         self._trained, self._saved, self._graphs.done = None, iteration, iteration
         self._best.check_folder()  # before training: else the first good evaluation would end the run
@@ -258,11 +256,11 @@ class Run:
         if on_canvas and (save_due or model.policy.is_adapted):
             # A canvas may end at any time, by a changed input, an emptied cache, a closed window: an adapter is saved at once.
             self.save_once(model)
-        if not self._evaluated(0):
+        if self.settings.evaluate_every and not self._evaluated(0):
             with model.policy.reference():
                 self.evaluate(model, report, 0, on_step)
         self._show_lines()  # not sooner: steps go up
-        if final or self.meter.due(self.history, self.settings.evaluate_every):
+        if final or self.meter.due(self.history, self.settings.evaluate_every or self.settings.checkpoint_every):
             self._evaluate_now(model, report, on_step)
         # After the evaluation: else a run killed amid it would resume without.
         if not on_canvas and (save_due or self.early_stop()):
@@ -291,6 +289,8 @@ class Run:
         self._last = replace(report.advantages, scores=scores)
 
     def _evaluate_now(self, model: FlowModel, report: Report, on_step: Callable[[], None]) -> None:
+        if not self.settings.evaluate_every:
+            return self.plot()
         new = not self._evaluated(self.iteration)
         with model.policy.averaged():
             if new:

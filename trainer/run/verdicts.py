@@ -132,11 +132,20 @@ def _sign(value: float) -> int:
 # --- the best evaluation ----------------------------------------------------------------------------------------------
 
 
-def check_metric(metric: str, rewards: Iterable[str]) -> None:
-    """Raises ValueError for a metric that evaluations by these rewards do not have."""
-    metrics = [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
-    if metric not in metrics:
+def check_metric(settings: Mapping[str, object], rewards: Iterable[str]) -> None:
+    """Raises ValueError for a best_metric that evaluations by these rewards do not have, or where there are none."""
+    check_evaluates(settings)
+    metric, metrics = settings["best_metric"], [keys.EVALUATION_SUM, *map(keys.evaluation, rewards)]
+    if metric and metric not in metrics:
         raise ValueError(f"best_metric {metric!r} is no figure of this run. Fix: one of {', '.join(metrics)}, or empty")
+
+
+def check_evaluates(settings: Mapping[str, object]) -> None:
+    """Raises ValueError where a Training Run that never evaluates is to judge by evaluations."""
+    needs = next((name for name in ("best_metric", "stop_after_decline") if settings.get(name)), None)
+    if settings.get("evaluate_every") == 0 and needs:
+        message = f"{needs} = {settings[needs]!r} judges by evaluations, and evaluate_every is 0"
+        raise ValueError(f"{message}. Fix: a number above 0 for evaluate_every, or no {needs}")
 
 
 def metric_value(evaluations: Sequence[Mapping], row: Mapping, metric: str) -> float | None:

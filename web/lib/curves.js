@@ -171,6 +171,17 @@ export function linePath(points, toX, toY) {
 }
 
 /**
+ * The `d` of a path that draws dots where its line has round ends: they stay round in a drawing that is stretched.
+ *
+ * @param {Point[]} points
+ * @param {(value: number) => number} toX
+ * @param {(value: number) => number} toY
+ */
+export function dotPath(points, toX, toY) {
+  return points.map((point) => point && `M${toX(point[0]).toFixed(1)},${toY(point[1]).toFixed(1)}h0`).join("");
+}
+
+/**
  * Points that no line reaches, since both neighbours are unknown: they need a dot to be seen.
  *
  * @param {Point[]} points

@@ -18,6 +18,8 @@
  * @typedef {ReturnType<typeof layout>} Layout
  */
 import { count, fixed, percent, signed, significant } from "./format.js";
+import { gapOf } from "./heatmap_rows.js";
+import { t } from "./language.js";
 
 /** @type {State} */
 export const EMPTY = { credit: null, advantages: null };
@@ -39,6 +41,17 @@ export function received(state, kind, data) {
   const { credit } = state;
   if (!credit || data.step_advantage.length !== credit.weights.length) return state;
   return data.step_advantage[0].length === credit.trained.length ? { credit, advantages: data } : state;
+}
+
+/**
+ * Whether two credits are of the same samples and steps, so that a place in one is a place in the other.
+ *
+ * @param {Credit | null} one
+ * @param {Credit | null} other
+ */
+export function haveSameCells(one, other) {
+  const cells = (/** @type {Credit | null} */ credit) => JSON.stringify(credit && [credit.groups, credit.trained]);
+  return cells(one) === cells(other);
 }
 
 /**
@@ -106,7 +119,7 @@ function compare(a, b) {
 }
 
 /**
- * The coloured values [B][T'], and the scale of their colours. Masked samples are null.
+ * The coloured values [B][T'], and the one that means nothing in particular. Masked samples are null.
  *
  * @param {Filled} state
  * @param {Coloring} view
@@ -114,12 +127,10 @@ function compare(a, b) {
 export function field(state, view) {
   const source = view === "advantage" && state.advantages ? state.advantages.step_advantage : state.credit.weights;
   const values = source.map((row, sample) => (isMasked(state, sample) ? row.map(() => null) : row));
-  const known = values.flat().filter((value) => value !== null);
-  const largest = known.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-  if (view === "advantage") return { values, neutral: 0, limit: largest || 1 };
+  if (view === "advantage") return { values, neutral: 0 };
   // The mean weight is what weighting all steps alike gives: 1, or 1/T' where weights add up to one.
-  const neutral = known.length ? known.reduce((sum, value) => sum + value) / known.length : 1;
-  return { values, neutral, limit: Math.max(largest, 2 * neutral) || 1 };
+  const known = values.flat().filter((value) => value !== null);
+  return { values, neutral: known.length ? known.reduce((sum, value) => sum + value) / known.length : 1 };
 }
 
 /**
@@ -142,7 +153,6 @@ export const METRICS = {
   strip: 36,
   axis: 29, // two lines: step, σ
   gap: 5,
-  groupGap: 4,
   gutter: 44, // "mean", "step"
   wideGutter: 104, // a prompt's text
   wideFrom: 420,
@@ -159,7 +169,8 @@ export const FRAME_HEIGHT = METRICS.scale + METRICS.strip + METRICS.axis + 2 * M
  * @param {{width: number, height: number, rowsOfGroups: number[], columns: number, shares: number[] | null}} picture
  */
 export function layout({ width, height, rowsOfGroups, columns, shares }) {
-  const { scale, strip, gap, groupGap, wideFrom } = METRICS;
+  const { scale, strip, gap, wideFrom } = METRICS;
+  const groupGap = gapOf(rowsOfGroups.length);
   const gutter = width >= wideFrom ? METRICS.wideGutter : METRICS.gutter;
   const right = shares ? METRICS.shares + 2 * gap : 0;
   const rows = rowsOfGroups.reduce((sum, number) => sum + number, 0);
@@ -328,6 +339,46 @@ export function cellFacts({ credit, advantages }, sample, column) {
         })),
     note: masked ? "masked: a reward failed or Best of N left it out, so this sample trains nothing" : "",
   };
+}
+
+/**
+ * The same of a row that stands for several samples: their means, as far as they are not masked.
+ *
+ * @param {Filled} state
+ * @param {import("./heatmap_rows.js").Section} section
+ * @param {import("./heatmap_rows.js").Row} row
+ * @param {number} column
+ * @returns {Facts}
+ */
+export function rowFacts(state, section, row, column) {
+  const { credit, advantages } = state;
+  const known = row.samples.filter((sample) => !isMasked(state, sample));
+  const mean = (/** @type {(sample: number) => Value} */ valueOf) => columnMeans(known.map((sample) => [valueOf(sample)]), known.map((_, i) => i))[0];
+  const numbers = !known.length ? [] : [
+    { symbol: "ΔS", meaning: t("similarity gained"), value: significant(mean((sample) => credit.delta[sample][column])) },
+    { symbol: "w", meaning: t("step weight"), value: fixed(mean((sample) => credit.weights[sample][column])) },
+    ...(advantages
+      ? [
+          { symbol: "z", meaning: t("fused advantage"), value: signed(mean((sample) => advantages.advantage[sample])) },
+          { symbol: "Ã", meaning: t("effective advantage"), value: signed(mean((sample) => advantages.step_advantage[sample][column])) },
+        ]
+      : []),
+  ];
+  return {
+    prompt: section.prompt || t("prompts {first} to {last}", { first: section.number, last: section.last }),
+    place: `${rowName(row)} · ${stepName(credit, column)}`,
+    numbers,
+    objectives: [],
+    note: t("Means. Click, or press Enter, to see the samples."),
+  };
+}
+
+/** @param {import("./heatmap_rows.js").Row} row */
+export function rowName({ samples, kind }) {
+  if (samples.length === 1) return t("sample {number}", { number: samples[0] });
+  if (kind === "reinforced") return t("{count} reinforced samples", { count: samples.length });
+  if (kind === "discouraged") return t("{count} discouraged samples", { count: samples.length });
+  return t("{count} samples", { count: samples.length });
 }
 
 /**

@@ -1,5 +1,6 @@
 // @ts-check
 /** What the commands and buttons of the sidebar do. Each throws an Error with a message for the user where it fails. */
+import { t } from "../lib/language.js";
 import { resumeOnCanvas } from "../lib/newrun.js";
 import { readWorkflow } from "../lib/safetensors.js";
 import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./dialogs.js";
@@ -12,7 +13,12 @@ const TEXT = {
   stoppingPrompt: "The prompt that runs ends after its current step. Those still queued follow.",
   loraLoaded: "LoRA loaded",
   loraIn: (/** @type {string} */ name, /** @type {string} */ title) => `${name} is chosen in ${title}.`,
-  loraAdded: (/** @type {string} */ name) => `A LoraLoader with ${name} was added. Connect its model.`,
+  loraUsed: (/** @type {string} */ name, /** @type {string} */ source) =>
+    t("A loader of {name} now stands between {source} and what uses its model.", { name, source }),
+  loraUnused: (/** @type {string} */ name, /** @type {string} */ source) =>
+    t("A loader of {name} was added behind {source}. Connect its MODEL to the sampler that is to use it.", { name, source }),
+  loraAlone: (/** @type {string} */ name) =>
+    t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name }),
   opened: (/** @type {string} */ id) => `Workflow of ${id} opened`,
 };
 
@@ -133,8 +139,8 @@ export async function continueOnCanvas(comfy, run) {
 }
 
 /**
- * Puts a run's adapter into the selected LoraLoader, or into a new one in the middle of what is seen. A model with two
- * experts has two adapters, and so takes two.
+ * Puts a run's adapter into the selected LoraLoader, or into a new one. A model with two experts has two adapters, and so takes
+ * two.
  *
  * @param {Comfy} comfy
  * @param {Run} run
@@ -145,9 +151,16 @@ export async function loadLora(comfy, run) {
   const takesLora = (/** @type {GraphNode} */ node) => node.widgets?.some((widget) => widget.name === "lora_name");
   const selected = comfy.selectedNodes().filter(takesLora);
   names.forEach((/** @type {string} */ name, /** @type {number} */ number) => {
-    const node = selected[number] ?? comfy.addNode("LoraLoader", number);
+    if (selected[number]) {
+      comfy.setWidget(selected[number], "lora_name", name);
+      return comfy.toast("success", TEXT.loraLoaded, TEXT.loraIn(name, selected[number].title));
+    }
+    // Which of two adapters belongs to which of two models, only the user knows.
+    const alone = () => ({ node: comfy.addNode("LoraLoaderModelOnly"), source: null, isUsed: false });
+    const { node, source, isUsed } = names.length > 1 ? alone() : comfy.addLoraLoader();
     comfy.setWidget(node, "lora_name", name);
-    comfy.toast("success", TEXT.loraLoaded, selected[number] ? TEXT.loraIn(name, node.title) : TEXT.loraAdded(name));
+    const said = source === null ? TEXT.loraAlone(name) : isUsed ? TEXT.loraUsed(name, source) : TEXT.loraUnused(name, source);
+    comfy.toast(isUsed ? "success" : "warn", TEXT.loraLoaded, said);
   });
 }
 

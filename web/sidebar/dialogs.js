@@ -207,7 +207,7 @@ function formDialog(
     } catch (error) {
       // The message of a workflow with problems is the list of them.
       setText(message, error.problems ? "" : error.message);
-      problems.replaceChildren(problemList(comfy, error.problems ?? [], dialog, TEXT.problems));
+      problems.replaceChildren(problemList(comfy, error.problems ?? [], dialog));
     } finally {
       submit.disabled = false;
       setText(submit, startLabel);
@@ -226,16 +226,21 @@ function field(label, input, ...more) {
 }
 
 /**
- * Errors and warnings of a workflow. A click on one closes the dialog, which covers the canvas, and goes to the node; one
+ * Errors of a workflow, and below them what does no harm. A click on one closes the dialog, which covers the canvas, and goes to the node; one
  * that is about the whole graph names no node.
  *
  * @param {Comfy} comfy
  * @param {Problem[]} problems
  * @param {HTMLDialogElement} dialog
- * @param {string} heading
+ * @returns {HTMLElement | ""}
  */
-function problemList(comfy, problems, dialog, heading) {
+function problemList(comfy, problems, dialog) {
   if (!problems.length) return "";
+  const rest = problems.filter(({ severity }) => severity === "warning");
+  if (rest.length && rest.length < problems.length) {
+    const fatal = problems.filter(({ severity }) => severity !== "warning");
+    return h("div", {}, problemList(comfy, fatal, dialog), problemList(comfy, rest, dialog));
+  }
   const entries = problems.map(({ node_id: node, title, input, message, fix, severity }) => {
     const where = [title, input].filter(Boolean).join(" › ");
     const content = [where && h("strong", {}, where), h("span", {}, message), fix && h("span.otca-fix", {}, fix)];
@@ -251,6 +256,7 @@ function problemList(comfy, problems, dialog, heading) {
     };
     return h("li", {}, h(node ? "button.otca-problem" : "div.otca-problem", attributes, content));
   });
+  const heading = rest.length ? TEXT.warnings : TEXT.problems;
   return h("section.otca-command", {}, h("h3.otca-heading", {}, heading), h("ul.otca-problems", {}, entries));
 }
 
@@ -313,7 +319,7 @@ export function exportDialog(comfy, { answer, failed, download }) {
       ? [problems, h("div.otca-buttons.otca-end", {}, button("pi-download", TEXT.downloadAnyway, download))]
       : [commands, problems],
   );
-  problems.append(problemList(comfy, answer.problems, dialog, failed ? TEXT.problems : TEXT.warnings));
+  problems.append(problemList(comfy, answer.problems, dialog));
 }
 
 /** @param {string} text */

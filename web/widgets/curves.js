@@ -1,7 +1,7 @@
 // @ts-check
 /** The Training Run's own small curves: one line a reward, beside its name and its running mean. */
 import { OBJECTIVES } from "../lib/color.js";
-import { decimate, extent, linePath, padded, runningMean, scale } from "../lib/curves.js";
+import { decimate, dotPath, extent, linePath, lonePoints, padded, runningMean, scale } from "../lib/curves.js";
 import { count, significant } from "../lib/format.js";
 import { mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
@@ -43,14 +43,8 @@ class Curves {
     this.node = node;
     this.comfy = comfy;
     comfy.passGesturesToGraph(this.root);
-    const widget = node.addDOMWidget("otca_curves", "OTCA_CURVES", this.root, {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT),
-      getValue: () => "",
-      setValue: () => {},
-    });
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    const least = () => (this.list.children.length ? AROUND + ROW_HEIGHT * this.list.children.length : EMPTY_HEIGHT);
+    comfy.addElement(node, "otca_curves", this.root, { least });
   }
 
   /**
@@ -104,17 +98,16 @@ class Curves {
       "aria-label": TEXT.line(name, significant(means.at(-1))),
     });
     if (range) {
-      // The first iteration alone is a level line, so that there is something to see.
-      const single = xs.length === 1;
       /** @type {[number, number]} */
-      const domain = [xs[0], single ? xs[0] + 1 : xs[xs.length - 1]];
-      const toX = scale(domain, [1, LINE.width - 1]);
+      const domain = [xs[0], xs[xs.length - 1]];
+      const toX = scale(domain[0] === domain[1] ? padded(domain) : domain, [1, LINE.width - 1]);
       const toY = scale(padded(range), [LINE.height - 1, 1]);
       for (const values of [ys, means]) {
-        const points = decimate(single ? domain : xs, single ? [values[0], values[0]] : values, domain, LINE.width);
-        plot.append(
-          s(values === ys ? "path.otca-line.otca-thin" : "path.otca-line", { d: linePath(points, toX, toY), stroke: color }),
-        );
+        const points = decimate(xs, values, domain, LINE.width);
+        const thin = values === ys ? ".otca-thin" : "";
+        plot.append(s(`path.otca-line${thin}`, { d: linePath(points, toX, toY), stroke: color }));
+        const dots = dotPath(lonePoints(points), toX, toY);
+        if (dots) plot.append(s(`path.otca-line.otca-point${thin}`, { d: dots, stroke: color }));
       }
       for (const { iteration, lines } of this.changes) {
         const x = toX(iteration - 0.5);

@@ -5,13 +5,16 @@
  */
 import { percent, signed, fixed } from "../lib/format.js";
 import * as heatmap from "../lib/heatmap.js";
+import { READABLE, colorScale, openedBy, rowAt, sectionsOf } from "../lib/heatmap_rows.js";
+import { t } from "../lib/language.js";
 import { h } from "../sidebar/dom.js";
 import { paint, themeOf } from "./heatmap_canvas.js";
 import { Preview } from "./heatmap_preview.js";
-import { factLines, legendItems, placeBeside, textTable } from "./heatmap_text.js";
+import { factLines, legendItems, noteLines, placeBeside, textTable } from "./heatmap_text.js";
 
-const CELLS_HEIGHT = { least: 150, perRow: 3, most: 320 };
+const CELLS_HEIGHT = { least: 150, perRow: READABLE, most: 320 };
 const AROUND = 68; // toolbar, legend and paddings
+const NOTE_HEIGHT = 34; // of two lines
 const PREVIEW_HEIGHT = 150;
 const WIDGET_MARGIN = 10; // which ComfyUI leaves around a DOM widget
 const SHARPEST = 4; // pixels a CSS pixel at most: memory grows with its square
@@ -37,17 +40,19 @@ class Heatmap {
   /** @type {heatmap.Cell | null} */
   hovered = null;
 
-  // What follows from the state and from the user's choices, once there is a credit.
-  /** @type {heatmap.Group[]} */
-  groups = [];
-  /** @type {number[]} */
-  samples = []; // from top to bottom
-  /** @type {number[]} */
-  rowsOfGroups = [];
+  /** @type {number[][]} */
+  opened = []; // samples that the user asked to see one by one, the last at the end
+
+  // What follows from the state, from the user's choices and from the room there is, once there is a credit.
+  /** @type {import("../lib/heatmap_rows.js").Section[]} */
+  sections = []; // from top to bottom
   /** @type {ReturnType<typeof heatmap.field>} */
-  field = { values: [], neutral: 0, limit: 1 };
+  field = { values: [], neutral: 0 };
   /** @type {Value[][]} */
-  meansOf = []; // of all samples, then of each group
+  rows = []; // their values
+  scale = { limit: 1, beyond: 0, largest: 0 };
+  /** @type {Value[][]} */
+  meansOf = []; // of all samples that are shown, then of each section
   /** @type {heatmap.Layout | null} */
   place = null;
 
@@ -82,13 +87,15 @@ class Heatmap {
   context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
   empty = h("p.otca-heatmap-empty", {}, "No credit yet. Queue the graph to see which steps earn it.");
   stage = h("div.otca-heatmap-stage", {}, this.canvas, this.empty);
-  note = h("p.otca-heatmap-note", { role: "status" }, "");
+  note = h("p.otca-heatmap-note");
   legend = h("ul.otca-heatmap-legend", { "aria-label": "Objectives and their share of the advantage" });
   live = h("div.otca-hidden", { "aria-live": "polite" });
   table = h("div.otca-hidden");
   tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
   hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, "hold samples");
   holdSwitch = h("div.otca-switch", {}, this.hold);
+  back = h("button", { type: "button", onclick: () => this.fold() }, t("back to the means"));
+  backSwitch = h("div.otca-switch", {}, this.back);
 
   /**
    * @param {GraphNode} node
@@ -98,22 +105,14 @@ class Heatmap {
     this.node = node;
     this.comfy = comfy;
     this.preview = new Preview(comfy, (isOpen, hadFocus) => this.previewToggled(isOpen, hadFocus));
-    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.objective, this.holdSwitch);
+    const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.objective, this.holdSwitch, this.backSwitch);
     this.root = h(
       "div",
       { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
       ...[bar, this.note, this.stage, this.legend, this.preview.element, this.live, this.table],
     );
     comfy.passGesturesToGraph(this.root);
-    const options = {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: () => this.minHeight() + 2 * WIDGET_MARGIN,
-      getValue: () => "",
-      setValue: () => {},
-    };
-    const widget = node.addDOMWidget("otca_heatmap", "OTCA_HEATMAP", this.root, options);
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    const widget = comfy.addElement(node, "otca_heatmap", this.root, { least: () => this.minHeight() + 2 * WIDGET_MARGIN });
     comfy.noticeQueuedValues(widget);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.stage);
@@ -132,7 +131,6 @@ class Heatmap {
     const buttons = choices.map(([value, label, title]) => {
       const onclick = () => {
         this.node.properties[name] = value;
-        this.selected = null; // rows have moved
         this.refresh();
       };
       return { value, button: h("button", { type: "button", title, "aria-label": title, onclick }, label) };
@@ -189,20 +187,27 @@ class Heatmap {
     if (kind !== "credit" && kind !== "advantages") return;
     const state = heatmap.received(this.state, kind, data);
     if (state === this.state) return;
-    if (state.credit !== this.state.credit) this.preview.clear();
+    const before = this.state.credit;
     this.state = state;
-    this.selected = null;
+    if (state.credit !== before) {
+      this.preview.forget();
+      if (!heatmap.haveSameCells(state.credit, before)) {
+        this.opened = [];
+        this.selected = null;
+        this.preview.close();
+      }
+    }
     this.refresh();
+    if (this.preview.isOpen) this.openPreview(); // of the same sample in the new iteration
   }
 
-  /** Builds everything again but the size of the canvas: after a result or a switch. */
+  /** Builds everything again but the size of the canvas: after a result, a switch or a click that shows other rows. */
   refresh() {
     const { credit, advantages } = this.state;
+    const chosen = this.selected && this.sampleAt(this.selected);
     this.empty.hidden = credit !== null;
     this.canvas.hidden = credit === null;
     this.canvas.setAttribute("aria-label", `${heatmap.summary(this.state)} Arrow keys move, Enter shows the picture at a step.`);
-    this.note.textContent = credit && !advantages ? "Weights w. Ã appears when a Fuse node has run on this credit." : "";
-    this.note.hidden = !this.note.textContent;
     for (const { name, buttons, root } of this.switches) {
       root.hidden = credit === null;
       const shown = name === "heatmap color" ? this.view : this.choice(name);
@@ -215,38 +220,79 @@ class Heatmap {
     this.showHold();
     this.legend.replaceChildren(...legendItems(advantages));
     this.showObjectives();
-    const { shown: filled } = this;
-    if (filled) {
-      this.groups = heatmap.groupedRows(filled, this.choice("heatmap order"));
-      this.samples = this.groups.flatMap(({ samples }) => samples);
-      this.rowsOfGroups = this.groups.map(({ samples }) => samples.length);
-      this.field = heatmap.field(filled, this.view);
-      this.meansOf = [this.samples, ...this.groups.map(({ samples }) => samples)].map((samples) =>
-        heatmap.columnMeans(this.field.values, samples),
-      );
-    }
-    this.table.replaceChildren(...(credit ? textTable(credit, this.view, this.field.values, this.samples) : []));
+    if (this.shown) this.arrange(this.shown);
+    this.selected = chosen === null || !this.selected ? null : this.cellOf(chosen, this.selected.column);
+    this.showNote();
+    this.backSwitch.hidden = this.opened.length === 0;
     this.root.style.minHeight = `${this.minHeight()}px`; // the Vue renderer asks CSS, not getMinHeight
     this.comfy.growNode(this.node);
     this.draw();
   }
 
+  /**
+   * Decides on the rows, for the room that there is.
+   *
+   * @param {heatmap.Filled} filled
+   */
+  arrange(filled) {
+    const { advantages } = filled;
+    this.room = this.cellsHeight();
+    this.field = heatmap.field(filled, this.view);
+    this.sections = sectionsOf(heatmap.groupedRows(filled, this.choice("heatmap order")), this.room, {
+      open: this.opened.at(-1) ?? null,
+      advantage: this.view === "advantage" && advantages ? (sample) => advantages.advantage[sample] : null,
+    });
+    const mean = (/** @type {number[]} */ samples) => heatmap.columnMeans(this.field.values, samples);
+    this.rows = this.sections.flatMap(({ rows }) => rows.map(({ samples }) => mean(samples)));
+    this.scale = colorScale(this.rows, this.view === "weight" ? 2 * this.field.neutral : 0);
+    this.meansOf = [this.sections.flatMap(({ samples }) => samples), ...this.sections.map(({ samples }) => samples)].map(mean);
+    this.table.replaceChildren(...textTable(filled.credit, this.view, this.sections, this.rows));
+  }
+
+  get isFolded() {
+    return this.sections.some(({ rows }) => rows.some(({ samples }) => samples.length > 1));
+  }
+
+  /** Of the stage as it is; before it is on the page, of the one that the node has room for. */
+  cellsHeight() {
+    const { least, perRow, most } = CELLS_HEIGHT;
+    const samples = this.state.credit?.weights.length ?? 0;
+    const needed = Math.min(most, Math.max(least, samples * perRow));
+    return Math.max(needed, this.stage.clientHeight - heatmap.FRAME_HEIGHT);
+  }
+
+  showNote() {
+    const { credit, advantages } = this.state;
+    const lines = [];
+    if (credit && !advantages) lines.push(t("Weights w. Ã appears when a Fuse node has run on this credit."));
+    if (credit) {
+      const { length: samples } = credit.groups;
+      const objective = credit.objectives?.includes(this.choice("heatmap objective")) ? this.choice("heatmap objective") : "";
+      const prompts = new Set(credit.groups).size;
+      lines.push(...noteLines({ samples, prompts, folded: this.isFolded, scale: this.scale, objective }));
+    }
+    this.note.textContent = lines.join(" ");
+    this.note.hidden = lines.length === 0;
+  }
+
   minHeight() {
     const { least, perRow, most } = CELLS_HEIGHT;
-    const rows = this.state.credit?.weights.length ?? 0;
-    const cells = Math.min(most, Math.max(least, rows * perRow));
-    return cells + heatmap.FRAME_HEIGHT + AROUND + (this.preview.isOpen ? PREVIEW_HEIGHT : 0);
+    const samples = this.state.credit?.weights.length ?? 0;
+    const cells = Math.min(most, Math.max(least, samples * perRow));
+    const more = (this.note.textContent ? NOTE_HEIGHT : 0) + (this.preview.isOpen ? PREVIEW_HEIGHT : 0);
+    return cells + heatmap.FRAME_HEIGHT + AROUND + more;
   }
 
   draw() {
     const { credit, advantages } = this.state;
     const { clientWidth: width, clientHeight: height } = this.stage;
     if (!credit || width === 0 || height === 0) return;
+    if (this.room !== this.cellsHeight()) return this.refresh(); // more rows fit, or fewer
     const ratio = Math.min(SHARPEST, devicePixelRatio * Math.max(1, this.comfy.graphZoom()));
     const pixels = [Math.round(width * ratio), Math.round(height * ratio)];
     if (this.canvas.width !== pixels[0] || this.canvas.height !== pixels[1]) [this.canvas.width, this.canvas.height] = pixels;
     this.place = heatmap.layout({
-      ...{ width, height, rowsOfGroups: this.rowsOfGroups },
+      ...{ width, height, rowsOfGroups: this.rowsOfSections },
       ...{ columns: credit.trained.length, shares: advantages?.shares ?? null },
     });
     this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -254,21 +300,58 @@ class Heatmap {
     paint(this.context, { ...this.picture(), credit, place, selected, hovered }, themeOf(this.root));
   }
 
+  get rowsOfSections() {
+    return this.sections.map(({ rows }) => rows.length);
+  }
+
   picture() {
-    const group = this.groupOf(this.hovered ?? this.selected);
-    const deviations = this.meansOf.flat().filter((mean) => mean !== null).map((mean) => mean - this.field.neutral);
+    const cell = this.hovered ?? this.selected;
+    const section = cell ? this.sections.indexOf(this.at(cell)[0]) : -1;
+    const { number, last } = this.sections[section] ?? {};
+    const { view, scale, sections, rows } = this;
+    const { neutral } = this.field;
+    const deviations = this.meansOf.flat().filter((mean) => mean !== null).map((mean) => mean - neutral);
     return {
-      ...{ view: this.view, field: this.field, groups: this.groups, samples: this.samples },
-      means: this.meansOf[group + 1],
-      meansLabel: group < 0 ? "all" : `prompt ${group + 1}`,
-      // One scale for all groups, so that their bars compare. A trace of room each way keeps it defined for uniform credit.
+      ...{ view, neutral, scale, sections, rows },
+      means: this.meansOf[section + 1],
+      meansLabel: number === undefined ? "all" : number === last ? `prompt ${number}` : `prompts ${number}–${last}`,
+      // One scale for all sections, so that their bars compare. A trace of room each way keeps it defined for uniform credit.
       meansLimit: { above: Math.max(1e-9, ...deviations), below: Math.max(1e-9, ...deviations.map((value) => -value)) },
     };
   }
 
-  /** @param {heatmap.Cell | null} cell */
-  groupOf(cell) {
-    return cell ? this.groups.findIndex(({ samples }) => samples.includes(this.samples[cell.row])) : -1;
+  /** @param {heatmap.Cell} cell */
+  at({ row }) {
+    return rowAt(this.sections, row);
+  }
+
+  /**
+   * A sample of a cell's row; null where there is no such row any more.
+   *
+   * @param {heatmap.Cell} cell
+   */
+  sampleAt(cell) {
+    return cell.row < this.rows.length ? this.at(cell)[1].samples[0] : null;
+  }
+
+  /**
+   * @param {number} sample
+   * @param {number} column
+   * @returns {heatmap.Cell | null}
+   */
+  cellOf(sample, column) {
+    const row = this.sections.flatMap(({ rows }) => rows).findIndex(({ samples }) => samples.includes(sample));
+    return row < 0 ? null : { row, column };
+  }
+
+  /**
+   * @param {heatmap.Filled} filled
+   * @param {heatmap.Cell} cell
+   */
+  facts(filled, cell) {
+    const [section, row] = this.at(cell);
+    if (row.samples.length === 1) return heatmap.cellFacts(filled, row.samples[0], cell.column);
+    return heatmap.rowFacts(filled, section, row, cell.column);
   }
 
   // ---- Pointer and keys
@@ -314,10 +397,11 @@ class Heatmap {
    */
   tooltipLines(target, state) {
     const { credit, advantages } = state;
-    if (target.kind === "cell") return factLines(heatmap.cellFacts(state, this.samples[target.row], target.column));
+    if (target.kind === "cell") return factLines(this.facts(state, target));
     if (target.kind === "group") {
-      const { prompt, number, samples } = this.groups[target.group];
-      return [h("p", {}, `prompt ${number}, ${samples.length} samples`), h("p", {}, prompt)];
+      const { prompt, number, last, samples } = this.sections[target.group];
+      const which = number === last ? `prompt ${number}` : `prompts ${number}–${last}`;
+      return [h("p", {}, `${which}, ${samples.length} samples`), h("p", {}, prompt)];
     }
     if (target.kind === "share") {
       const share = advantages?.shares[target.objective] ?? 0;
@@ -333,8 +417,35 @@ class Heatmap {
   click(event) {
     const target = this.target(event);
     if (target?.kind !== "cell") return;
-    this.select({ row: target.row, column: target.column });
-    this.openPreview();
+    this.act({ row: target.row, column: target.column });
+  }
+
+  /**
+   * Shows the samples of a row that stands for several; of one sample, the picture at the step.
+   *
+   * @param {heatmap.Cell} cell
+   */
+  act(cell) {
+    if (this.at(cell)[1].samples.length === 1) {
+      this.select(cell);
+      return this.openPreview();
+    }
+    const samples = openedBy(this.sections, cell.row);
+    this.opened.push(samples);
+    this.hovered = null;
+    this.tooltip.remove();
+    this.preview.close();
+    this.refresh();
+    const first = this.sections.flatMap(({ samples: order }) => order).find((sample) => samples.includes(sample));
+    if (first !== undefined) this.select(this.cellOf(first, cell.column));
+  }
+
+  /** Back to the means. */
+  fold() {
+    this.opened.pop();
+    this.preview.close();
+    this.refresh();
+    this.canvas.focus();
   }
 
   /** @param {KeyboardEvent} event */
@@ -342,15 +453,16 @@ class Heatmap {
     if (!this.state.credit || event.ctrlKey || event.metaKey || event.altKey) return;
     const columns = this.state.credit.trained.length;
     const from = this.selected ?? { row: 0, column: 0 };
-    const cell = heatmap.moved(from, event.key, this.rowsOfGroups, columns);
+    const cell = heatmap.moved(from, event.key, this.rowsOfSections, columns);
     if (cell) {
       this.select(this.selected ? cell : from); // the first key only shows where one is
       if (this.preview.isOpen) this.openPreview();
     } else if (event.key === "Enter" || event.key === " ") {
-      this.select(from);
-      this.openPreview();
+      this.act(from);
     } else if (event.key === "Escape" && this.preview.isOpen) {
       this.preview.close();
+    } else if (event.key === "Escape" && this.opened.length) {
+      this.fold();
     } else if (event.key === "Escape" && this.selected) {
       this.select(null);
     } else {
@@ -368,7 +480,7 @@ class Heatmap {
     this.selected = shown && cell;
     this.live.textContent = "";
     if (shown && cell) {
-      this.live.textContent = heatmap.spoken(heatmap.cellFacts(shown, this.samples[cell.row], cell.column));
+      this.live.textContent = heatmap.spoken(this.facts(shown, cell));
     }
     this.draw();
   }
@@ -377,8 +489,8 @@ class Heatmap {
 
   openPreview() {
     const { shown } = this;
-    if (!shown || !this.selected) return;
-    const sample = this.samples[this.selected.row];
+    const [sample, ...more] = this.selected ? this.at(this.selected)[1].samples : [];
+    if (!shown || !this.selected || more.length) return this.preview.close();
     const step = shown.credit.trained[this.selected.column];
     this.preview.open(shown.credit, sample, step, heatmap.cellFacts(shown, sample, this.selected.column));
   }

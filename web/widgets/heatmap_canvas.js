@@ -35,16 +35,17 @@ function channels(color) {
 }
 
 /**
- * What is drawn: `place` is the layout, `samples` stand from top to bottom.
+ * What is drawn: `place` is the layout, `rows` are the values [rows][T'] from top to bottom.
  *
  * @typedef {import("../lib/heatmap.js").Cell | null} Mark
  * @typedef {object} Picture
  * @property {Credit} credit
  * @property {import("../lib/heatmap.js").Layout} place
  * @property {import("../lib/heatmap.js").Coloring} view
- * @property {ReturnType<typeof import("../lib/heatmap.js").field>} field
- * @property {import("../lib/heatmap.js").Group[]} groups
- * @property {number[]} samples
+ * @property {number} neutral
+ * @property {import("../lib/heatmap_rows.js").ColorScale} scale
+ * @property {import("../lib/heatmap_rows.js").Section[]} sections
+ * @property {Value[][]} rows
  * @property {Value[]} means
  * @property {string} meansLabel
  * @property {{above: number, below: number}} meansLimit
@@ -77,23 +78,25 @@ export function paint(context, picture, theme) {
  * @param {number} value
  * @param {Theme} theme
  */
-function colorOf({ view, field }, value, theme) {
-  return view === "advantage" ? diverging(value, field.limit, theme.dark) : sequential(value, field.limit);
+function colorOf({ view, scale }, value, theme) {
+  return view === "advantage" ? diverging(value, scale.limit, theme.dark) : sequential(value, scale.limit);
 }
 
 /** @type {typeof paint} */
 function paintScale(context, picture, theme) {
-  const { place, view, field } = picture;
+  const { place, view, neutral } = picture;
+  const { limit, beyond } = picture.scale;
   const { x, y, width, height } = place.scale;
-  const low = view === "advantage" ? -field.limit : 0;
+  const low = view === "advantage" ? -limit : 0;
   for (let at = 0; at < width; at++) {
-    context.fillStyle = colorOf(picture, low + ((at + 0.5) / width) * (field.limit - low), theme);
+    context.fillStyle = colorOf(picture, low + ((at + 0.5) / width) * (limit - low), theme);
     context.fillRect(x + at, y, Math.min(1.5, width - at), height);
   }
-  const middle = view === "advantage" ? "0" : `${fixed(field.neutral)} even`;
-  const ends = view === "advantage" ? [signed(low), signed(field.limit)] : ["0", fixed(field.limit)];
+  const middle = view === "advantage" ? "0" : `${fixed(neutral)} even`;
+  const [most, least] = beyond ? ["≥ ", "≤ "] : ["", ""];
+  const ends = view === "advantage" ? [least + signed(low), most + signed(limit)] : ["0", most + fixed(limit)];
   const words = view === "advantage" ? [`${ends[0]} discouraged`, `reinforced ${ends[1]}`] : ends;
-  const center = x + ((field.neutral - low) / (field.limit - low)) * width;
+  const center = x + ((neutral - low) / (limit - low)) * width;
   const measure = (/** @type {string} */ text) => context.measureText(text).width;
   const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
   const [left, right] = words.every((text) => measure(text) < room) ? words : ends;
@@ -109,11 +112,11 @@ function paintScale(context, picture, theme) {
 
 /** @type {typeof paint} */
 function paintCells(context, picture, theme) {
-  const { place, field, samples } = picture;
+  const { place, rows } = picture;
   const gap = { x: place.columnWidth >= 8 ? 1 : 0, y: place.rowHeight >= 7 ? 1 : 0 };
   const hatch = hatching(context, theme);
-  samples.forEach((sample, row) => {
-    field.values[sample].forEach((value, column) => {
+  rows.forEach((values, row) => {
+    values.forEach((value, column) => {
       const box = cellBox(place, { row, column });
       context.fillStyle = value === null ? hatch : colorOf(picture, value, theme);
       const [x, y] = [snapped(context, box.x), snapped(context, box.y)];
@@ -156,18 +159,22 @@ function hatching(context, theme) {
 }
 
 /** @type {typeof paint} */
-function paintGroups(context, { place, groups }, theme) {
+function paintGroups(context, { place, sections }, theme) {
   const lineHeight = METRICS.font + 2;
   const x = place.cells.x - METRICS.gap;
-  groups.forEach(({ prompt, number }, i) => {
+  const measure = (/** @type {string} */ text) => context.measureText(text).width;
+  let written = -Infinity; // down to where there is text
+  sections.forEach(({ prompt, number, last }, i) => {
     const { y, height } = place.groups[i];
     context.fillStyle = theme.faint;
     context.fillRect(x + 1, y, 1.5, Math.max(1, height - 1));
-    const limit = Math.floor(height / lineHeight);
-    if (limit < 1) return;
-    const measure = (/** @type {string} */ text) => context.measureText(text).width;
-    const lines = place.wide && prompt ? wrapped(prompt, place.gutter, limit, measure) : [String(number)];
+    const limit = Math.max(1, Math.floor(height / lineHeight));
+    const name = number === last ? String(number) : `${number}–${last}`;
+    const fitting = prompt && height >= lineHeight;
+    const lines = place.wide && fitting ? wrapped(prompt, place.gutter, limit, measure) : [name];
     const top = y + (height - lines.length * lineHeight) / 2;
+    if (top < written) return; // of low sections, as many are named as there is room for
+    written = top + lines.length * lineHeight;
     context.fillStyle = theme.ink;
     lines.forEach((line, j) => write(context, line, place.gutter, top + j * lineHeight + METRICS.font - 1, "right"));
   });
@@ -175,14 +182,14 @@ function paintGroups(context, { place, groups }, theme) {
 
 /** @type {typeof paint} */
 function paintMeans(context, picture, theme) {
-  const { place, field, means, meansLabel, meansLimit } = picture;
+  const { place, neutral, means, meansLabel, meansLimit } = picture;
   const { x, y, width, height } = place.strip;
   // Bars stand on the neutral value, which lies where both the highest and the lowest bar fit.
   const base = y + (meansLimit.above / (meansLimit.above + meansLimit.below)) * height;
   const unit = height / (meansLimit.above + meansLimit.below);
   means.forEach((mean, column) => {
     if (mean === null) return;
-    const length = (mean - field.neutral) * unit;
+    const length = (mean - neutral) * unit;
     const inset = Math.min(4, place.columnWidth * 0.15);
     context.fillStyle = picture.view === "advantage" ? (mean > 0 ? "#e08214" : "#8073ac") : "#3b8fc4";
     context.fillRect(x + column * place.columnWidth + inset, base - Math.max(0, length), place.columnWidth - 2 * inset, Math.abs(length));

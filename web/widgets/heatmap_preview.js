@@ -62,11 +62,11 @@ export class Preview {
     this.#setOpen(false);
   }
 
-  /** Closes it and drops all pictures: the credit that they belong to is gone. */
-  clear() {
+  /** Drops all pictures but the one that is shown: the credit that they belong to is gone. */
+  forget() {
+    this.#loading?.abort();
     for (const url of this.#pictures.values()) URL.revokeObjectURL(url);
     this.#pictures.clear();
-    this.close();
   }
 
   dispose() {

@@ -1,11 +1,12 @@
 // @ts-check
 /** What the credit heatmap says beside its picture: legend, table for screen readers, facts of a cell. */
 import { OBJECTIVES } from "../lib/color.js";
-import { fixed, percent, signed } from "../lib/format.js";
-import { stepName } from "../lib/heatmap.js";
+import { fixed, percent, signed, significant } from "../lib/format.js";
+import { rowName, stepName } from "../lib/heatmap.js";
+import { t } from "../lib/language.js";
 import { h } from "../sidebar/dom.js";
 
-const TABLE_ROWS = 200;
+const TABLE_CELLS = 4000;
 
 /**
  * Objectives with their colours and shares.
@@ -24,23 +25,45 @@ export function legendItems(advantages) {
  *
  * @param {Credit} credit
  * @param {import("../lib/heatmap.js").Coloring} view
- * @param {Value[][]} values
- * @param {number[]} samples from top to bottom
+ * @param {import("../lib/heatmap_rows.js").Section[]} sections
+ * @param {Value[][]} values of their rows
  */
-export function textTable(credit, view, values, samples) {
-  if (samples.length > TABLE_ROWS) return [];
+export function textTable(credit, view, sections, values) {
+  if (values.length * credit.trained.length > TABLE_CELLS) return [];
   const write = view === "advantage" ? signed : fixed;
   const head = credit.trained.map((_, column) => h("th", { scope: "col" }, stepName(credit, column)));
-  const rows = samples.map((sample) =>
+  const names = sections.flatMap(({ prompt, rows }) => rows.map((row) => [rowName(row), prompt].filter(Boolean).join(", ")));
+  const rows = values.map((row, index) =>
     h(
       "tr",
       {},
-      h("th", { scope: "row" }, `sample ${sample}, ${credit.prompts[credit.groups[sample]] ?? ""}`),
-      ...values[sample].map((value) => h("td", {}, value === null ? "masked" : write(value))),
+      h("th", { scope: "row" }, names[index]),
+      ...row.map((value) => h("td", {}, value === null ? "masked" : write(value))),
     ),
   );
   const caption = view === "advantage" ? "Effective advantage Ã" : "Step weight w";
   return [h("table", {}, h("caption", {}, caption), h("tr", {}, h("td"), ...head), ...rows)];
+}
+
+/**
+ * What the rows and the ends of the colours stand for, where that does not go without saying.
+ *
+ * @param {object} shown
+ * @param {number} shown.samples all there are
+ * @param {number} shown.prompts
+ * @param {boolean} shown.folded whether some row stands for several
+ * @param {import("../lib/heatmap_rows.js").ColorScale} shown.scale
+ * @param {string} shown.objective
+ */
+export function noteLines({ samples, prompts, folded, scale, objective }) {
+  const { limit, beyond, largest } = scale;
+  const values = { beyond, limit: significant(limit), largest: significant(largest) };
+  return [
+    objective && t("Of {objective} alone.", { objective }),
+    folded && t("{samples} samples of {prompts} prompts: a row is the mean of several. Click it to see them.", { samples, prompts }),
+    beyond === 1 && t("Colours end at {limit}. One row goes beyond, up to {largest}.", values),
+    beyond > 1 && t("Colours end at {limit}. {beyond} rows go beyond, up to {largest}.", values),
+  ].filter(Boolean);
 }
 
 /**

@@ -16,16 +16,7 @@ export const ownerWidget = {
     const root = h("div.otca-owner-line", {}, line, memory);
     const height = () => HEIGHT + (memory.textContent ? MORE : 0);
     comfy.passGesturesToGraph(root);
-    const options = {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: height,
-      getMaxHeight: height,
-      getValue: () => "",
-      setValue: () => {},
-    };
-    const widget = node.addDOMWidget("otca_owner", "OTCA_OWNER", root, options);
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    comfy.addElement(node, "otca_owner", root, { least: height, most: height });
     return {
       show(kind, data) {
         if (kind === "opened") setText(line, TEXT.none);

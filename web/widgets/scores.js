@@ -68,14 +68,7 @@ class ScoreTable {
   constructor(node, comfy) {
     this.node = node;
     this.comfy = comfy;
-    const widget = node.addDOMWidget("otca_scores", "OTCA_SCORES", this.root, {
-      serialize: false,
-      hideOnZoom: false,
-      getMinHeight: () => this.height(),
-      getValue: () => "",
-      setValue: () => {},
-    });
-    widget.serialize = false; // else it would be an input of the node, and change ComfyUI's cache key
+    comfy.addElement(node, "otca_scores", this.root, { least: () => this.height() });
     this.dispose = comfy.onTheme(() => this.draw());
     if (node.size[0] < NARROWEST) node.setSize([NARROWEST, node.size[1]]);
     this.draw();

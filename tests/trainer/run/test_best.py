@@ -96,10 +96,10 @@ def test_what_is_kept_must_be_on_record():
 
 def test_names_that_are_known():
     for metric in ("evaluation/sum", "evaluation/clip_t"):
-        verdicts.check_metric(metric, ["clip_t"])
+        verdicts.check_metric({"best_metric": metric}, ["clip_t"])
     for metric in ("clip_t", "evaluation/clip", "reward/clip_t/mean"):
         with pytest.raises(ValueError, match="Fix: one of evaluation/sum, evaluation/clip_t, evaluation/h, or empty"):
-            verdicts.check_metric(metric, ["clip_t", "h"])
+            verdicts.check_metric({"best_metric": metric}, ["clip_t", "h"])
 
 
 # --- a decline --------------------------------------------------------------------------------------------------------

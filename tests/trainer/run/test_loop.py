@@ -728,6 +728,31 @@ def test_without_evaluation_prompts_the_first_ones_stay(small_workflow, tmp_path
     assert first == second and len(first) == 2
 
 
+def test_a_run_that_never_evaluates_trains_resumes_and_draws(small_workflow, tmp_path, monkeypatch, caplog):
+    def generate(*arguments):
+        raise AssertionError("an evaluation was made")
+
+    monkeypatch.setattr(rollout, "generate", generate)
+    changes = {"iterations": 2, "evaluate_every": 0, "checkpoint_every": 1}
+    terminal.output = folder = tmp_path / "run"
+    assert train(small_workflow({"OTCA_TrainingRun": changes}), say=lambda line: None) == 0
+    opening._open.clear()
+    longer = {"OTCA_TrainingRun": {**changes, "iterations": 3}}
+    assert train(small_workflow(longer), resume=True, say=lambda line: None) == 0
+    assert [row["iteration"] for row in rows(folder)] == [1, 2, 3]
+    assert not rows(folder, "evaluation.jsonl") and "lost the evaluation" not in caplog.text
+    assert (folder / "rewards.png").is_file() and (folder / "lora.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("name", "value"), [("best_metric", "evaluation/sum"), ("stop_after_decline", 2)])
+def test_what_judges_by_evaluations_is_refused_without_any(small_graph, tmp_path, capsys, name, value):
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(small_graph({"OTCA_TrainingRun": {"evaluate_every": 0, name: value}})))
+    assert main(["train", str(path), "--output", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} = {value!r} judges by evaluations" in said and "a number above 0 for evaluate_every" in said
+
+
 def test_evaluations_may_take_more_steps_than_training(small_workflow, tmp_path, monkeypatch):
     steps, generate = [], rollout.generate
     monkeypatch.setattr(rollout, "generate", lambda m, t, s, *rest: steps.append(s.steps) or generate(m, t, s, *rest))

@@ -1,0 +1,162 @@
+"""What the widgets on the nodes do whatever the numbers are: they are given results, and nothing is trained."""
+
+import pytest
+
+from comfyui_otca.tests.comfyui.canvas import CELLS
+from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
+from comfyui_otca.tests.comfyui.server import WORKFLOWS
+
+WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-owner-line"}
+
+
+@pytest.fixture
+def fed(canvas):
+    """OTCA's workflow with results of eight samples."""
+    canvas.load(WORKFLOWS / "otca.json")
+    feed_heatmap(canvas, prompts=2, samples=4, steps=10)
+    feed_scores(canvas, prompts=2, samples=4)
+    return canvas
+
+
+def width_of(canvas, node: int) -> float:
+    canvas.show(node)
+    canvas.page.locator(WIDGETS[node]).wait_for()
+    return canvas.page.locator(WIDGETS[node]).evaluate("element => element.offsetWidth")
+
+
+@pytest.mark.parametrize("node", WIDGETS)
+def test_the_properties_panel_leaves_the_widgets_as_wide_as_their_nodes(fed, node):
+    toggle = fed.page.get_by_role("button", name="Toggle properties panel")
+    if not toggle.count():
+        pytest.skip("this ComfyUI has no Properties panel")
+    before = width_of(fed, node)
+    toggle.click()
+    fed.page.evaluate("id => app.canvas.selectItems([app.graph.getNodeById(id)])", node)
+    panel = fed.page.locator("[data-testid=properties-panel]")
+    panel.wait_for()
+    title = fed.page.evaluate("id => app.graph.getNodeById(id).title", node)
+    panel.get_by_text(title).first.wait_for()
+    listed = panel.inner_text()
+    fed.page.evaluate("() => app.canvas.deselectAll()")
+    fed.page.locator("[data-testid=properties-panel]").get_by_role("button", name="Toggle properties panel").click()
+    panel.wait_for(state="detached")
+    assert "otca_" not in listed, listed
+    assert width_of(fed, node) == before
+
+
+@pytest.fixture
+def heatmap(fed):
+    """The heatmap's canvas, in view."""
+    fed.show(9)
+    found = fed.page.locator(".otca-heatmap canvas")
+    found.wait_for()
+    return found
+
+
+def wait_for_note(canvas, pattern: str) -> None:
+    canvas.wait("p => RegExp(p).test(document.querySelector('.otca-heatmap-note').textContent)", pattern)
+
+
+def test_512_samples_are_shown_by_prompt_and_opened_one_by_one(fed, heatmap):
+    feed_heatmap(fed, prompts=16, samples=32, steps=50)
+    wait_for_note(fed, "^512 samples of 16 prompts")
+    fed.show(9)  # the node has grown
+    spoken = fed.page.locator(".otca-heatmap [aria-live]")
+    heatmap.focus()
+    keyboard = fed.page.keyboard
+    keyboard.press("ArrowDown")
+    assert "number 0; " in spoken.inner_text() and "reinforced samples" in spoken.inner_text()
+    keyboard.press("ArrowDown")
+    assert "number 0; " in spoken.inner_text() and "discouraged samples" in spoken.inner_text()
+    keyboard.press("ArrowDown")
+    assert "number 1; " in spoken.inner_text()
+
+    keyboard.press("Enter")
+    opened = spoken.inner_text()
+    assert "number 1; sample " in opened and "step 0" in opened
+    keyboard.press("ArrowDown")
+    assert "number 1; sample " in spoken.inner_text() and spoken.inner_text() != opened
+    keyboard.press("Escape")
+    assert fed.page.get_by_role("button", name="back to the means").count() == 0
+    assert heatmap.evaluate("canvas => document.activeElement === canvas")
+
+    box = heatmap.bounding_box()
+    fed.page.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 32)  # the first row, below the scale
+    fed.page.get_by_role("button", name="back to the means").click()
+    assert fed.page.get_by_role("button", name="back to the means").count() == 0
+
+
+def test_one_extreme_sample_does_not_set_the_colours(fed, heatmap):
+    before = heatmap.evaluate(CELLS)["colours"]
+    feed_heatmap(fed, prompts=2, samples=4, steps=10, scale=1000)
+    wait_for_note(fed, "^Colours end at .* One row goes beyond")
+    fed.show(9)
+    assert heatmap.evaluate(CELLS)["colours"] > before / 2, "the other rows are still told apart"
+
+
+def test_the_first_iteration_is_a_dot(fed):
+    """It was drawn as a level line over the whole width, as if something had been learned to stay the same."""
+    rows = [{"iteration": 1, "reward/clip_t/mean": 0.25}]
+    answer = {"rows": rows, "evaluations": [], "changes": [], "more": False}
+    route = "**/otca/runs/fed/metrics*"
+    fed.page.route(route, lambda request: request.fulfill(json=answer))
+    fed.show(12)
+    feed(fed, RUN, "run", {"run": "fed", "iteration": 1})
+    drawn = fed.page.locator(".otca-curves-line path.otca-point:not(.otca-thin)")
+    drawn.wait_for(state="attached")
+    fed.page.unroute(route)
+    box = drawn.bounding_box()
+    line = fed.page.locator(".otca-curves-line").bounding_box()
+    assert box["width"] < 12 and abs(box["x"] + box["width"] / 2 - line["x"] - line["width"] / 2) < 4, (box, line)
+
+
+STOCK = """() => {
+    app.graph.clear();
+    const add = (type, x) => {
+        const node = LiteGraph.createNode(type);
+        node.pos = [x, 100];
+        app.graph.add(node);
+        return node;
+    };
+    const [model, text, sampler] = [add("CheckpointLoaderSimple", 0), add("CLIPTextEncode", 400), add("KSampler", 900)];
+    model.connect(0, sampler, 0);
+    model.connect(1, text, 0);
+    text.connect(0, sampler, 1);
+}"""
+
+LINKS = """() => Object.fromEntries(app.graph.nodes.map(node => [node.type, Object.fromEntries(node.inputs
+    .filter(input => input.link != null)
+    .map(input => [input.name, app.graph.getNodeById(app.graph.links[input.link].origin_id).type]))]))"""
+
+OVERLAPS = """() => app.graph.nodes.some(one => app.graph.nodes.some(other => one !== other
+    && one.pos[0] < other.pos[0] + other.size[0] && other.pos[0] < one.pos[0] + one.size[0]
+    && one.pos[1] - 30 < other.pos[1] + other.size[1] && other.pos[1] - 30 < one.pos[1] + one.size[1]))"""
+
+ADD_LOADER = """async () => {
+    const comfy = await import("/extensions/ComfyUI-OTCA/comfy.js");
+    const { source, isUsed } = comfy.addLoraLoader();
+    return [source, isUsed];
+}"""
+
+
+def test_a_loader_stands_between_a_model_and_its_sampler(canvas):
+    canvas.page.evaluate(STOCK)
+    assert canvas.page.evaluate(ADD_LOADER) == ["Load Checkpoint", True]
+    links = canvas.page.evaluate(LINKS)
+    assert links["LoraLoader"] == {"model": "CheckpointLoaderSimple", "clip": "CheckpointLoaderSimple"}
+    assert links["KSampler"]["model"] == "LoraLoader" and links["CLIPTextEncode"]["clip"] == "LoraLoader"
+    assert not canvas.page.evaluate(OVERLAPS)
+
+
+def test_a_loader_that_nothing_can_be_connected_to_stands_beside_the_graph(canvas):
+    canvas.load(WORKFLOWS / "otca.json")
+    links = canvas.page.evaluate(LINKS)
+    overlapped = canvas.page.evaluate(OVERLAPS)
+    assert canvas.page.evaluate(ADD_LOADER) == [None, False]
+    assert canvas.page.evaluate(LINKS) == {**links, "LoraLoaderModelOnly": {}}
+    assert canvas.page.evaluate(OVERLAPS) == overlapped
+    seen = """() => {
+        const node = app.graph.nodes.at(-1), [x, y, width, height] = app.canvas.ds.visible_area;
+        return node.pos[0] >= x && node.pos[0] + node.size[0] <= x + width && node.pos[1] >= y;
+    }"""
+    assert canvas.page.evaluate(seen)
