@@ -85,6 +85,7 @@ class TCDWeights(_Credit):
                     "shapes-clip",
                     tip="The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
                     "of one, or a hub id in the local cache.",
+                    suggest="encoders",
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -282,6 +283,7 @@ class SpatialCredit(_Credit):
                     "shapes-clip",
                     tip="A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
                     "facebook/dinov2-base.",
+                    suggest="encoders",
                 ),
                 "components": integer(3, 1, 64, tip="Number of principal components that are added up (K)."),
                 "smoothing": number(1, 0, 16, step=0.1, tip="Radius of the map's smoothing, in patches. 0: none."),

@@ -44,7 +44,8 @@ class LoadFlowModel:
                 "path": text(tip="A model folder anywhere else. Used instead of `model` when not empty."),
                 "lora_targets": text(
                     tip="Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
-                    "feed-forward layers."
+                    "feed-forward layers.",
+                    suggest="layers",
                 ),
                 "device": DEVICE,
                 "max_sequence_length": integer(
@@ -62,7 +63,8 @@ class LoadFlowModel:
                     TRAININGS, tip="lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
                 ),
                 "transformer_file": text(
-                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer."
+                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
+                    suggest="transformers",
                 ),
                 "download": switch(
                     tip="A hub id as path (owner/name) may be downloaded. Off: only the local cache is searched."

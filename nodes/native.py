@@ -44,7 +44,8 @@ class MakeTrainable:
                 ),
                 "lora_targets": text(
                     tip="Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
-                    "of all blocks. A name that fits nothing is refused with the list of those that there are."
+                    "of all blocks. A name that fits nothing is refused with the list of those that there are.",
+                    suggest="layers",
                 ),
                 "resume_run": choice(
                     ["", *paths.list_runs()],

@@ -33,7 +33,8 @@ class PreferencePairs:
                 "model": socket("OTCA_MODEL"),
                 "folder": text(
                     tip="A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
-                    "ComfyUI's input folder, or one that you allow."
+                    "ComfyUI's input folder, or one that you allow.",
+                    suggest="pair_folders",
                 ),
                 "pairs_per_iteration": integer(4, 1, 4096, tip="Pairs in one iteration; each makes a group of two."),
                 "index": counter(

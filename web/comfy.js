@@ -161,6 +161,51 @@ export function onQuestions(callback) {
   api.addEventListener("otca.questions", () => callback());
 }
 
+/** @type {WeakMap<GraphNode, (name: string, box: HTMLInputElement) => void>} */
+const textBoxes = new WeakMap();
+
+/**
+ * Calls back with the name of the widget and its box whenever somebody goes into a text box on a node, as Nodes 2.0 has them.
+ *
+ * @param {GraphNode} node
+ * @param {(name: string, box: HTMLInputElement) => void} callback
+ */
+export function onTextBox(node, callback) {
+  document.addEventListener("focusin", enteredTextBox); // once: it is the same function
+  textBoxes.set(node, callback);
+}
+
+/** @param {FocusEvent} event */
+function enteredTextBox({ target }) {
+  if (!(target instanceof HTMLInputElement) || target.type !== "text") return;
+  const id = target.closest("[data-node-id]")?.getAttribute("data-node-id");
+  const node = id ? app.canvas.graph.getNodeById(/** @type {any} */ (id)) : null;
+  const called = target.getAttribute("aria-label");
+  const widget = node?.widgets?.find(({ name, label }) => name === called || label === called);
+  if (node && widget) textBoxes.get(node)?.(widget.name, target);
+}
+
+/**
+ * What the server knows for inputs of that kind, whatever the graph is: {values, several}.
+ *
+ * @param {string} kind
+ */
+export function suggestions(kind) {
+  return getJson(`/otca/suggestions?kind=${encodeURIComponent(kind)}`);
+}
+
+/**
+ * What follows from the graph as it stands, for an input of that node.
+ *
+ * @param {string} kind
+ * @param {GraphNode} node
+ */
+export async function suggestionsByGraph(kind, node) {
+  const { output } = await exportedGraph();
+  const id = [...allNodes()].find((entry) => entry.node === node)?.id;
+  return postJson("/otca/suggestions", { kind, node: id, prompt: output });
+}
+
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
   const { output } = await exportedGraph();

@@ -16,11 +16,12 @@ import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
+import { suggestWidget } from "./widgets/suggest.js";
 
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();

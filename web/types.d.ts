@@ -66,7 +66,7 @@ interface Definition {
   name: string;
   category: string;
   output: string[];
-  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean }?]>>>;
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string }?]>>>;
 }
 
 interface NodeInput {
@@ -116,8 +116,14 @@ interface Widget {
   options?: { advanced?: boolean };
   linkedWidgets?: Widget[];
   callback?(value: any): void;
+  onClick?(details: { canvas: { prompt_box?: PromptDialog | null } }): void;
   beforeQueued?(): void;
   afterQueued?(): void;
+}
+
+/** In which a text widget of the classic renderer is typed. */
+interface PromptDialog extends HTMLElement {
+  close(): void;
 }
 
 /** A result that the page knows the workflow of. */

@@ -16,6 +16,7 @@ class RewardVote(RewardNode):
                 "votes",
                 tip="Name of the folder below output/otca_votes that keeps the votes and their pictures. Pictures that were "
                 "voted on before are not asked about again.",
+                suggest="votes",
             )
         }
 
@@ -39,6 +40,7 @@ class RewardVote(RewardNode):
                 "shapes-clip",
                 tip="What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
                 "cache. shapes-clip knows small pictures of shapes only.",
+                suggest="encoders",
             ),
         }
 

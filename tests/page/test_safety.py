@@ -20,6 +20,7 @@ POSTS = [
     "/otca/results",
     "/otca/permissions/wants",
     "/otca/permissions/allow",
+    "/otca/suggestions",
 ]
 GETS = [
     "/otca/preview?node=9&sample=0&step=0",
@@ -29,6 +30,7 @@ GETS = [
     "/otca/runs/first/log",
     "/otca/runs/first/workflow",
     "/otca/runs/first/pictures/samples.png",
+    "/otca/suggestions?kind=runs",
 ]
 PNG, SECRET = b"picture", b"SECRET"
 
