@@ -201,8 +201,13 @@ def _wrong_model(model, path, transformer_file, download, files):
         return None  # linked: what comes is known only when the graph runs
     known = paths.list_models(MARKER)
     if not path and model not in known:
-        return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
+        listed = ", ".join(known)
+        return f"model {model!r} is none of the models here, {listed}. Fix: choose {listed}, or give its folder as path"
     name = "path" if path else "model"
+    if transformer_file and (
+        wrong := complaint("transformer_file", search.weights, transformer_file, "diffusion_models")
+    ):
+        return wrong
     try:
         own_files = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
         if search.may_download(path, download):

@@ -290,6 +290,40 @@ export function registerSidebar(tab) {
   else manager.sidebarTab.registerSidebarTab(tab);
 }
 
+/**
+ * Calls back for each node of a prompt of which the server refuses inputs, with their names.
+ *
+ * @param {(id: string, inputs: string[]) => void} callback
+ */
+export function onRefusedInputs(callback) {
+  const original = api.queuePrompt.bind(api);
+  const tell = (/** @type {Answer | undefined} */ answer) => {
+    for (const [id, { errors }] of Object.entries(answer?.node_errors ?? {})) {
+      callback(id, errors.flatMap(({ extra_info: about }) => about?.input_name ?? []));
+    }
+  };
+  api.queuePrompt = (...prompt) => {
+    const answer = original(...prompt);
+    // A task later: first the page marks the inputs. Whoever asked is told of the error, which is none of ours.
+    const later = (/** @type {Answer | undefined} */ told) => setTimeout(() => tell(told));
+    answer.then(later, (error) => later(error.response));
+    return answer;
+  };
+}
+
+/**
+ * Presses the button by which Nodes 2.0 shows a node's advanced inputs. Returns whether there is one: it says what it will do, and
+ * does not hear of what is set otherwise.
+ *
+ * @param {GraphNode} node
+ */
+export function pressAdvanced(node) {
+  const shown = node.graph === app.canvas.graph;
+  const place = shown && document.querySelector(`[data-node-id="${node.id}"] [data-testid="advanced-inputs-button"]`);
+  if (place instanceof HTMLElement) place.click();
+  return place instanceof HTMLElement;
+}
+
 /** Whether the user wants to see all advanced inputs of all nodes: a setting of newer ComfyUI. */
 export function alwaysShowsAdvanced() {
   return app.extensionManager.setting.get("Comfy.Node.AlwaysShowAdvancedWidgets") === true;

@@ -117,6 +117,7 @@ comfy.app.registerExtension({
       failed: (message, id, workflow) =>
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
+    comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     const votes = votePanel(comfy, { stop: comfy.interrupt });
     comfy.onQuestions(votes.refresh);

@@ -29,6 +29,12 @@ interface ComfyApi {
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
   apiURL(route: string): string;
   interrupt(prompt: string | null): Promise<void>;
+  queuePrompt(...prompt: any[]): Promise<Answer>;
+}
+
+/** What the server says of a prompt, and of the inputs that it refuses. */
+interface Answer {
+  node_errors?: Record<string, { errors: { extra_info?: { input_name?: string } }[] }>;
 }
 
 interface ExtensionManager {

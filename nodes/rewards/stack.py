@@ -27,7 +27,7 @@ class _AsksRewards:
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
         if not any(name.startswith("reward_") for name in input_types):
-            return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
+            return "reward_1: K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
         return miswired(cls.INPUT_TYPES(), input_types) or True
 
     @staticmethod

@@ -6,7 +6,7 @@ import { advancedWidget } from "../../web/widgets/advanced.js";
 const ROW = 20;
 
 /** A node with a seed and an advanced one, each with its control, and an advanced number; as tall as what it shows. */
-function made({ always = false, linked = null } = {}) {
+function made({ always = false, linked = null, nodes2 = false } = {}) {
   const widget = (name, advanced, linkedWidgets) => ({ name, value: 1, options: { advanced }, linkedWidgets });
   const control = { name: "control_after_generate", value: "increment" };
   const node = {
@@ -26,10 +26,12 @@ function made({ always = false, linked = null } = {}) {
     },
     setDirtyCanvas() {},
   };
-  advancedWidget.create(node, { alwaysShowsAdvanced: () => always });
+  const presses = []; // of the button that Nodes 2.0 has
+  const pressAdvanced = (pressed) => nodes2 && presses.push(pressed) > 0;
+  const ours = advancedWidget.create(node, { alwaysShowsAdvanced: () => always, pressAdvanced });
   const button = node.widgets.at(-1);
   const shown = () => node.widgets.filter(({ hidden }) => !hidden).map(({ name }) => name);
-  return { node, button, shown, press: () => button.callback() };
+  return { node, button, shown, press: () => button.callback(), presses, refuse: (...inputs) => ours.show("refused", { inputs }) };
 }
 
 test("a new node hides its advanced inputs with their controls, and is as tall as what is left", () => {
@@ -96,4 +98,28 @@ test("who always wants to see advanced inputs sees them, without a button", () =
 test("only nodes that have advanced inputs get the button", () => {
   const fits = (options) => advancedWidget.fits({ input: { required: { a: ["INT", {}] }, optional: { b: ["INT", options] } } });
   assert.deepEqual([fits({ advanced: true }), fits({}), advancedWidget.fits({})], [true, false, false]);
+});
+
+test("a refused value of an advanced input shows them all, once", () => {
+  const { node, shown, refuse } = made();
+  refuse("plain");
+  assert.ok(!node.showAdvanced);
+  refuse("plain", "number");
+  assert.ok(node.showAdvanced && shown().includes("number"));
+  refuse("number");
+  assert.ok(node.showAdvanced, "a second refusal does not hide them again");
+});
+
+test("in Nodes 2.0 its own button is pressed, which then says what it does next", () => {
+  const { node, presses, refuse } = made({ nodes2: true });
+  refuse("number");
+  assert.deepEqual(presses, [node]);
+});
+
+test("nothing has to be shown that is shown", () => {
+  for (const how of [{ always: true }, { linked: 3 }]) {
+    const { node, presses, refuse } = made({ ...how, nodes2: true });
+    refuse("number");
+    assert.deepEqual([node.showAdvanced, presses], [undefined, []]);
+  }
 });
