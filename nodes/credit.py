@@ -46,7 +46,7 @@ class _Credit:
 class TCDWeights(_Credit):
     TITLE = "TCD Weights"
     DESCRIPTION = (
-        "Trajectory credit decomposition (OTCA): a step is worth what it moves the latent towards the final one."
+        "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
     )
 
     @classmethod
@@ -63,11 +63,12 @@ class TCDWeights(_Credit):
                 ),
                 "floor": choice(
                     FLOORS,
-                    tip="How w_min is applied. affine: TCD is mixed with equal weights. waterfill: only weights below w_min "
-                    "are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
+                    tip="How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
+                    "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
                 ),
                 "normalize": choice(
-                    NORMALIZATIONS, tip="mean: the weights average 1. sum: they add up to 1, without w_min (Eq. 8)."
+                    NORMALIZATIONS,
+                    tip="mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8).",
                 ),
             },
             "optional": {
@@ -77,9 +78,11 @@ class TCDWeights(_Credit):
                     "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
                     "picture. measured_gain: the rewards of the predicted picture, the upper bound.",
                 ),
-                "model": socket("OTCA_MODEL", tip="The model that sampled. Every proxy but latents needs it."),
+                "model": socket(
+                    "OTCA_MODEL", tip="The model that sampled. Every measure of progress but latents needs it."
+                ),
                 "scores": socket(
-                    "OTCA_SCORES", tip="Scores of these trajectories. The proxy measured_gain needs them."
+                    "OTCA_SCORES", tip="Scores of these trajectories. The measure measured_gain needs them."
                 ),
                 "features": text(
                     "shapes-clip",
@@ -176,7 +179,7 @@ class NoiseAwareWeights(_Credit):
 class PCPOWeights(_Credit):
     TITLE = "PCPO Weights"
     DESCRIPTION = (
-        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's objective log_hinge."
+        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's loss log_hinge."
     )
     RESCALES_RATIO = NEEDS_NOISE = True
 
@@ -221,7 +224,10 @@ class LearnedCredit(_Credit):
                 ),
                 "model": socket("OTCA_MODEL", tip="The model that sampled. It keeps what has been measured."),
                 "measure_every": integer(
-                    10, 1, 10**6, tip="Updates between two measurements, which predict and score a picture a step."
+                    10,
+                    1,
+                    10**6,
+                    tip="Updates between two measurements. Each predicts and scores a picture for every step.",
                 ),
                 "groups": integer(2, 0, 4096, tip="Number of prompts whose samples are measured. 0: all."),
                 "decay": number(
@@ -253,7 +259,7 @@ class CombineCredit(_Credit):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit_1": socket("OTCA_CREDIT", tip="First credit. MOCA Fuse explores by its measure of movement."),
+                "credit_1": socket("OTCA_CREDIT", tip="The first credit. MOCA Fuse takes the movement from this one."),
                 "credit_2": socket("OTCA_CREDIT", tip="Second credit, of the same trajectories."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -271,7 +277,7 @@ class SpatialCredit(_Credit):
     DESCRIPTION = "Says where in the picture the credit goes, by the patch features of a vision model (VIPO)."
     RETURN_TYPES = (*_Credit.RETURN_TYPES, "IMAGE")
     RETURN_NAMES = (*_Credit.RETURN_NAMES, "places")
-    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright where the credit goes.")
+    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright in the regions where the credit goes.")
 
     @classmethod
     def INPUT_TYPES(cls):

@@ -41,7 +41,7 @@ class LoadFlowModel:
                 ),
             },
             "optional": {
-                "path": text(tip="A model folder anywhere else. Used instead of `model` when not empty."),
+                "path": text(tip="A model folder anywhere else. Used instead of model when not empty."),
                 "lora_targets": text(
                     tip="Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
                     "feed-forward layers.",
@@ -67,7 +67,7 @@ class LoadFlowModel:
                     suggest="transformers",
                 ),
                 "download": switch(
-                    tip="A hub id as path (owner/name) may be downloaded. Off: only the local cache is searched."
+                    tip="A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
                 ),
                 "memory": socket("OTCA_MEMORY", tip="From Model Memory: ways to hold a large model in little memory."),
                 "files": socket(
@@ -275,11 +275,11 @@ class ModelFiles:
 
     FOLDERS_OWN = "the folder's own"
     WHAT = {
-        "transformer": "The flow model; of Wan 2.2 the high-noise expert.",
-        "transformer_2": "Wan 2.2's low-noise expert.",
-        "text_encoder": "CLIP-L of FLUX and SD3; UMT5 of Wan.",
-        "text_encoder_2": "T5 of FLUX; CLIP-G of SD3.",
-        "text_encoder_3": "T5 of SD3.",
+        "transformer": "The flow model. For Wan 2.2: its high-noise expert.",
+        "transformer_2": "For Wan 2.2: its low-noise expert.",
+        "text_encoder": "For FLUX and SD3: CLIP-L. For Wan: UMT5.",
+        "text_encoder_2": "For FLUX: T5. For SD3: CLIP-G.",
+        "text_encoder_3": "For SD3: T5.",
         "vae": "The autoencoder.",
     }
 

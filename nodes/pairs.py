@@ -55,7 +55,7 @@ class PreferencePairs:
                 "guidance_2": GUIDANCE_2,
                 "batch_size": BATCH_SIZE,
                 **reward_sockets(
-                    "A reward that judges evaluations. Its held_out has to be on: pairs are what is trained on."
+                    "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},

@@ -40,7 +40,8 @@ class RewardObjects(NetworkReward):
             ),
             "clip_model": text(
                 "openai/clip-vit-large-patch14",
-                tip="The CLIP that tells colours, likewise. Empty: no prompt may ask for a colour.",
+                tip="The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
+                "may ask for a colour.",
                 suggest="encoders",
             ),
         }

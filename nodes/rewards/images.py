@@ -23,7 +23,7 @@ class RewardClipT(NetworkReward):
     def own_optional_inputs(cls):
         return {
             "path": text(
-                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of `model` when not empty."
+                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
             )
         }
 
@@ -89,7 +89,8 @@ class RewardPickScore(NetworkReward):
             ),
             "processor": text(
                 "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-                tip="The same for the tokenizer and preprocessor_config.json. Used only if the checkpoint has none.",
+                tip="The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
+                "the name of one, or a hub id in the local cache.",
                 suggest="encoders",
             ),
         }

@@ -69,7 +69,7 @@ class RewardVideoAlign(_VideoReward):
             ),
             "base": text(
                 "Qwen/Qwen2-VL-2B-Instruct",
-                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where `model` has an "
+                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
                 "adapter only.",
                 suggest="tokenizers",
             ),

@@ -24,8 +24,9 @@ class RewardVote(RewardNode):
     def own_optional_inputs(cls):
         return {
             "url": text(
-                tip="Address of an otca vote, as in http://127.0.0.1:8190/score, which asks in a browser elsewhere and keeps the "
-                "votes there. Needed where the training does not run on the canvas. Empty: this page asks."
+                tip="Address of a server that otca vote started, as in http://127.0.0.1:8190/score. It asks in a browser "
+                "elsewhere, and keeps the votes there. Needed where the training does not run on the canvas. "
+                "Empty: this page asks."
             ),
             "token_variable": text(
                 tip="Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.conftest import SMALL
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
 
 
 def classes(workflow):
-    content = json.loads((WORKFLOWS / f"{workflow}.json").read_text(encoding="utf-8"))
+    content = json.loads(TEMPLATES[workflow].canvas.read_text(encoding="utf-8"))
     return [(node["id"], node["type"]) for node in content["nodes"]]
 
 
@@ -22,7 +22,7 @@ def bypassing(canvas, run_name):
 
     def opened(workflow, class_type):
         canvas.expected.append("resolveOutput")  # ComfyUI says of each bypassed node what we then put right
-        canvas.load(WORKFLOWS / f"{workflow}.json")
+        canvas.load(TEMPLATES[workflow].canvas)
         own = {"1.seed": time.monotonic_ns() % 10**6, "12.run_name": run_name, "13.filename": run_name}
         moved = 12 - next(number for number, type_ in classes(workflow) if type_ == "OTCA_TrainingRun")
         for key, value in {**SMALL, **own}.items():  # the last two nodes may have other numbers

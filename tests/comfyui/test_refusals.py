@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
 REFUSE = "async () => { await app.queuePrompt(0, 1); return app.lastNodeErrors; }"
 
 
 def test_a_refused_value_of_a_hidden_input_is_shown(canvas):
     canvas.expected += ["/prompt", "Failed to validate", "transformer_file", "OTCA_LoadFlowModel 1:"]
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     canvas.show(1)
     shown = "() => Boolean(app.graph.getNodeById(1).showAdvanced)"
     assert not canvas.page.evaluate(shown)

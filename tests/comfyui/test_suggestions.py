@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
 LIST, OPTIONS = ".otca-suggestions[role=listbox]", ".otca-suggestions [role=option]"
 
@@ -12,7 +12,7 @@ LIST, OPTIONS = ".otca-suggestions[role=listbox]", ".otca-suggestions [role=opti
 @pytest.fixture
 def boxes(canvas):
     """OTCA's workflow, and boxes(node, widget): opens that widget's box by a click, and returns it."""
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
 
     def opened(node, name):
         canvas.show(node)
