@@ -148,6 +148,17 @@ def list_models(marker: str) -> list[str]:
     return list(dict.fromkeys(listed))
 
 
+def reward_folders() -> list[Path]:
+    """Where single files of reward models are kept: $OTCA_MODELS, and ComfyUI's models/otca_rewards."""
+    folders = folders_of("OTCA_MODELS")
+    if comfyui.comfy_loaded():
+        import folder_paths
+
+        if "otca_rewards" in folder_paths.folder_names_and_paths:
+            folders += [Path(folder) for folder in folder_paths.get_folder_paths("otca_rewards")]
+    return folders
+
+
 def model_folders() -> list[Path]:
     """ComfyUI's model folders that can hold whole models, $OTCA_MODELS, and the embedded assets."""
     folders = folders_of("OTCA_MODELS")

@@ -107,7 +107,8 @@ def weights(name: str, kind: str) -> Path:
             return path
     looked = ", ".join(map(str, folders)) or "no folder (set $OTCA_MODELS)"
     raise FileNotFoundError(
-        f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file there"
+        f"weights {name!r} were not found, neither as a path nor in {looked}. Fix: put the file into ComfyUI's models/{kind} or "
+        "a folder named by $OTCA_MODELS, or choose another"
     )
 
 

@@ -46,7 +46,7 @@ class _Credit:
 class TCDWeights(_Credit):
     TITLE = "TCD Weights"
     DESCRIPTION = (
-        "Trajectory credit decomposition (OTCA): a step is worth what it moves the latent towards the final one."
+        "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
     )
 
     @classmethod
@@ -63,11 +63,12 @@ class TCDWeights(_Credit):
                 ),
                 "floor": choice(
                     FLOORS,
-                    tip="How w_min is applied. affine: TCD is mixed with equal weights. waterfill: only weights below w_min "
-                    "are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
+                    tip="How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
+                    "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
                 ),
                 "normalize": choice(
-                    NORMALIZATIONS, tip="mean: the weights average 1. sum: they add up to 1, without w_min (Eq. 8)."
+                    NORMALIZATIONS,
+                    tip="mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8).",
                 ),
             },
             "optional": {
@@ -77,14 +78,17 @@ class TCDWeights(_Credit):
                     "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
                     "picture. measured_gain: the rewards of the predicted picture, the upper bound.",
                 ),
-                "model": socket("OTCA_MODEL", tip="The model that sampled. Every proxy but latents needs it."),
+                "model": socket(
+                    "OTCA_MODEL", tip="The model that sampled. Every measure of progress but latents needs it."
+                ),
                 "scores": socket(
-                    "OTCA_SCORES", tip="Scores of these trajectories. The proxy measured_gain needs them."
+                    "OTCA_SCORES", tip="Scores of these trajectories. The measure measured_gain needs them."
                 ),
                 "features": text(
                     "shapes-clip",
                     tip="The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
                     "of one, or a hub id in the local cache.",
+                    suggest="encoders",
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -175,7 +179,7 @@ class NoiseAwareWeights(_Credit):
 class PCPOWeights(_Credit):
     TITLE = "PCPO Weights"
     DESCRIPTION = (
-        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's objective log_hinge."
+        "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's loss log_hinge."
     )
     RESCALES_RATIO = NEEDS_NOISE = True
 
@@ -220,7 +224,10 @@ class LearnedCredit(_Credit):
                 ),
                 "model": socket("OTCA_MODEL", tip="The model that sampled. It keeps what has been measured."),
                 "measure_every": integer(
-                    10, 1, 10**6, tip="Updates between two measurements, which predict and score a picture a step."
+                    10,
+                    1,
+                    10**6,
+                    tip="Updates between two measurements. Each predicts and scores a picture for every step.",
                 ),
                 "groups": integer(2, 0, 4096, tip="Number of prompts whose samples are measured. 0: all."),
                 "decay": number(
@@ -252,7 +259,7 @@ class CombineCredit(_Credit):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit_1": socket("OTCA_CREDIT", tip="First credit. MOCA Fuse explores by its measure of movement."),
+                "credit_1": socket("OTCA_CREDIT", tip="The first credit. MOCA Fuse takes the movement from this one."),
                 "credit_2": socket("OTCA_CREDIT", tip="Second credit, of the same trajectories."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -270,7 +277,7 @@ class SpatialCredit(_Credit):
     DESCRIPTION = "Says where in the picture the credit goes, by the patch features of a vision model (VIPO)."
     RETURN_TYPES = (*_Credit.RETURN_TYPES, "IMAGE")
     RETURN_NAMES = (*_Credit.RETURN_NAMES, "places")
-    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright where the credit goes.")
+    OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright in the regions where the credit goes.")
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -282,6 +289,7 @@ class SpatialCredit(_Credit):
                     "shapes-clip",
                     tip="A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
                     "facebook/dinov2-base.",
+                    suggest="encoders",
                 ),
                 "components": integer(3, 1, 64, tip="Number of principal components that are added up (K)."),
                 "smoothing": number(1, 0, 16, step=0.1, tip="Radius of the map's smoothing, in patches. 0: none."),

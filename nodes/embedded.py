@@ -42,7 +42,7 @@ class EmbeddedModel:
 def _wrong(model):
     """What keeps it from being loaded; None where nothing does."""
     if model not in MODELS:
-        return f"model {model!r} is not in {list(MODELS)}. Fix: choose one of those"
+        return f"model {model!r} is no embedded model. Fix: choose {' or '.join(MODELS)}"
     if not comfyui.comfy_loaded():
         return (
             f"model {model!r} is made of ComfyUI's own classes, and ComfyUI is not here. Fix: name its folder by --comfyui PATH "

@@ -61,7 +61,10 @@ class _Fuse(_Advantages):
 
 class MOCAFuse(_Fuse):
     TITLE = "MOCA Fuse"
-    DESCRIPTION = "Multi-objective credit allocation (OTCA): the closed-form min-norm problem with exploration."
+    DESCRIPTION = (
+        "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
+        "OTCA)."
+    )
     METHOD = "moca"
 
     @classmethod

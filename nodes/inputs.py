@@ -17,6 +17,10 @@ Input = tuple["str | list[str]", Options]
 LARGEST_SEED = 2**63 - 1
 
 
+def _given(**options: object) -> Options:
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def integer(
     default: int, low: int, high: int, *, tip: str, step: int | None = None, advances: bool | None = None
 ) -> Input:
@@ -41,8 +45,9 @@ def counter(*, tip: str) -> Input:
     return integer(0, 0, 2**31, tip=tip, advances=True)
 
 
-def text(default: str = "", *, tip: str) -> Input:
-    return "STRING", {"default": default, "tooltip": tip}
+def text(default: str = "", *, tip: str, suggest: str | None = None) -> Input:
+    """A text box. `suggest`: a kind of `page/suggestions.py`, which the page offers while one types; any other text will do."""
+    return "STRING", {"default": default, **_given(suggest=suggest), "tooltip": tip}
 
 
 def lines(default: str = "", *, tip: str) -> Input:
@@ -87,11 +92,7 @@ def dtype(*, tip: str) -> Input:
     return choice(("auto", *DTYPES), tip=tip)
 
 
-DEVICE = text("auto", tip="The device that it runs on: auto, cpu, cuda, cuda:1 …")
-
-
-def _given(**options: object) -> Options:
-    return {name: value for name, value in options.items() if value is not None}
+DEVICE = text("auto", tip="The device that it runs on: auto, cpu, cuda, cuda:1 …", suggest="devices")
 
 
 def complaint(name: str, check: Callable[..., object], value: object, *more: object) -> str | None:

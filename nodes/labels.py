@@ -29,7 +29,7 @@ PLAIN = {
     "guidance_2": "guidance of 2nd expert",
     "keep_graph": "keep autograd graph",
     "log_prob_norm": "log-probability",
-    "fraction_after_window": "steps after window",
+    "fraction_after_window": "share after window",
     "MixGRPOWindow.length": "window length",
     "MixGRPOWindow.every": "iterations a move",
     "MixGRPOWindow.stride": "steps a move",
@@ -61,6 +61,8 @@ PLAIN = {
     "StepwiseGain.fusion": "what is added up",
     "tweedie_steps": "prediction steps",
     "per_step": "each step by itself",
+    "BestOfN.best": "best samples",
+    "BestOfN.worst": "worst samples",
     # the update
     "kl_coefficient": "pull to original",
     "ema_kl_coefficient": "pull to average",
@@ -76,6 +78,14 @@ PLAIN = {
     "best_metric": "keep best by",
     "stop_after_decline": "stop after declines",
     "wandb_project": "W&B project",
+}
+
+# Outputs that say more by other words than by their names, which saved workflows hold.
+OUTPUTS = {
+    "ScoreImages.best": "best pictures",
+    "ScoreImages.ranked": "ranked pictures",
+    "ScoreImages.places": "ranks",
+    "SpatialCredit.places": "regions",
 }
 
 # What an empty box shows. A box of several lines has no label beside it, so its text begins with the name.
@@ -110,6 +120,11 @@ PLACEHOLDERS = {
 def plain(node: str, name: str, linked: bool = False) -> str:
     """The input's name as the canvas shows it. A `linked` one is a socket, which is called by its type's word: clip is CLIP."""
     return PLAIN.get(f"{node}.{name}") or (not linked and PLAIN.get(name)) or name.replace("_", " ")
+
+
+def output(node: str, name: str) -> str:
+    """An output's name as the canvas shows it."""
+    return OUTPUTS.get(f"{node}.{name}", name)
 
 
 def placeholder(node: str, name: str) -> str | None:

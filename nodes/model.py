@@ -41,10 +41,11 @@ class LoadFlowModel:
                 ),
             },
             "optional": {
-                "path": text(tip="A model folder anywhere else. Used instead of `model` when not empty."),
+                "path": text(tip="A model folder anywhere else. Used instead of model when not empty."),
                 "lora_targets": text(
                     tip="Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
-                    "feed-forward layers."
+                    "feed-forward layers.",
+                    suggest="layers",
                 ),
                 "device": DEVICE,
                 "max_sequence_length": integer(
@@ -62,10 +63,11 @@ class LoadFlowModel:
                     TRAININGS, tip="lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
                 ),
                 "transformer_file": text(
-                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer."
+                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
+                    suggest="transformers",
                 ),
                 "download": switch(
-                    tip="A hub id as path (owner/name) may be downloaded. Off: only the local cache is searched."
+                    tip="A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
                 ),
                 "memory": socket("OTCA_MEMORY", tip="From Model Memory: ways to hold a large model in little memory."),
                 "files": socket(
@@ -199,8 +201,13 @@ def _wrong_model(model, path, transformer_file, download, files):
         return None  # linked: what comes is known only when the graph runs
     known = paths.list_models(MARKER)
     if not path and model not in known:
-        return f"model {model!r} is not in {known}. Fix: choose one of those, or give its folder as path"
+        listed = ", ".join(known)
+        return f"model {model!r} is none of the models here, {listed}. Fix: choose {listed}, or give its folder as path"
     name = "path" if path else "model"
+    if transformer_file and (
+        wrong := complaint("transformer_file", search.weights, transformer_file, "diffusion_models")
+    ):
+        return wrong
     try:
         own_files = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
         if search.may_download(path, download):
@@ -268,11 +275,11 @@ class ModelFiles:
 
     FOLDERS_OWN = "the folder's own"
     WHAT = {
-        "transformer": "The flow model; of Wan 2.2 the high-noise expert.",
-        "transformer_2": "Wan 2.2's low-noise expert.",
-        "text_encoder": "CLIP-L of FLUX and SD3; UMT5 of Wan.",
-        "text_encoder_2": "T5 of FLUX; CLIP-G of SD3.",
-        "text_encoder_3": "T5 of SD3.",
+        "transformer": "The flow model. For Wan 2.2: its high-noise expert.",
+        "transformer_2": "For Wan 2.2: its low-noise expert.",
+        "text_encoder": "For FLUX and SD3: CLIP-L. For Wan: UMT5.",
+        "text_encoder_2": "For FLUX: T5. For SD3: CLIP-G.",
+        "text_encoder_3": "For SD3: T5.",
         "vae": "The autoencoder.",
     }
 

@@ -35,7 +35,8 @@ class MakeTrainable:
             },
             "optional": {
                 "low_noise_model": socket(
-                    "MODEL", tip="The second model of a family with two, as Wan 2.2 14B: it works below `boundary`."
+                    "MODEL",
+                    tip="The second model of a family with two, as Wan 2.2 14B: it works below the noise level of the switch.",
                 ),
                 "conditioning": socket(
                     "CONDITIONING",
@@ -44,7 +45,8 @@ class MakeTrainable:
                 ),
                 "lora_targets": text(
                     tip="Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
-                    "of all blocks. A name that fits nothing is refused with the list of those that there are."
+                    "of all blocks. A name that fits nothing is refused with the list of those that there are.",
+                    suggest="layers",
                 ),
                 "resume_run": choice(
                     ["", *paths.list_runs()],
@@ -58,7 +60,7 @@ class MakeTrainable:
                 "checkpointing": choice(
                     CHECKPOINTING,
                     tip="Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
-                    "where they would take more than half of what the weights leave.",
+                    "where they would take more than half of the memory that the weights leave.",
                 ),
                 "memory": choice(
                     MEMORY,
@@ -71,7 +73,7 @@ class MakeTrainable:
                     0,
                     1,
                     step=0.005,
-                    tip="Noise level below which low_noise_model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
+                    tip="Noise level below which the low noise model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
                     "to video.",
                 ),
                 "check_gradients": switch(
@@ -146,7 +148,11 @@ class TunedModel:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket("OTCA_MODEL", tip="From the update, so that it is in it; made by Make Trainable.")
+                "model": socket(
+                    "OTCA_MODEL",
+                    tip="The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
+                    "Trainable.",
+                )
             }
         }
 

@@ -33,7 +33,8 @@ class PreferencePairs:
                 "model": socket("OTCA_MODEL"),
                 "folder": text(
                     tip="A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
-                    "ComfyUI's input folder, or one that you allow."
+                    "ComfyUI's input folder, or one that you allow.",
+                    suggest="pair_folders",
                 ),
                 "pairs_per_iteration": integer(4, 1, 4096, tip="Pairs in one iteration; each makes a group of two."),
                 "index": counter(
@@ -54,7 +55,7 @@ class PreferencePairs:
                 "guidance_2": GUIDANCE_2,
                 "batch_size": BATCH_SIZE,
                 **reward_sockets(
-                    "A reward that judges evaluations. Its held_out has to be on: pairs are what is trained on."
+                    "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},

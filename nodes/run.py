@@ -31,7 +31,7 @@ class TrainingRun:
             "required": {
                 "model": socket("OTCA_MODEL"),
                 "report": socket("OTCA_REPORT"),
-                "run_name": text("otca", tip="Name of the run's folder."),
+                "run_name": text("otca", tip="Name of the run's folder.", suggest="runs"),
                 "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
                 "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
                 "evaluate_every": integer(
@@ -64,6 +64,7 @@ class TrainingRun:
                     default.best_metric,
                     tip="Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
                     "reward's name. Empty: none is kept.",
+                    suggest="metrics",
                 ),
                 "stop_after_decline": integer(
                     default.stop_after_decline,

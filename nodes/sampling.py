@@ -58,7 +58,7 @@ class SDESampler:
                     default.kind,
                     tip="How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
                     "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
-                    "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared_noise off.",
+                    "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared noise off.",
                 ),
                 "eta": number(
                     default.eta, 0.001, 4, step=0.01, tip="How much noise each step adds (η). cps: at most 1."
@@ -79,7 +79,7 @@ class SDESampler:
                 ),
                 "window_start": integer(0, 0, 999, tip="Number of the first stochastic step of a fixed window."),
                 "window_length": integer(
-                    0, 0, 1000, tip="Number of stochastic, trained steps. 0: all from window_start on."
+                    0, 0, 1000, tip="Number of stochastic, trained steps. 0: all from window start on."
                 ),
                 "batch_size": BATCH_SIZE,
                 "keep_graph": choice(
@@ -97,7 +97,7 @@ class SDESampler:
                 "merge_adapter": switch(
                     default.merge_adapter,
                     tip="Adds the LoRA to the weights while sampling: faster, and takes the memory of the weights again. Where "
-                    "keep_graph keeps the graph (auto decides first), nothing is merged.",
+                    "the autograd graph is kept (auto decides first), nothing is merged.",
                 ),
                 "ode_solver": choice(
                     ODE_SOLVERS,
@@ -109,7 +109,7 @@ class SDESampler:
                     0.05,
                     1,
                     step=0.05,
-                    tip="Below 1: fewer, larger steps after the window.",
+                    tip="How many of the steps after the window are taken. Below 1: fewer and larger ones.",
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
@@ -184,7 +184,7 @@ class MixGRPOWindow:
     DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps in the course of the training (MixGRPO)."
     RETURN_TYPES = ("INT", "INT")
     RETURN_NAMES = ("start", "length")
-    OUTPUT_TOOLTIPS = ("For the SDE Sampler's window_start.", "For the SDE Sampler's window_length.")
+    OUTPUT_TOOLTIPS = ("For the SDE Sampler's window start.", "For the SDE Sampler's window length.")
     FUNCTION = "place"
     PURE = True
 

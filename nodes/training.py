@@ -67,7 +67,7 @@ class GRPOStep(_Step):
                     1,
                     step=1e-6,
                     fine=True,
-                    tip="How far the importance ratio may leave 1. objective dppo: the divergence τ, 1e-5 in its paper.",
+                    tip="How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper.",
                 ),
                 "kl_coefficient": number(
                     default.kl_coefficient, 0, 100, step=0.001, tip="Pull towards the untrained model (β)."
@@ -98,8 +98,8 @@ class GRPOStep(_Step):
                 ),
                 "objective": choice(
                     LOSS_NAMES,
-                    tip="The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with clip_range as its "
-                    "margin. dppo: Flow-DPPO's, for epochs above 1: clip_range is how far a step's mean may move.",
+                    tip="The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
+                    "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move.",
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
@@ -175,8 +175,8 @@ class MatchingStep(_Step):
                     0,
                     100,
                     step=0.001,
-                    tip="Pull towards the average of the trained weights, a brake; needs ema_decay. AWM's authors: 1, with an "
-                    "ema_decay of 0.3.",
+                    tip="Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
+                    "with a decay of 0.3.",
                 ),
                 "guidance": switch(
                     default.guidance,

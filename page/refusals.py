@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer.types import PREFIX
+from ..nodes import NODE_CLASS_MAPPINGS
 from ..trainer.workflow.checking import input_of
 
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
@@ -40,8 +40,8 @@ def put_right(answer: dict) -> dict:
     lines: dict[str, str] = {}  # what stood in the summary: what stands there now
     nodes = {}
     for node_id, node in answer["node_errors"].items():
-        if str(node.get("class_type")).startswith(PREFIX):
-            node = {**node, "errors": list(_said_once(node["errors"], lines))}
+        if node.get("class_type") in NODE_CLASS_MAPPINGS:
+            node = {**node, "errors": list(_said_once(node["class_type"], node["errors"], lines))}
         nodes[node_id] = node
     error = answer.get("error")
     if isinstance(error, dict) and isinstance(error.get("details"), str):
@@ -51,7 +51,7 @@ def put_right(answer: dict) -> dict:
     return {**answer, **({"error": error} if error else {}), "node_errors": nodes}
 
 
-def _said_once(errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:
+def _said_once(class_type: str, errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:
     refused: dict[str, list[dict]] = {}  # by what was said
     for error in errors:
         if error.get("type") == KIND:
@@ -59,12 +59,24 @@ def _said_once(errors: Iterable[dict], lines: dict[str, str]) -> Iterable[dict]:
         else:
             yield error
     for said, repeated in refused.items():
-        names = [name for name in (error["extra_info"]["input_name"] for error in repeated) if name != "input_types"]
-        about = input_of(said, names) or repeated[0]["extra_info"]["input_name"]
-        once = {**repeated[0], "message": about, "details": fix_first(said)}
-        once["extra_info"] = {**repeated[0]["extra_info"], "input_name": about}
-        lines |= {f"{error['message']}: {error['details']}": f"{about}: {once['details']}" for error in repeated}
+        about = _about(class_type, said, [error["extra_info"]["input_name"] for error in repeated])
+        once = {**repeated[0], "message": about or NODE_CLASS_MAPPINGS[class_type].TITLE, "details": fix_first(said)}
+        once["extra_info"] = {name: value for name, value in repeated[0]["extra_info"].items() if name != "input_name"}
+        if about is not None:  # else the node as a whole is marked
+            once["extra_info"]["input_name"] = about
+        lines |= {
+            f"{error['message']}: {error['details']}": f"{once['message']}: {once['details']}" for error in repeated
+        }
         yield once
+
+
+def _about(class_type: str, said: str, names: list[str]) -> str | None:
+    """The input that a refusal begins with, be it one that VALIDATE_INPUTS does not take; else the one of `names` in it."""
+    inputs = NODE_CLASS_MAPPINGS[class_type].INPUT_TYPES()
+    first = re.match(r"\w*", said)
+    if first and any(first[0] in inputs.get(section, {}) for section in ("required", "optional")):
+        return first[0]
+    return input_of(said, [name for name in names if name != "input_types"], guess=False)
 
 
 def _said(error: dict[str, Any]) -> str:

@@ -39,6 +39,7 @@ from .live import LiveRoutes
 from .machine import Machine
 from .permissions import add_permission_routes
 from .runs import Run, Runs
+from .suggestions import SuggestionRoutes
 from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
@@ -94,8 +95,10 @@ def add_routes(
         return lambda handler: routes.post(path)(answered(handler))
 
     nodes, shown, trainings = NodeRoutes(jobs, live), RunRoutes(runs, loras_folder), TrainingRoutes(runs, jobs, setting)
+    offered = SuggestionRoutes(runs, jobs.node_classes)
     for path, handler in {
         "/otca/preview": nodes.preview,
+        "/otca/suggestions": offered.of_machine,
         "/otca/runs": shown.all_runs,
         "/otca/runs/{id}": shown.one_run,
         "/otca/runs/{id}/metrics": shown.metrics,
@@ -106,6 +109,7 @@ def add_routes(
         routes.get(path)(answered(handler))
     for path, handler in {
         "/otca/results": nodes.results,
+        "/otca/suggestions": offered.of_graph,
         "/otca/release": nodes.release,
         "/otca/runs/{id}/lora": shown.lora,
         "/otca/train": trainings.train,

@@ -104,7 +104,9 @@ def _content(file: str) -> tuple[Path, str]:
     except permissions.NotAllowed:
         raise
     except FileNotFoundError as error:
-        raise PromptError(f"{error}. Fix: give the name of a .txt or .jsonl file there") from error
+        raise PromptError(
+            f"{error}. Fix: give the name of a .txt or .jsonl file in ComfyUI's input folder or $OTCA_INPUT"
+        ) from error
     except UnicodeDecodeError as error:
         raise PromptError(f"file {file!r} is no text in UTF-8 ({error.reason}). Fix: save it as UTF-8") from error
     except (OSError, opening.Refused) as error:

@@ -165,6 +165,51 @@ export function onQuestions(callback) {
   api.addEventListener("otca.questions", () => callback());
 }
 
+/** @type {WeakMap<GraphNode, (name: string, box: HTMLInputElement) => void>} */
+const textBoxes = new WeakMap();
+
+/**
+ * Calls back with the name of the widget and its box whenever somebody goes into a text box on a node, as Nodes 2.0 has them.
+ *
+ * @param {GraphNode} node
+ * @param {(name: string, box: HTMLInputElement) => void} callback
+ */
+export function onTextBox(node, callback) {
+  document.addEventListener("focusin", enteredTextBox); // once: it is the same function
+  textBoxes.set(node, callback);
+}
+
+/** @param {FocusEvent} event */
+function enteredTextBox({ target }) {
+  if (!(target instanceof HTMLInputElement) || target.type !== "text") return;
+  const id = target.closest("[data-node-id]")?.getAttribute("data-node-id");
+  const node = id ? app.canvas.graph.getNodeById(/** @type {any} */ (id)) : null;
+  const called = target.getAttribute("aria-label");
+  const widget = node?.widgets?.find(({ name, label }) => name === called || label === called);
+  if (node && widget) textBoxes.get(node)?.(widget.name, target);
+}
+
+/**
+ * What the server knows for inputs of that kind, whatever the graph is: {values, several}.
+ *
+ * @param {string} kind
+ */
+export function suggestions(kind) {
+  return getJson(`/otca/suggestions?kind=${encodeURIComponent(kind)}`);
+}
+
+/**
+ * What follows from the graph as it stands, for an input of that node.
+ *
+ * @param {string} kind
+ * @param {GraphNode} node
+ */
+export async function suggestionsByGraph(kind, node) {
+  const { output } = await exportedGraph();
+  const id = [...allNodes()].find((entry) => entry.node === node)?.id;
+  return postJson("/otca/suggestions", { kind, node: id, prompt: output });
+}
+
 /** What the nodes of the open workflow last showed, as far as it was made by this very graph: {id: {kind: data}}. */
 export async function lastResults() {
   const { output } = await exportedGraph();
@@ -259,6 +304,40 @@ export function sortTemplates() {
     ofPacks[FOLDER]?.sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
     return ofPacks;
   };
+}
+
+/**
+ * Calls back for each node of a prompt of which the server refuses inputs, with their names.
+ *
+ * @param {(id: string, inputs: string[]) => void} callback
+ */
+export function onRefusedInputs(callback) {
+  const original = api.queuePrompt.bind(api);
+  const tell = (/** @type {Answer | undefined} */ answer) => {
+    for (const [id, { errors }] of Object.entries(answer?.node_errors ?? {})) {
+      callback(id, errors.flatMap(({ extra_info: about }) => about?.input_name ?? []));
+    }
+  };
+  api.queuePrompt = (...prompt) => {
+    const answer = original(...prompt);
+    // A task later: first the page marks the inputs. Whoever asked is told of the error, which is none of ours.
+    const later = (/** @type {Answer | undefined} */ told) => setTimeout(() => tell(told));
+    answer.then(later, (error) => later(error.response));
+    return answer;
+  };
+}
+
+/**
+ * Presses the button by which Nodes 2.0 shows a node's advanced inputs. Returns whether there is one: it says what it will do, and
+ * does not hear of what is set otherwise.
+ *
+ * @param {GraphNode} node
+ */
+export function pressAdvanced(node) {
+  const shown = node.graph === app.canvas.graph;
+  const place = shown && document.querySelector(`[data-node-id="${node.id}"] [data-testid="advanced-inputs-button"]`);
+  if (place instanceof HTMLElement) place.click();
+  return place instanceof HTMLElement;
 }
 
 /** Whether the user wants to see all advanced inputs of all nodes: a setting of newer ComfyUI. */

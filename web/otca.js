@@ -17,11 +17,12 @@ import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
+import { suggestWidget } from "./widgets/suggest.js";
 
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();
@@ -108,6 +109,7 @@ comfy.app.registerExtension({
       failed: (message, id, workflow) =>
         (!workflow || comfy.isOfOpenWorkflow({ workflow_id: workflow })) && deliver("error", { message }, id),
     });
+    comfy.onRefusedInputs((id, inputs) => deliver("refused", { inputs }, id));
     comfy.onReconnected(replay);
     comfy.onRenderer(() => deliverToAll("renderer"));
     const votes = votePanel(comfy, { stop: comfy.interrupt });

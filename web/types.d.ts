@@ -31,6 +31,12 @@ interface ComfyApi {
   fetchApi(route: string, options?: RequestInit): Promise<Response>;
   apiURL(route: string): string;
   interrupt(prompt: string | null): Promise<void>;
+  queuePrompt(...prompt: any[]): Promise<Answer>;
+}
+
+/** What the server says of a prompt, and of the inputs that it refuses. */
+interface Answer {
+  node_errors?: Record<string, { errors: { extra_info?: { input_name?: string } }[] }>;
 }
 
 interface ExtensionManager {
@@ -68,7 +74,7 @@ interface Definition {
   name: string;
   category: string;
   output: string[];
-  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean }?]>>>;
+  input?: Partial<Record<"required" | "optional", Record<string, [unknown, { advanced?: boolean; suggest?: string }?]>>>;
 }
 
 interface NodeInput {
@@ -124,8 +130,14 @@ interface Widget {
   computeSize?(width: number): [number, number];
   linkedWidgets?: Widget[];
   callback?(value: any): void;
+  onClick?(details: { canvas: { prompt_box?: PromptDialog | null } }): void;
   beforeQueued?(): void;
   afterQueued?(): void;
+}
+
+/** In which a text widget of the classic renderer is typed. */
+interface PromptDialog extends HTMLElement {
+  close(): void;
 }
 
 /** A result that the page knows the workflow of. */

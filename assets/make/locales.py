@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...nodes import NODE_CLASS_MAPPINGS
+from ...nodes import NODE_CLASS_MAPPINGS, labels
 
 LOCALES = Path(__file__).resolve().parents[2] / "locales"
 ENGLISH = LOCALES / "en"
@@ -76,7 +76,8 @@ def _definition(node: type) -> dict:
     names = getattr(node, "RETURN_NAMES", ())
     tooltips = getattr(node, "OUTPUT_TOOLTIPS", (None,) * len(names))
     definition["outputs"] = {
-        str(number): _named(*output) for number, output in enumerate(zip(names, tooltips, strict=True))
+        str(number): _named(labels.output(node.__name__, name), tooltip)
+        for number, (name, tooltip) in enumerate(zip(names, tooltips, strict=True))
     }
     return definition
 

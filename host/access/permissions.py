@@ -264,7 +264,9 @@ def python_file(name: str) -> Path:
         raise NotAllowed(
             f"{shown(name)} is {real}, no .py file in {listed}. Fix: put it there, or allow its folder too"
         )
-    raise FileNotFoundError(f"{shown(name)} was not found in {listed}. Fix: put it there, or correct the name")
+    raise FileNotFoundError(
+        f"{shown(name)} was not found in {listed}. Fix: put the file into a folder of {PYTHON}, or correct the name"
+    )
 
 
 # --- tokens ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class RewardNode:
                     0.01,
                     100,
                     step=0.05,
-                    tip="Weight of this reward's advantage in the fusion. To only log the reward, use held_out.",
+                    tip="Weight of this reward's advantage in the fusion. To only log the reward, use held out.",
                 ),
             },
             "optional": {

@@ -36,10 +36,13 @@ class RewardObjects(NetworkReward):
             "path": text(
                 "google/owlv2-base-patch16-ensemble",
                 tip="The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache.",
+                suggest="encoders",
             ),
             "clip_model": text(
                 "openai/clip-vit-large-patch14",
-                tip="The CLIP that tells colours, likewise. Empty: no prompt may ask for a colour.",
+                tip="The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
+                "may ask for a colour.",
+                suggest="encoders",
             ),
         }
 

@@ -23,7 +23,7 @@ class RewardClipT(NetworkReward):
     def own_optional_inputs(cls):
         return {
             "path": text(
-                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of `model` when not empty."
+                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
             )
         }
 
@@ -47,12 +47,15 @@ class RewardAesthetic(NetworkReward):
     def own_inputs(cls):
         return {
             "path": text(
-                "sac+logos+ava1-l14-linearMSE.pth", tip="The head's file: a path, or its name in a model folder."
+                "sac+logos+ava1-l14-linearMSE.pth",
+                tip="The head's file: a path, or its name in a model folder.",
+                suggest="reward_weights",
             ),
             "model": text(
                 "openai/clip-vit-large-patch14",
                 tip="The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
                 "one share it.",
+                suggest="encoders",
             ),
         }
 
@@ -82,10 +85,13 @@ class RewardPickScore(NetworkReward):
             "path": text(
                 "yuvalkirstain/PickScore_v1",
                 tip="The checkpoint: a folder, the name of one, or a hub id in the local cache.",
+                suggest="networks",
             ),
             "processor": text(
                 "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-                tip="The same for the tokenizer and preprocessor_config.json. Used only if the checkpoint has none.",
+                tip="The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
+                "the name of one, or a hub id in the local cache.",
+                suggest="encoders",
             ),
         }
 
@@ -108,11 +114,16 @@ class RewardHPSv2(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text("HPS_v2.1_compressed.pt", tip="The published file: a path, or its name in a model folder."),
+            "path": text(
+                "HPS_v2.1_compressed.pt",
+                tip="The published file: a path, or its name in a model folder.",
+                suggest="reward_weights",
+            ),
             "tokenizer": text(
                 "openai/clip-vit-large-patch14",
                 tip="A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
                 "do.",
+                suggest="tokenizers",
             ),
             "provider": choice(
                 HPS_PROVIDERS,
@@ -144,13 +155,20 @@ class RewardImageReward(NetworkReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text("ImageReward.pt", tip="The published file: a path, or its name in a model folder."),
+            "path": text(
+                "ImageReward.pt",
+                tip="The published file: a path, or its name in a model folder.",
+                suggest="reward_weights",
+            ),
             "config": text(
-                "med_config.json", tip="The file published beside it: a path, or its name in a model folder."
+                "med_config.json",
+                tip="The file published beside it: a path, or its name in a model folder.",
+                suggest="reward_configs",
             ),
             "tokenizer": text(
                 "google-bert/bert-base-uncased",
                 tip="A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.",
+                suggest="tokenizers",
             ),
         }
 
@@ -180,6 +198,7 @@ class RewardMyTaste(NetworkReward):
             "path": text(
                 "taste.safetensors",
                 tip="The file that otca taste fit wrote: a path, or its name in a model folder.",
+                suggest="reward_weights",
             ),
         }
 
@@ -188,7 +207,8 @@ class RewardMyTaste(NetworkReward):
         return {
             "encoder": text(
                 tip="The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
-                "or a hub id in the local cache. Empty: by the name in the file."
+                "or a hub id in the local cache. Empty: by the name in the file.",
+                suggest="encoders",
             )
         }
 

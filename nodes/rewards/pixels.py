@@ -5,14 +5,14 @@ from .base import RewardNode
 
 
 class RewardColorfulness(RewardNode):
-    TITLE = "Reward: Colorfulness"
-    DESCRIPTION = "Hasler and Süsstrunk's measure of colourfulness."
+    TITLE = "Reward: Colourfulness"
+    DESCRIPTION = "How colourful the picture is, by Hasler and Süsstrunk's measure."
     KIND = "colorfulness"
 
 
 class RewardSharpness(RewardNode):
     TITLE = "Reward: Sharpness"
-    DESCRIPTION = "Variance of the Laplacian of the luma."
+    DESCRIPTION = "How sharp the picture is: the variance of the Laplacian of its brightness."
     KIND = "sharpness"
 
 

@@ -9,7 +9,7 @@ from ..inputs import integer, lines, miswired, socket, switch
 MAX_REWARDS = 8
 
 
-def reward_sockets(tip="A reward; its coefficient and held_out are set on its node."):
+def reward_sockets(tip="A reward; its coefficient and held out are set on its node."):
     return {f"reward_{number}": socket("OTCA_REWARD", tip=tip) for number in range(1, MAX_REWARDS + 1)}
 
 
@@ -27,7 +27,7 @@ class _AsksRewards:
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
         if not any(name.startswith("reward_") for name in input_types):
-            return "K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
+            return "reward_1: K = 0 rewards are connected. Fix: connect at least one Reward node to reward_1"
         return miswired(cls.INPUT_TYPES(), input_types) or True
 
     @staticmethod
@@ -63,8 +63,8 @@ class RewardStack(_AsksRewards):
             "optional": {
                 **reward_sockets(),
                 "overlap": switch(
-                    tip="Scores while the next samples are made, batch_size of the SDE Sampler at a time. Takes the memory of "
-                    "both at once."
+                    tip="Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
+                    "memory of both at once."
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -109,7 +109,7 @@ class ScoreImages(_AsksRewards):
         "All pictures, best first; of videos their frames.",
         "Every score as the reward gave it: all pictures' by the first reward, then by the next. NaN: no score.",
         "What the pictures are ranked by, in the order of images: the sum of coefficient × standardised score.",
-        "Each picture's place in the ranking, in the order of images; the best one has 1.",
+        "Each picture's rank, in the order of images; the best one has 1.",
         "The scores as a picture.",
     )
 
@@ -121,7 +121,7 @@ class ScoreImages(_AsksRewards):
                 "prompt": lines(
                     tip="What the pictures should show. Rewards that only look at a picture do not need it."
                 ),
-                "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best."),
+                "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best pictures."),
             },
             "optional": {
                 **reward_sockets(),

@@ -65,11 +65,13 @@ class RewardVideoAlign(_VideoReward):
             "model": text(
                 "KlingTeam/VideoReward",
                 tip="VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
+                suggest="video_judges",
             ),
             "base": text(
                 "Qwen/Qwen2-VL-2B-Instruct",
-                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where `model` has an "
+                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
                 "adapter only.",
+                suggest="tokenizers",
             ),
             "fps": number(
                 16,
@@ -109,6 +111,7 @@ class RewardVideoScore(_VideoReward):
             "model": text(
                 "TIGER-Lab/VideoScore-v1.1",
                 tip="VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
+                suggest="encoders",
             ),
             "most_frames": integer(
                 48, 1, 48, tip="Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."

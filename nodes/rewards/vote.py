@@ -16,6 +16,7 @@ class RewardVote(RewardNode):
                 "votes",
                 tip="Name of the folder below output/otca_votes that keeps the votes and their pictures. Pictures that were "
                 "voted on before are not asked about again.",
+                suggest="votes",
             )
         }
 
@@ -23,8 +24,9 @@ class RewardVote(RewardNode):
     def own_optional_inputs(cls):
         return {
             "url": text(
-                tip="Address of an otca vote, as in http://127.0.0.1:8190/score, which asks in a browser elsewhere and keeps the "
-                "votes there. Needed where the training does not run on the canvas. Empty: this page asks."
+                tip="Address of a server that otca vote started, as in http://127.0.0.1:8190/score. It asks in a browser "
+                "elsewhere, and keeps the votes there. Needed where the training does not run on the canvas. "
+                "Empty: this page asks."
             ),
             "token_variable": text(
                 tip="Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
@@ -39,6 +41,7 @@ class RewardVote(RewardNode):
                 "shapes-clip",
                 tip="What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
                 "cache. shapes-clip knows small pictures of shapes only.",
+                suggest="encoders",
             ),
         }
 

@@ -16,7 +16,7 @@ from comfyui_otca.host import paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
 FILE = Path(__file__).with_name("contract.json")
-FOR_READERS = {"tooltip", "display_name", "placeholder", "advanced"}  # not part of the contract
+FOR_READERS = {"tooltip", "display_name", "placeholder", "advanced", "suggest"}  # not part of the contract
 FLAGS = ("OUTPUT_NODE", "INPUT_IS_LIST", "DEPRECATED", "EXPERIMENTAL", "PURE", "RUN_AT_END", "RESCALES_RATIO")
 LISTS = ("list_models", "list_weights", "list_adapters", "list_runs")
 

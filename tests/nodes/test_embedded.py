@@ -16,8 +16,8 @@ def test_without_comfyui_it_says_what_to_do():
 
 @pytest.mark.parametrize("name", ["shapes-clip", "../shapes-flux"])
 def test_no_other_folder_is_read(name):
-    assert "is not in ['shapes-flux', 'scenes-flux']" in EmbeddedModel.VALIDATE_INPUTS(name)
-    with pytest.raises(ValueError, match="Fix: choose one of those"):
+    assert "is no embedded model" in EmbeddedModel.VALIDATE_INPUTS(name)
+    with pytest.raises(ValueError, match="Fix: choose shapes-flux or scenes-flux"):
         EmbeddedModel().load(name)
 
 

@@ -1,5 +1,7 @@
 """How nodes are shown: few inputs at first sight, words for all of them, and nothing hidden that has to be set."""
 
+import re
+
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, labels, presentation, words
@@ -113,6 +115,26 @@ def test_the_tables_of_words_name_inputs_that_there_are():
     known = {of for name, node in NODES for of in inputs(node)}
     known |= {f"{node.__name__}.{of}" for _, node in NODES for of in inputs(node)}
     assert set(labels.PLAIN) | set(labels.PLACEHOLDERS) <= known
+
+
+def test_outputs_are_called_by_words_that_mean_one_thing():
+    known = {f"{node.__name__}.{of}" for _, node in NODES for of in getattr(node, "RETURN_NAMES", ())}
+    assert set(labels.OUTPUTS) <= known
+    shown = {
+        of: labels.output(*of.split(".")) for of in ("ScoreImages.places", "SpatialCredit.places", "SDESampler.images")
+    }
+    assert shown == {"ScoreImages.places": "ranks", "SpatialCredit.places": "regions", "SDESampler.images": "images"}
+
+
+def test_tooltips_call_other_inputs_as_the_canvas_shows_them():
+    """An input's name in files stands in its own tooltip's last sentence alone."""
+    coded = {of for _, node in NODES for of in inputs(node) if "_" in of}
+    for name, node in NODES:
+        choices = {choice for type_, _ in inputs(node).values() if isinstance(type_, list) for choice in type_}
+        for of, (_, options) in inputs(node).items():
+            text = options["tooltip"].partition(" In files and messages:")[0]
+            words_in_it = set(re.findall(r"\b[a-z]+(?:_[a-z0-9]+)+\b", text))
+            assert not (words_in_it & coded) - choices, (name, of)
 
 
 def test_text_boxes_that_begin_empty_say_what_goes_into_them():

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import types
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -51,6 +52,92 @@ def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkey
     assert error["details"].index("config: nowhere.json") < error["details"].index(str(tmp_path))
     assert told["error"]["details"] == f"config: {error['details']}"
     assert told["node_errors"]["5"]["dependent_outputs"] == ["9"]
+
+
+# {node: its inputs that name what has to be there}; a tuple: and what else has to be said for that.
+NAMING = {
+    "LoadFlowModel": ("model", "path", "transformer_file", "start_from"),
+    "ModelFiles": ("transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"),
+    "MakeTrainable": ("start_from",),
+    "EmbeddedModel": ("model",),
+    "PromptDataset": ("file",),
+    "PreferencePairs": ("folder",),
+    "RewardClipT": ("model", "path"),
+    "RewardAesthetic": ("path", "model"),
+    "RewardPickScore": ("path", "processor"),
+    "RewardHPSv2": ("path", "tokenizer"),
+    "RewardImageReward": ("path", "config", "tokenizer"),
+    "RewardMyTaste": ("path", "encoder"),
+    "RewardVideoAlign": ("model", "base"),
+    "RewardVideoScore": ("model",),
+    "RewardObjects": ("path", "clip_model"),
+    "RewardPython": ("file",),
+    "RewardVote": ("encoder",),
+    "TCDWeights": ("features",),
+    "SpatialCredit": ("model",),
+    "ImplicitRewardGuidance": ("guides",),
+}
+SET = {"RewardVote": {"learn": True}, "TCDWeights": {"proxy": "image_features"}}
+MARKERS = ("preprocessor_config.json", "tokenizer_config.json", "model_config.json")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder of models in which all is there that nodes name by default."""
+    monkeypatch.setenv("OTCA_MODELS", str(tmp_path))
+    monkeypatch.setenv("OTCA_INPUT", str(tmp_path))
+    monkeypatch.setenv("OTCA_ALLOW_PYTHON_REWARDS", str(tmp_path))
+    for cls in NODE_CLASS_MAPPINGS.values():
+        for section in ("required", "optional"):
+            for type_, options in cls.INPUT_TYPES().get(section, {}).values():
+                name = options.get("default")
+                if type_ != "STRING" or "suggest" not in options or not name or (tmp_path / name).exists():
+                    continue
+                if name.endswith((".pth", ".pt", ".json", ".safetensors")):
+                    (tmp_path / name).write_bytes(b"")
+                elif "/" in name:
+                    (tmp_path / name).mkdir(parents=True)
+                    markers = MARKERS[1:] if name.startswith("KlingTeam") else MARKERS
+                    for marker in markers if name != "yuvalkirstain/PickScore_v1" else ("config.json",):
+                        (tmp_path / name / marker).write_text("{}")
+    (tmp_path / "KlingTeam" / "VideoReward" / "tokenizer_config.json").unlink()  # so that its base is asked for
+    return tmp_path
+
+
+def defaults(cls):
+    declared = cls.INPUT_TYPES()
+    inputs = {**declared["required"], **declared.get("optional", {})}
+    first = {name: type_[0] for name, (type_, _) in inputs.items() if isinstance(type_, list) and type_}
+    return first | {name: options["default"] for name, (_, options) in inputs.items() if "default" in options}
+
+
+@pytest.mark.parametrize(("name", "about"), [(name, about) for name, inputs in NAMING.items() for about in inputs])
+def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name, about):
+    cls = NODE_CLASS_MAPPINGS[f"OTCA_{name}"]
+    model = {"model": "OTCA_MODEL"} if name == "TCDWeights" else {}
+    known = {"input_types": {"trajectories": "OTCA_TRAJECTORIES", **model}} | defaults(cls) | SET.get(name, {})
+    missing = "nowhere = 1" if about == "guides" else "nowhere.txt" if name == "PromptDataset" else "nowhere"
+    answer = answered(f"OTCA_{name}", **known | {about: missing})
+    (error,) = refusals.put_right(answer)["node_errors"]["5"]["errors"]
+    assert error["extra_info"]["input_name"] == error["message"] == about
+    fix, folder, _ = error["details"].partition(str(here))
+    assert error["details"].startswith("Fix: ") and "nowhere" in error["details"]
+    if folder:
+        assert "nowhere" in fix, "folders that were searched come last"
+
+
+def test_an_error_about_no_input_is_on_none(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    told = refusals.put_right(answered("OTCA_RewardText", clip=""))
+    (error,) = told["node_errors"]["5"]["errors"]
+    assert "input_name" not in error["extra_info"] and error["message"] == "Reward: Text"
+    assert error["details"].startswith("Fix: ")
+
+
+def test_a_stack_without_rewards_marks_the_socket_to_connect_one_to():
+    told = refusals.put_right(answered("OTCA_RewardStack", input_types={"trajectories": "OTCA_TRAJECTORIES"}))
+    (error,) = told["node_errors"]["5"]["errors"]
+    assert error["extra_info"]["input_name"] == error["message"] == "reward_1"
 
 
 def test_two_nodes_with_the_same_fault_are_two_errors():

@@ -24,6 +24,7 @@ POSTS = [
     "/otca/runs/first/rename",
     "/otca/runs/first/delete",
     "/otca/runs/first/open",
+    "/otca/suggestions",
 ]
 GETS = [
     "/otca/preview?node=9&sample=0&step=0",
@@ -36,6 +37,7 @@ GETS = [
     "/otca/runs/first/removal",
     "/otca/runs/first/columns?name=loss",
     "/otca/runs/first/samples",
+    "/otca/suggestions?kind=runs",
 ]
 PNG, SECRET = b"picture", b"SECRET"
 

@@ -29,11 +29,17 @@ function made({ always = false, linked = null, nodes2 = false } = {}) {
     },
     setDirtyCanvas() {},
   };
+  const presses = []; // of the button that Nodes 2.0 has
   const page = { nodes2 };
-  const ours = advancedWidget.create(node, { alwaysShowsAdvanced: () => always, showsNodes2: () => page.nodes2 });
+  const ours = advancedWidget.create(node, {
+    alwaysShowsAdvanced: () => always,
+    showsNodes2: () => page.nodes2,
+    pressAdvanced: (pressed) => page.nodes2 && presses.push(pressed) > 0,
+  });
   const button = node.widgets.at(-1);
   const shown = () => node.widgets.filter(({ hidden }) => !hidden).map(({ name }) => name);
-  return { node, button, shown, ours, page, press: () => button.callback() };
+  const refuse = (...inputs) => ours.show("refused", { inputs });
+  return { node, button, shown, ours, page, press: () => button.callback(), presses, refuse };
 }
 
 test("a new node hides its advanced inputs with their controls, and is as tall as what is left", () => {
@@ -119,4 +125,28 @@ test("what is hidden leaves no room in front ends that ask only for sizes, and h
 test("only nodes that have advanced inputs get the button", () => {
   const fits = (options) => advancedWidget.fits({ input: { required: { a: ["INT", {}] }, optional: { b: ["INT", options] } } });
   assert.deepEqual([fits({ advanced: true }), fits({}), advancedWidget.fits({})], [true, false, false]);
+});
+
+test("a refused value of an advanced input shows them all, once", () => {
+  const { node, shown, refuse } = made();
+  refuse("plain");
+  assert.ok(!node.showAdvanced);
+  refuse("plain", "number");
+  assert.ok(node.showAdvanced && shown().includes("number"));
+  refuse("number");
+  assert.ok(node.showAdvanced, "a second refusal does not hide them again");
+});
+
+test("in Nodes 2.0 its own button is pressed, which then says what it does next", () => {
+  const { node, presses, refuse } = made({ nodes2: true });
+  refuse("number");
+  assert.deepEqual(presses, [node]);
+});
+
+test("nothing has to be shown that is shown", () => {
+  for (const how of [{ always: true }, { linked: 3 }]) {
+    const { node, presses, refuse } = made({ ...how, nodes2: true });
+    refuse("number");
+    assert.deepEqual([node.showAdvanced, presses], [undefined, []]);
+  }
 });

@@ -42,20 +42,71 @@ test("without its fusion node the advantages are added up, over the same spread"
   });
 });
 
+test("without Stepwise Gain, which is credit and fusion in one, uniform credit is fused as it would have fused its gains", () => {
+  const gain = entry("StepwiseGain", { model: ["1", 0], trajectories: ["3", 0], scores: ["8", 0], tweedie_steps: 5, fusion: "weighted_sum" });
+  const prompt = withoutBypassed({ 3: graph()[3], 8: graph()[8], 10: gain, 11: graph()[11] }, ["10"], nothing);
+  const inputs = { trajectories: ["3", 0], timestep_fraction: 1, seed: 0 };
+  assert.deepEqual([prompt["10_credit"].class_type, prompt["10_credit"].inputs], ["OTCA_UniformWeights", inputs]);
+  assert.equal(prompt[10].class_type, "OTCA_WeightedFuse");
+  assert.deepEqual(prompt[10].inputs, { scores: ["8", 0], credit: ["10_credit", 0], mode: "weighted_sum", std_scope: "group" });
+  const alone = withoutBypassed({ 10: gain }, ["10"], nothing);
+  assert.deepEqual(alone, {}, "neither of the two runs for nobody");
+});
+
+test("without Tuned Model stock nodes get what Make Trainable got", () => {
+  const prompt = {
+    1: { class_type: "UNETLoader", inputs: {} },
+    2: entry("MakeTrainable", { model: ["1", 0], clip: ["4", 0], vae: ["5", 0] }),
+    11: entry("GRPOStep", { model: ["2", 0] }),
+    20: entry("TunedModel", { model: ["11", 0] }),
+    21: { class_type: "KSampler", inputs: { model: ["20", 0], seed: 1 } },
+    22: { class_type: "VAEDecode", inputs: { samples: ["21", 0], vae: ["20", 2] } },
+    23: { class_type: "KSampler", inputs: { model: ["20", 3] } },
+  };
+  const made = withoutBypassed(prompt, ["20"], nothing);
+  assert.deepEqual([made[21].inputs, made[22].inputs.vae], [{ model: ["1", 0], seed: 1 }, ["5", 0]]);
+  assert.ok(!(23 in made) && !(20 in made), "there is no second model");
+});
+
+test("what shows a bypassed node's picture does not run, and the rest does", () => {
+  const prompt = { ...graph(), 15: entry("BestOfN", { advantages: ["10", 0] }), 16: { class_type: "PreviewImage", inputs: { images: ["15", 1] } } };
+  prompt[11].inputs.advantages = ["15", 0];
+  const made = withoutBypassed(prompt, ["15"], nothing);
+  assert.deepEqual(made[11].inputs.advantages, ["10", 0]);
+  assert.ok(!(15 in made) && !(16 in made));
+  assert.deepEqual(Object.keys(withoutBypassed(graph(), ["12"], nothing)), ["3", "5", "8", "9", "10", "11", "14"]);
+});
+
+test("one bypassed node behind another", () => {
+  const prompt = {
+    6: entry("CombineCredit", { trajectories: ["3", 0], credit_1: ["9", 0], credit_2: ["4", 0] }),
+    7: entry("SpatialCredit", { trajectories: ["3", 0], credit: ["6", 0] }),
+    10: entry("MOCAFuse", { scores: ["8", 0], credit: ["7", 0], std_scope: "group" }),
+    11: entry("GRPOStep", { advantages: ["10", 0] }),
+  };
+  assert.deepEqual(withoutBypassed(prompt, ["6", "7", "10"], nothing)[10].inputs.credit, ["9", 0]);
+});
+
 test("what stands in a node's place has all that its class requires", () => {
   for (const [name, definition] of Object.entries(contract)) {
-    const inputs = Object.fromEntries(Object.keys(definition.inputs.required).map((input) => [input, ["3", 0]]));
-    const prompt = { 1: { class_type: name, inputs }, 2: { class_type: "Other", inputs: { any: ["1", 0] } } };
-    if (!bypassed([{ node: { mode: 4 }, id: "1", name }]).length || name === "OTCA_MixGRPOWindow") continue;
-    const place = withoutBypassed(prompt, ["1"], nothing)[1];
-    const { required, optional = {} } = contract[place.class_type].inputs;
-    assert.deepEqual(Object.keys(place.inputs).sort(), Object.keys(required).sort(), name);
-    assert.deepEqual(contract[place.class_type].outputs.credit, definition.outputs.credit);
-    assert.deepEqual(contract[place.class_type].outputs.advantages, definition.outputs.advantages);
-    for (const [input, value] of Object.entries(place.inputs)) {
-      const [type] = { ...required, ...optional }[input];
-      if (Array.isArray(type) && !Array.isArray(value)) assert.ok(type.includes(value), `${name}.${input}`);
+    const inputs = Object.fromEntries(
+      Object.entries(definition.inputs.required).map(([input, [type]]) => [input, Array.isArray(type) ? type[0] : ["3", 0]]),
+    );
+    const user = Object.fromEntries(Object.keys(definition.outputs).map((output, slot) => [output, ["1", slot]]));
+    const prompt = { 1: { class_type: name, inputs }, 2: { class_type: "Other", inputs: user } };
+    if (!bypassed([{ node: { mode: 4 }, id: "1", name }]).length || !(definition.outputs.credit || definition.outputs.advantages)) continue;
+    const made = withoutBypassed(prompt, ["1"], nothing);
+    for (const [id, place] of Object.entries(made)) {
+      if (id === "2") continue;
+      const { required, optional = {} } = contract[place.class_type].inputs;
+      assert.deepEqual(Object.keys(place.inputs).sort(), Object.keys(required).sort(), name);
+      for (const [input, value] of Object.entries(place.inputs)) {
+        const [type] = { ...required, ...optional }[input];
+        if (Array.isArray(type) && !Array.isArray(value)) assert.ok(type.includes(value), `${name}.${input}`);
+      }
     }
+    if (!made[1]) continue;
+    assert.deepEqual(Object.values(contract[made[1].class_type].outputs), Object.values(definition.outputs), name);
   }
 });
 
@@ -65,11 +116,7 @@ test("every node that gives credit or fuses has a meaning, of ComfyUI's own or o
     const through = Object.values({ ...inputs.required, ...inputs.optional }).some(([type]) => type === first);
     return ["OTCA_CREDIT", "OTCA_ADVANTAGES"].includes(first) && !through && !bypassed([{ node: { mode: 4 }, id: "1", name }]).length;
   });
-  assert.deepEqual(
-    lacking.map(([name]) => name),
-    ["OTCA_StepwiseGain"],
-    "it is credit and fusion in one, and has no credit to go through",
-  );
+  assert.deepEqual(lacking, []);
 });
 
 test("without its window a sampler has its own numbers, whatever is linked to the window", () => {
@@ -97,6 +144,6 @@ test("which updates and nodes are bypassed", () => {
   const node = (name, mode) => ({ node: { mode }, id: "1", name });
   assert.ok(trainsNothing([node("OTCA_GRPOStep", 4)]) && trainsNothing([node("OTCA_MatchingStep", 4)]));
   assert.ok(!trainsNothing([node("OTCA_GRPOStep", 0), node("OTCA_TCDWeights", 4)]));
-  const nodes = [node("OTCA_TCDWeights", 4), node("OTCA_TCDWeights", 0), node("OTCA_BestOfN", 4), node(undefined, 4)];
+  const nodes = [node("OTCA_TCDWeights", 4), node("OTCA_TCDWeights", 0), node("OTCA_RewardStack", 4), node(undefined, 4)];
   assert.deepEqual(bypassed(nodes), [nodes[0]]);
 });

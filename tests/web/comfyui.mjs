@@ -31,6 +31,8 @@ api.fetchApi = async (route) => {
   return { ok: true, json: async () => structuredClone(api.answers.get(route)) };
 };
 
+api.queuePrompt = async () => ({ node_errors: {} });
+
 export function send(type, detail) {
   api.dispatchEvent(new CustomEvent(type, { detail }));
 }

@@ -35,7 +35,7 @@ class Configuration:
         for expert in NETWORKS if wanted and self.whole else ():
             if not (self.folder / expert).is_dir():
                 continue
-            layers, others = _modules(self.folder / expert)
+            layers, others = modules(self.folder / expert)
             fitting = [name for name in layers if name in wanted or name.endswith(ends)]
             wrong = sorted(name for name in others if name in wanted or name.endswith(ends))
             if wrong or not fitting:
@@ -76,7 +76,7 @@ def _object(file: Path) -> Config:
     return content
 
 
-def _modules(folder: Path) -> tuple[set[str], set[str]]:
+def modules(folder: Path) -> tuple[set[str], set[str]]:
     """Names of a network's modules by the headers of its weight files: those with a matrix, and all others."""
     layers, others = set(), set()
     for file in sorted(folder.glob("*.safetensors")):

@@ -36,7 +36,7 @@ from ..types import (
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import method, verdicts
+from . import method, offered, verdicts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -255,27 +255,20 @@ def _people(graph: _Graph) -> Iterator[Problem]:
 def _best_metric(graph: _Graph) -> Iterator[Problem]:
     """It is one of the figures that the rewards of what is trained will have."""
     for run in graph.of(RUN_NODE):
-        metric = graph.values[run].get("best_metric")
         try:
             verdicts.check_evaluates(graph.values[run])
         except ValueError as error:
             yield graph.problem(run, "evaluate_every", *_parted(error))
-        node_id, seen = run, set()
-        while metric and node_id not in seen:
-            seen.add(node_id)
-            node = graph.nodes[node_id]
-            if node.class_type in ASKING_NODES:
-                rewards = _announced(graph, node_id)
-                links = {name: node.links[name][0] for name in rewards}
-                names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name])]
-                try:
-                    if None not in rewards.values():
-                        verdicts.check_metric({"best_metric": metric}, names)
-                except ValueError as error:
-                    yield graph.problem(run, "best_metric", *_parted(error))
-                break
-            following = [node.links[name][0] for name in ("report", "advantages", "scores") if name in node.links]
-            node_id = following[0] if following else node_id
+        metric, stack = graph.values[run].get("best_metric"), offered.rewards_asked(graph.nodes, run)
+        if not metric or stack is None:
+            continue
+        rewards, links = _announced(graph, stack), graph.nodes[stack].links
+        names = [one[0] for name, one in rewards.items() if one and not graph.only_of_groups(links[name][0])]
+        try:
+            if None not in rewards.values():
+                verdicts.check_metric({"best_metric": metric}, names)
+        except ValueError as error:
+            yield graph.problem(run, "best_metric", *_parted(error))
 
 
 def _videos(graph: _Graph) -> Iterator[Problem]:

@@ -146,7 +146,8 @@ def _own_problems(graph: DeclaredGraph, node: Node) -> Iterator[Problem]:
         return
     answer = answer if isinstance(answer, str) else f"refused by VALIDATE_INPUTS, which returned {answer!r}"
     message, fix = (re.split(r"\s*\bFix:\s*", answer, maxsplit=1) + [""])[:2]
-    name = input_of(message, [name for name in arguments if name in node.constants])
+    ours = node.class_type.startswith(PREFIX)  # which name the input that they refuse, if it is one
+    name = input_of(message, [name for name in arguments if name in node.constants], guess=not ours)
     wanted = node.declared[name].wanted if name in node.declared else "give this node other values"
     value = node.constants.get(name) if name is not None else None
     yield graph.problem(node.id, name, value, message.removeprefix(f"{name}: "), fix or wanted)
@@ -161,8 +162,11 @@ def _linked_types(graph: DeclaredGraph, node: Node) -> dict[str, Any]:
     return types
 
 
-def input_of(message: str, names: list[str]) -> str | None:
-    """The input that a message is about: the one that it begins with, else the only one that it mentions, else the only one."""
+def input_of(message: str, names: list[str], guess: bool = True) -> str | None:
+    """The input that a message is about: the one that it begins with, else the only one that it mentions, else, where it may be
+    guessed, the only one."""
     about = [name for name in names if re.match(rf"{re.escape(name)}\b", message)]
-    about = about or [name for name in names if re.search(rf"\b{re.escape(name)}\b", message)] or names
+    about = (
+        about or [name for name in names if re.search(rf"\b{re.escape(name)}\b", message)] or (names if guess else [])
+    )
     return about[0] if len(about) == 1 else None

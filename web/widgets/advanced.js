@@ -104,8 +104,16 @@ class Advanced {
     return this.node.inputs.some((input, slot) => input.widget?.name === name && this.node.isInputConnected(slot));
   }
 
-  /** @param {string} kind */
-  show(kind) {
+  /**
+   * A refused value is marked, so it has to be seen.
+   *
+   * @param {string} kind
+   * @param {{inputs: string[]}} data
+   */
+  show(kind, data) {
     if (kind === "opened" || kind === "renderer") this.apply();
+    if (kind !== "refused" || this.node.showAdvanced || this.comfy.alwaysShowsAdvanced()) return;
+    const hidden = this.widgets.filter((widget) => !this.isLinked(widget));
+    if (hidden.some(({ name }) => data.inputs.includes(name)) && !this.comfy.pressAdvanced(this.node)) this.toggle();
   }
 }

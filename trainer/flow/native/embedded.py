@@ -50,8 +50,7 @@ def load(name: str) -> tuple[comfy.model_patcher.ModelPatcher, comfy.sd.CLIP, co
 def model(folder: Path) -> comfy.model_patcher.ModelPatcher:
     """ComfyUI's Flux with the folder's weights, its latents' scale and shift, and the timestep shift of its own size."""
     transformer, autoencoder = _config(folder, "transformer"), _config(folder, "vae")
-    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
-    weights = comfy.model_detection.convert_diffusers_mmdit(load_file(file), "")
+    weights = comfy_weights(folder)
     settings = comfy.supported_models.Flux(
         comfy.model_detection.detect_unet_config(weights, "") | _sizes_taken_for_granted(transformer)
     )
@@ -63,6 +62,12 @@ def model(folder: Path) -> comfy.model_patcher.ModelPatcher:
     network = settings.get_model({}, "")
     network.load_model_weights(weights, "")
     return _patcher(network, device, comfy.model_management.unet_offload_device())
+
+
+def comfy_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The transformer's weights by the names that ComfyUI's Flux has for them."""
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    return comfy.model_detection.convert_diffusers_mmdit(load_file(file), "")
 
 
 def _sizes_taken_for_granted(config: Config) -> dict:

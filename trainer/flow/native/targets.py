@@ -9,7 +9,7 @@ import torch
 
 from .frozen import is_linear
 
-# Layers that turn the noise level or the guidance into scales and shifts: an adapter there changes every token alike.
+# An adapter on these layers changes every token alike.
 _MODULATION = re.compile(
     r"(^|[._])(ada\w*|mod|modulation|\w+_mod|\w*norm\w*|t_\w+|time\w*|\w*emb\w*|gate\w*|router)([._]|$)", re.IGNORECASE
 )
@@ -37,7 +37,12 @@ def usual(network: torch.nn.Module) -> list[str]:
 
 
 def _usual_in(block: torch.nn.Module) -> list[str]:
-    return [name for name in linears(block) if name and not _MODULATION.search(name)]
+    return [name for name in linears(block) if name and not modulates(name)]
+
+
+def modulates(name: str) -> bool:
+    """Whether a layer of that name turns the noise level or the guidance into scales and shifts."""
+    return _MODULATION.search(name) is not None
 
 
 def chosen(network: torch.nn.Module, ends: Sequence[str]) -> list[str]:

@@ -1,0 +1,132 @@
+"""What the page offers where a node takes a text: runs, files, models, devices of this machine, and what follows from the graph.
+
+Any other text stays as good. A list names only what a workflow may name without anybody's word: plain names in ComfyUI's own
+folders, in those of the environment, and in the pack. How an input says which kind it wants: `suggest` in `nodes/inputs.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ..host import paths
+from ..host.access.permissions import PROMPT_SUFFIXES
+from ..host.listing import MOST_LISTED, file_of, folder_with, is_folder, names_in
+from ..host.text import quoted
+from ..trainer.run import offered
+from ..trainer.workflow.running import Workflow, WorkflowError
+from .checks import Field, Refused, body, json_object
+from .runs import Runs, is_id
+
+PIPELINE, PAIRS = "model_index.json", "pairs.jsonl"
+INPUT_DEPTH = 3  # levels of folders below ComfyUI's input folder in which prompt files are offered
+SEVERAL = ("layers",)  # kinds of which an input takes several, with commas between them
+
+
+def _prompt_files() -> list[str]:
+    names = names_in(paths.input_folders(), file_of(*PROMPT_SUFFIXES), INPUT_DEPTH)
+    return [name for name in names if not name.endswith(PAIRS)]  # which is no list of prompts
+
+
+def _networks() -> list[str]:
+    """Folders of one network, without the parts of a pipeline."""
+    pipelines = set(paths.list_models(PIPELINE))
+    return [name for name in paths.list_models("config.json") if name.rpartition("/")[0] not in pipelines]
+
+
+def devices() -> list[str]:
+    """Those that there are. ComfyUI has loaded torch, and without it there is only the CPU."""
+    torch, found = sys.modules.get("torch"), ["auto", "cpu"]
+    for kind in ("cuda", "xpu") if torch is not None else ():
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            found += [f"{kind}:{number}" for number in range(module.device_count())]
+    return found + (["mps"] if torch is not None and torch.backends.mps.is_available() else [])
+
+
+# What this machine has, whatever the graph is.
+MACHINES: dict[str, Callable[[], list[str]]] = {
+    "devices": devices,
+    "encoders": lambda: paths.list_models("preprocessor_config.json"),
+    "networks": _networks,
+    "pair_folders": lambda: names_in(paths.input_folders(), folder_with(PAIRS), INPUT_DEPTH),
+    "prompt_files": _prompt_files,
+    "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
+    "reward_weights": lambda: names_in(paths.reward_folders(), file_of(".pt", ".pth", ".safetensors"), 1),
+    "tokenizers": lambda: paths.list_models("tokenizer_config.json"),
+    "transformers": lambda: paths.list_weights("diffusion_models"),
+    "video_judges": lambda: paths.list_models("model_config.json"),
+    "votes": lambda: [name for name in names_in([paths.votes_folder()], is_folder, 0) if is_id(name)],
+}
+# What follows from the graph, of which a node asks.
+GRAPHS: dict[str, Callable[[Workflow, str], list[str]]] = {"layers": offered.layers, "metrics": offered.metrics}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text. Fix: give what the input's `suggest` says, and the node's id")
+    return value
+
+
+ASKED = {
+    "kind": Field(_text, required=True),
+    "node": Field(_text, required=True),
+    "prompt": Field(json_object, required=True),
+}
+
+
+@dataclass(frozen=True)
+class SuggestionRoutes:
+    """GET for what the machine has, POST for what follows from the graph, which is too large for an address."""
+
+    runs: Runs
+    node_classes: Mapping[str, type]
+
+    async def of_machine(self, request: web.Request) -> dict:
+        kind = request.query.get("kind", "")
+        machines = {**MACHINES, "runs": lambda: _latest(self.runs)}
+        return _answer(kind, await asyncio.to_thread(_known(machines, kind)))
+
+    async def of_graph(self, request: web.Request) -> dict:
+        asked = await body(request, ASKED)
+        values = await asyncio.to_thread(_following, asked["kind"], asked["node"], asked["prompt"], self.node_classes)
+        return _answer(asked["kind"], values)
+
+
+def _following(kind: str, node: str, prompt: dict, node_classes: Mapping[str, type]) -> list[str]:
+    follows = _known(GRAPHS, kind)
+    try:
+        workflow = Workflow(prompt, node_classes)
+    except WorkflowError as error:
+        raise Refused(400, str(error)) from error
+    if node not in workflow.nodes:
+        raise Refused(404, f"there is no node {quoted(node)} in the graph. Fix: give the id of one of ours")
+    return follows(workflow, node)
+
+
+def _known(table: Mapping[str, Callable], kind: str) -> Callable:
+    if kind not in table:
+        raise Refused(404, f"kind = {quoted(kind)} is none of {', '.join(sorted(table))}. Fix: ?kind={min(table)}")
+    return table[kind]
+
+
+def _answer(kind: str, values: list[str]) -> dict[str, Any]:
+    return {"values": values[:MOST_LISTED], "several": kind in SEVERAL, "more": len(values) > MOST_LISTED}
+
+
+def _latest(runs: Runs) -> list[str]:
+    """Names of all runs, the latest first."""
+    return [run.id for run in sorted(runs.all(), key=lambda run: _changed(run.folder), reverse=True)]
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:  # somebody has just removed it
+        return 0.0

@@ -1,0 +1,31 @@
+"""What the page shows of a refused value, in every ComfyUI that is there and in both of its renderers."""
+
+from __future__ import annotations
+
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+
+REFUSE = "async () => { await app.queuePrompt(0, 1); return app.lastNodeErrors; }"
+
+
+def test_a_refused_value_of_a_hidden_input_is_shown(canvas):
+    canvas.expected += ["/prompt", "Failed to validate", "transformer_file", "OTCA_LoadFlowModel 1:"]
+    canvas.load(TEMPLATES["otca"].canvas)
+    canvas.show(1)
+    shown = "() => Boolean(app.graph.getNodeById(1).showAdvanced)"
+    assert not canvas.page.evaluate(shown)
+    canvas.set({"1.transformer_file": "nowhere.safetensors"})
+    errors = canvas.page.evaluate(REFUSE)
+    (error,) = errors["1"]["errors"]
+    assert error["extra_info"]["input_name"] == "transformer_file", errors
+    assert error["details"].startswith("Fix: ")
+    canvas.wait(shown)
+    if canvas.renderer == "nodes2":
+        node = canvas.page.locator('[data-node-id="1"]')
+        node.locator('input[aria-label="transformer_file"]').wait_for()
+        button = node.get_by_test_id("advanced-inputs-button")
+        assert button.inner_text().strip().startswith("Hide"), "it says what it does next"
+    else:
+        assert not canvas.page.evaluate(
+            "() => app.graph.getNodeById(1).widgets.find(w => w.name === 'transformer_file').hidden"
+        )
+    canvas.page.keyboard.press("Escape")  # the dialog with the errors
