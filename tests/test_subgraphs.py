@@ -34,7 +34,7 @@ def test_its_nodes_have_the_inputs_that_they_have_now(path):
     assert ours
     for node in ours:
         declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
-        wanted = {name for section in ("required", "optional") for name in declared[section]}
+        wanted = {name for section in ("required", "optional") for name in declared.get(section, {})}
         named = {slot["name"] for slot in node["inputs"]}
         assert {name for name in named if not name.startswith("reward_")} == {
             name for name in wanted if not name.startswith("reward_")

@@ -13,6 +13,7 @@ import { besides, jointOf } from "./lib/place.js";
 
 export { app, api };
 
+const rules = { links: document.createElement("style"), text: document.createElement("style") };
 const NOTE = "OTCA note"; // property of a note that belongs to one of our templates
 
 /** The folder that the pack was put into: /extensions/FOLDER/comfy.js. */
@@ -735,9 +736,8 @@ export function refreshCombos() {
 export function colorLinks() {
   withLinkColors(app.canvas.default_connection_color_byType);
   withLinkColors(window.LGraphCanvas.link_type_colors);
-  const rule = document.createElement("style");
-  rule.textContent = linkColorRule();
-  document.head.append(rule);
+  rules.links.textContent = linkColorRule();
+  document.head.append(rules.links, rules.text);
 }
 
 /**
@@ -773,8 +773,6 @@ export function enlargeText() {
   const size = `max(${app.extensionManager.setting.get("Comfy.TextareaWidget.FontSize") ?? 10}px, 12.5px)`;
   const texts = [...allNodes()].filter(({ node }) => isOurs(node) || node.properties?.[NOTE]);
   for (const { node } of texts) for (const widget of node.widgets ?? []) widget.element?.style?.setProperty(name, size);
-  let rule = document.querySelector("style.otca-text");
-  if (!rule) document.head.append((rule = Object.assign(document.createElement("style"), { className: "otca-text" })));
   // In Nodes 2.0, a node's elements come and go with what is in sight.
-  rule.textContent = texts.map(({ node }) => `[data-node-id="${node.id}"] { ${name}: ${size}; }`).join("\n");
+  rules.text.textContent = texts.map(({ node }) => `[data-node-id="${node.id}"] { ${name}: ${size}; }`).join("\n");
 }

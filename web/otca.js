@@ -87,6 +87,7 @@ const replaySoon = soon(replay);
 const showWantsSoon = soon(
   () => hasOurs() && showNewWants(comfy).catch((error) => comfy.toast("warn", "OTCA", error.message)),
 );
+const enlargeTextSoon = soon(comfy.enlargeText);
 const hasOurs = () => [...comfy.allNodes()].some(({ node }) => comfy.nodeDefinition(node)?.name?.startsWith("OTCA_"));
 
 comfy.app.registerExtension({
@@ -126,7 +127,7 @@ comfy.app.registerExtension({
     // What a saved workflow says of colours and controls comes later and stays.
     node.color ??= stageColor(definition.category);
     comfy.advanceByOne(node);
-    requestAnimationFrame(comfy.enlargeText); // its widgets come after this call
+    enlargeTextSoon(); // its widgets come after this call
     beginWithDefaults(comfy, node);
     const widgets = WIDGETS.filter((widget) => widget.fits(definition)).map((widget) => widget.create(node, comfy));
     if (widgets.length) live.add(node, widgets);

@@ -7,6 +7,7 @@ export const comfyuiMakes = { prompt: null };
 
 export const app = {
   settings: {},
+  canvas: { default_connection_color_byType: {} },
   ui: { settings: new EventTarget() },
   rootGraph: { id: null, nodes: [], setDirtyCanvas() {} },
   extensionManager: { registerSidebarTab() {}, setting: { get: (id) => app.settings[id] }, toast: { add() {} } },
@@ -16,6 +17,10 @@ export const app = {
     this.extension = extension;
   },
 };
+
+globalThis.window ??= globalThis;
+globalThis.requestAnimationFrame ??= () => 0;
+globalThis.LGraphCanvas = { link_type_colors: {} };
 
 export const api = new EventTarget();
 

@@ -108,19 +108,19 @@ test("column means leave out what is masked", () => {
   assert.deepEqual(heatmap.columnMeans(values, [3]), [null, null, null]);
 });
 
-// Width 300: gutter 40, shares 12 + 2 × 5. Cells are 300 − 40 − 22 = 238 wide; 197 − 97 = 100 high with 4 between two groups.
-const box = () => ({ width: 300, height: 197, rowsOfGroups: [2, 4], columns: 7, shares: [0.75, 0.25] });
+// Width 304: gutter 44, shares 12 + 2 × 5. Cells are 304 − 44 − 22 = 238 wide; 203 − 103 = 100 high with 4 between two groups.
+const box = () => ({ width: 304, height: 203, rowsOfGroups: [2, 4], columns: 7, shares: [0.75, 0.25] });
 
 test("layout: cells fill what the frame leaves", () => {
-  assert.equal(heatmap.FRAME_HEIGHT, 97);
+  assert.equal(heatmap.FRAME_HEIGHT, 103);
   const place = heatmap.layout(box());
-  assert.deepEqual(place.cells, { x: 40, y: 26, width: 238, height: 100 });
+  assert.deepEqual(place.cells, { x: 44, y: 28, width: 238, height: 100 });
   assert.equal(place.columnWidth, 34);
   assert.equal(place.rowHeight, 16);
-  assert.deepEqual(place.tops, [26, 42, 62, 78, 94, 110]);
-  assert.deepEqual(place.groups[1], { y: 62, height: 64, first: 2, rows: 4 });
-  assert.equal(place.strip.y, 131);
-  assert.deepEqual(place.shares.map(({ y, height }) => [y, height]), [[26, 75], [101, 25]]);
+  assert.deepEqual(place.tops, [28, 44, 64, 80, 96, 112]);
+  assert.deepEqual(place.groups[1], { y: 64, height: 64, first: 2, rows: 4 });
+  assert.equal(place.strip.y, 133);
+  assert.deepEqual(place.shares.map(({ y, height }) => [y, height]), [[28, 75], [103, 25]]);
   assert.equal(place.wide, false);
 });
 
@@ -133,21 +133,21 @@ test("layout: prompts get their own column where there is room; without advantag
 test("hit: cells, the gap between groups, labels, means, shares", () => {
   const place = heatmap.layout(box());
   const at = (x, y) => heatmap.hit(place, x, y);
-  assert.deepEqual(at(40, 26), { kind: "cell", row: 0, column: 0 });
-  assert.deepEqual(at(277.9, 125.9), { kind: "cell", row: 5, column: 6 });
-  assert.deepEqual(at(75, 62), { kind: "cell", row: 2, column: 1 });
-  assert.equal(at(75, 60), null);
-  assert.deepEqual(at(10, 70), { kind: "group", group: 1 });
-  assert.deepEqual(at(110, 140), { kind: "mean", column: 2 });
-  assert.deepEqual(at(290, 110), { kind: "share", objective: 1 });
-  assert.equal(at(283, 50), null);
+  assert.deepEqual(at(44, 28), { kind: "cell", row: 0, column: 0 });
+  assert.deepEqual(at(281.9, 127.9), { kind: "cell", row: 5, column: 6 });
+  assert.deepEqual(at(79, 64), { kind: "cell", row: 2, column: 1 });
+  assert.equal(at(79, 62), null);
+  assert.deepEqual(at(10, 72), { kind: "group", group: 1 });
+  assert.deepEqual(at(114, 142), { kind: "mean", column: 2 });
+  assert.deepEqual(at(294, 112), { kind: "share", objective: 1 });
+  assert.equal(at(287, 52), null);
   assert.equal(at(100, 10), null);
 });
 
 test("cellBox is what hit finds", () => {
   const place = heatmap.layout(box());
   const { x, y, width, height } = heatmap.cellBox(place, { row: 3, column: 2 });
-  assert.deepEqual([x, y, width, height], [108, 78, 34, 16]);
+  assert.deepEqual([x, y, width, height], [112, 80, 34, 16]);
   assert.deepEqual(heatmap.hit(place, x + width / 2, y + height / 2), { kind: "cell", row: 3, column: 2 });
 });
 

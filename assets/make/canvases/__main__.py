@@ -5,20 +5,18 @@ assets/make/notes, laid out by `layout`, its links led around nodes by `routes`,
 `templates`. Stock loaders get the addresses of their files from model_files.py. Needed whenever a node gains an input, since
 saved canvases hold values by position.
 
-    --run N         for the picture, run the graph N times first (only what needs no large model)
+    --run N         for the pictures of what needs no large model: iterations before they are taken (6)
     --no-picture    leave the pictures as they are
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
 from ....tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
@@ -42,11 +40,11 @@ from .layout import (
     layout,
     stage,
 )
+from .pictures import picture
 from .routes import Lanes
 from .templates import TEMPLATES, Template
 from .tour import around
 
-SIZE, MOST_BYTES = (1024, 576), 100_000
 # What gives the pictures of an iteration, and which of its outputs has them.
 SHOWN = {SAMPLER_NODE: 1, PAIRS_NODE: 3}
 
@@ -55,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(TEMPLATES)
     parser.add_argument("names", nargs="*", metavar="NAME", default=names, help=f"of {', '.join(names)}; default: all")
-    parser.add_argument("--run", type=int, default=0)
+    parser.add_argument("--run", type=int, default=6)
     parser.add_argument("--no-picture", action="store_true")
     options = parser.parse_args()
     comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-canvases-")))
@@ -72,7 +70,7 @@ def main() -> None:
                     canvas.page.close()
                 if not options.no_picture:
                     canvas = _page(browser, comfyui, "classic")
-                    picture(canvas, making.template, options.run)
+                    picture(canvas, making.template, 0 if making.needs_files else options.run)
                     canvas.page.close()
     finally:
         comfyui.stop()
@@ -111,6 +109,13 @@ class Making:
         if self.rewards:
             self.kinds[self.added["rewards"]] = REWARDS
         self.sizes: dict[int, list[float]] = {}
+
+    @property
+    def needs_files(self) -> bool:
+        """Whether its models or rewards do not come with the pack."""
+        values = [value for node in self.api.values() for value in node["inputs"].values()]
+        loading = any(stage(node["class_type"]) == "loaders" for node in self.api.values())
+        return loading or any(isinstance(value, str) and ("/" in value or ".pt" in value) for value in values)
 
     def measure(self, canvas: Canvas) -> None:
         """Learns what room each node needs in Nodes 2.0."""
@@ -191,25 +196,6 @@ def _renumber(nodes: list[dict], ids: Mapping[str, int]) -> None:
     nodes.sort(key=lambda node: node["id"])
     for number, node in enumerate(nodes):
         node["order"] = number
-
-
-def picture(canvas: Canvas, template: Template, runs: int) -> None:
-    """Writes what the list of templates shows: the graph itself, after so many runs."""
-    canvas.load(template.canvas)
-    if runs:
-        for execution in canvas.run_and_wait(runs):
-            assert execution.end == "execution_success", execution.detail
-    clip = canvas.page.evaluate(page.FRAME)
-    canvas.page.wait_for_timeout(2500)  # the canvas draws in its own time
-    shot = canvas.page.screenshot(clip=clip)
-    image = Image.open(io.BytesIO(shot)).convert("RGB").resize(SIZE, Image.Resampling.LANCZOS)
-    content = io.BytesIO()
-    for quality in range(88, 40, -4):
-        content = io.BytesIO()
-        image.save(content, "JPEG", quality=quality, optimize=True)
-        if content.tell() <= MOST_BYTES:
-            break
-    template.picture.write_bytes(content.getvalue())
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ def stage(kind: str) -> str:
     if kind not in NODE_CLASS_MAPPINGS:
         return "after"
     named = NODE_CLASS_MAPPINGS[kind].CATEGORY.split("/")[-1]
-    return STAGE_OF.get(kind) or {"data": "model"}.get(named, named)
+    return STAGE_OF.get(kind, "model" if named == "data" else named)
 
 
 class _Layout:

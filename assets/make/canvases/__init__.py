@@ -1,1 +1,0 @@
-"""The saved canvases in workflows/: how they are named, laid out, and made in a real ComfyUI."""
