@@ -23,6 +23,7 @@ class Columns:
         self._iterations: array = array("q")
         self._columns: dict[str, array] = {}
         self._rewrites = 0
+        self._index: LineIndex | None = None
         self._lock = threading.Lock()
 
     def read(self, index: LineIndex, path: Path | None, names: Iterable[str], after: int) -> dict[str, Any]:
@@ -45,8 +46,9 @@ class Columns:
 
     def _refresh(self, index: LineIndex, path: Path | None) -> None:
         index.last(path)  # notices a file that was written anew
-        if index.rewrites != self._rewrites:
-            self._iterations, self._columns, self._rewrites = array("q"), {}, index.rewrites
+        if index is not self._index or index.rewrites != self._rewrites:  # another run of that name, or written anew
+            self._iterations, self._columns = array("q"), {}
+            self._index, self._rewrites = index, index.rewrites
         more = True
         while more:
             rows, more = index.rows(path, self._iterations[-1] if self._iterations else 0)

@@ -46,6 +46,15 @@ def test_figures_of_a_run_that_was_written_anew(site, made):
     assert (now["iterations"], now["columns"]["loss"]) == ([1, 2], [1, 2]) and now["rewrites"] > before["rewrites"]
 
 
+def test_figures_of_another_run_that_got_the_name(site, made):
+    made(rows=4)
+    made("second", rows=2)
+    assert columns(site)["iterations"] == [1, 2, 3, 4]
+    assert site.post("/otca/runs/first/rename", {"name": "old"}).status == 200
+    assert site.post("/otca/runs/second/rename", {"name": "first"}).status == 200
+    assert columns(site)["iterations"] == [1, 2]
+
+
 def test_only_new_lines_are_parsed(site, made, monkeypatch):
     from comfyui_otca.page import lines
 

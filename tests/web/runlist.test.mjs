@@ -115,7 +115,8 @@ test("notes are saved a moment after the last key, and when the run is left", as
     },
   };
   const failed = [];
-  const kept = keeping(comfy, { failed: (error) => failed.push(error.message) });
+  let refreshes = 0;
+  const kept = keeping(comfy, { failed: (error) => failed.push(error.message), noted: () => (refreshes += 1) });
   kept.update(run("a b", { notes: "old", can_open: false }));
   const type = (text) => {
     kept.notes.value = text;
@@ -130,6 +131,8 @@ test("notes are saved a moment after the last key, and when the run is left", as
   assert.equal(kept.notes.value, "ne", "a poll leaves what is typed alone");
   mock.timers.tick(500);
   assert.deepEqual(posts, [["/otca/runs/a%20b/note", "ne"]]);
+  await settled();
+  assert.equal(refreshes, 1, "the list, which is filtered by notes, hears of them");
   failure = "the disk is full";
   type("new");
   kept.dispose();

@@ -35,7 +35,7 @@ const MOST_NOTES = 2000;
  * Buttons for the head of a run, and its notes.
  *
  * @param {Comfy} comfy
- * @param {Record<"rename" | "open" | "remove", () => void> & {failed(error: Error): void}} actions
+ * @param {Record<"rename" | "open" | "remove" | "noted", () => void> & {failed(error: Error): void}} actions
  */
 export function keeping(comfy, actions) {
   const icon = (/** @type {string} */ name, /** @type {string} */ label, /** @type {() => void} */ onclick) =>
@@ -66,6 +66,7 @@ export function keeping(comfy, actions) {
     saved = text;
     try {
       await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/note`, { notes: text });
+      actions.noted(); // the list is filtered by them
     } catch (error) {
       saved = ""; // the next key, or leaving the field, tries again
       actions.failed(error);

@@ -4,7 +4,7 @@ import { OBJECTIVES } from "../lib/color.js";
 import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { EVERYTHING, SORTS, isNarrow, listed } from "../lib/library.js";
-import { PLACE, STATUS } from "../lib/runs.js";
+import { PLACE, STATUS, progress } from "../lib/runs.js";
 import { button, h, keyedChildren, setText } from "./dom.js";
 import { progressBar, statusBadge } from "./runview.js";
 
@@ -254,6 +254,7 @@ function runEntry(actions) {
       const score = scored && run.score !== null && run.score !== undefined && TEXT.score(run.score);
       setText(state, [PLACE[run.place], TEXT.iterations(run), score].filter(Boolean).join(" · "));
       bar.update(run);
+      bar.element.hidden = progress(run) === 1; // in a long list only what is not done stands out
       box.checked = chosen;
       box.setAttribute("aria-label", TEXT.choose(run.id));
       star.setAttribute("aria-label", TEXT.star(run.id));

@@ -323,6 +323,7 @@ function sidebarPanel(comfy) {
       rename: act((run) => renameRun(comfy, run, choose)),
       open: act((run) => openRunFolder(comfy, run)),
       remove: act((run) => deleteRun(comfy, run, refresh)),
+      noted: refresh,
       failed: (error) => showError(error.message),
     });
     view.onLogOpen(refresh);
