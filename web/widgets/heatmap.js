@@ -133,7 +133,8 @@ class Heatmap {
         this.node.properties[name] = value;
         this.refresh();
       };
-      return { value, button: h("button", { type: "button", title, "aria-label": title, onclick }, label) };
+      const spoken = title.includes(label) && title; // of a symbol, what it means
+      return { value, button: h("button", { type: "button", title, "aria-label": spoken, onclick }, label) };
     });
     const root = h("div.otca-switch", { role: "group" }, ...buttons.map(({ button }) => button));
     return { name, buttons, root };
