@@ -11,6 +11,7 @@ function shown(chart, model) {
   const [svg] = chart.element.all("otca-chart-plot");
   const [readout] = chart.element.all("otca-chart-readout");
   svg.clientWidth = 400;
+  svg.resized();
   chart.update(() => model);
   const press = (key) => svg.dispatchEvent(Object.assign(new Event("keydown", { cancelable: true }), { key }));
   return { svg, readout, press };

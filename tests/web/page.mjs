@@ -160,8 +160,20 @@ class Document extends EventTarget {
 export function openPage() {
   globalThis.document = new Document();
   document.head = new Element("head");
-  globalThis.ResizeObserver = globalThis.MutationObserver = class {
+  globalThis.MutationObserver = class {
     observe() {}
+    disconnect() {}
+  };
+  globalThis.ResizeObserver = class {
+    constructor(callback) {
+      this.callback = callback;
+    }
+
+    /** `element.resized()` after its size was set. */
+    observe(element) {
+      element.resized = () => this.callback([]);
+    }
+
     disconnect() {}
   };
   globalThis.IntersectionObserver = class {

@@ -53,6 +53,7 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
   /** @type {(() => Model) | null} */
   let pending = null; // what is to be drawn
   let isSeen = false;
+  let width = 0;
   /** @type {Probe | null} */
   let probe = null;
   /** @type {number | null} */
@@ -68,7 +69,6 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
   }
 
   function redraw() {
-    const width = svg.clientWidth;
     if (!model || width < MARGIN.left + MARGIN.right + 20) return;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.replaceChildren();
@@ -108,7 +108,10 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
     redraw();
   }
 
-  const observer = new ResizeObserver(redraw);
+  const observer = new ResizeObserver(() => {
+    width = svg.clientWidth; // asked here alone: amid changes of the page it would have to be laid out for each chart
+    redraw();
+  });
   observer.observe(svg);
   const sight = new IntersectionObserver(
     (entries) => {
