@@ -32,7 +32,7 @@ def folders_do_not_change():
             (paths, "list_weights"),
             (search, "_in_hub_cache"),
             (configured, "_object"),
-            (configured, "_modules"),
+            (configured, "modules"),
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
         header = functools.cache(folder._check_header)

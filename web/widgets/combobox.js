@@ -63,6 +63,8 @@ export class Combobox {
   shown = [];
   active = -1;
   typed = false;
+  opening = false;
+  taking = false;
 
   /**
    * @param {HTMLInputElement} input
@@ -91,11 +93,15 @@ export class Combobox {
     input.addEventListener("keydown", (event) => this.key(event), { capture: true });
     input.addEventListener("click", () => this.open());
     input.addEventListener("input", () => {
+      if (this.taking) return;
       this.typed = true;
-      if (this.isOpen) this.refresh();
+      if (this.offer) this.refresh();
       else this.open();
     });
-    input.addEventListener("blur", () => this.close());
+    input.addEventListener("blur", () => {
+      this.close();
+      this.offer = null; // the server is asked again when somebody comes back
+    });
   }
 
   /**
@@ -234,10 +240,9 @@ export class Combobox {
     this.input.value = chosenText(offer, this.input.value, value, this.typed);
     this.close();
     // As typing does, so that ComfyUI's page hears of it; it must not open the list again.
-    this.opening = true;
+    this.taking = true;
     this.input.dispatchEvent(new Event("input", { bubbles: true }));
-    this.opening = false;
-    this.typed = false;
+    this.taking = false;
     this.chosen(offer);
   }
 }
