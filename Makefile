@@ -26,7 +26,10 @@ lint: setup
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0 tests/device
 
-# With the long forms of the tests that have one: about a quarter of an hour more.
+# With the long forms of the tests that have one, about a quarter of an hour more, and all tests that hold anywhere on the pretend
+# accelerator.
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --everything
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0
