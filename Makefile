@@ -26,8 +26,10 @@ lint: setup
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0 tests/device
 
-# With the long forms of the tests that have one, about a quarter of an hour more; and where a newer front end lies beside ComfyUI, with
-# ComfyUI's own one, too: about ten minutes more (CONTRIBUTING.md).
+# With the long forms of the tests that have one, about a quarter of an hour more; all tests that hold anywhere on the pretend accelerator;
+# and where a newer front end lies beside ComfyUI, with ComfyUI's own one, too: about ten minutes more (CONTRIBUTING.md).
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --everything
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0

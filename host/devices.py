@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from . import comfyui
@@ -85,6 +85,33 @@ def free_memory(device: torch.device) -> int:
     import psutil
 
     return psutil.virtual_memory().available
+
+
+QUEUES = {"cuda"}  # accelerators that take copies of main memory in turn, without the host waiting for them
+_STAGED = 64 * 1024  # bytes that CUDA takes over from ordinary memory at once
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor on a device. Where it comes from main memory, the host does not wait for what the device was asked before.
+
+    A plain `to` of it waits each time, and the device then has nothing to do until the host has caught up.
+    """
+    if device.type not in QUEUES or tensor.device.type != "cpu":
+        return tensor.to(device)
+    # Of ordinary memory the host would have to wait until a larger part was fetched; pinned memory stays until it is.
+    return (tensor.pin_memory() if tensor.nbytes > _STAGED else tensor).to(device, non_blocking=True)
+
+
+def download(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Small tensors of one device in main memory, by one copy, and so by one wait."""
+    import torch
+
+    if not tensors:
+        return {}
+    together = torch.cat([tensor.detach().flatten() for tensor in tensors.values()]).cpu()
+    parts = together.split([tensor.numel() for tensor in tensors.values()])
+    pairs = zip(tensors.items(), parts, strict=True)
+    return {name: part.view(tensor.shape).to(tensor.dtype) for (name, tensor), part in pairs}
 
 
 def chosen_device(name: str) -> str:

@@ -331,11 +331,15 @@ def _shard(network: ModelMixin, of_blocks: dict, **options) -> None:
     fully_shard(network, **options, reshard_after_forward=True)
 
 
+def together(tensor: Tensor) -> Tensor:
+    """A tensor of a sharded network, whole, where it is; all processes have to ask for it. Any other one as it is."""
+    put = getattr(tensor, "full_tensor", None)
+    return tensor if put is None else put()
+
+
 def full(tensor: Tensor) -> Tensor:
-    """A tensor of a sharded network, whole, on the CPU; all processes have to ask for it. Any other one as it is, there."""
-    tensor = tensor.detach()
-    together = getattr(tensor, "full_tensor", None)
-    return (tensor if together is None else together()).cpu()
+    """The same on the CPU."""
+    return together(tensor.detach()).cpu()
 
 
 def like(tensor: Tensor, example: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions, remembered
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.device import pretend
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.run import opening, ownership
@@ -58,11 +59,39 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_addoption(parser):
     parser.addoption("--everything", action="store_true", help="the long forms of tests that have one: make test-all")
+    parser.addoption(
+        "--device", help="run the tests marked `anywhere`, and only them, on this device: pretend:0, cuda:0"
+    )
+
+
+def pytest_configure(config):
+    if (config.getoption("--device") or "").startswith(pretend.NAME):
+        pretend.register()
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--device"):
+        chosen = [item for item in items if item.get_closest_marker("anywhere") and not item.get_closest_marker("host")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")
 def everything(request):
     return request.config.getoption("--everything")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device(request):
+    """Where the models of the tests are: on the CPU, unless --device says otherwise."""
+    name = request.config.getoption("--device") or "cpu"
+    if not name.startswith(pretend.NAME):
+        yield name
+        return
+    if not pretend.is_registered():
+        pytest.skip(pretend.MISSING)
+    with pretend.active():
+        yield name
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -124,11 +153,13 @@ def flux_folder():
 
 
 @pytest.fixture(scope="session")
-def load_model(flux_folder):
-    """load_model(path=…, lora_rank=…): a handle of its own, on the CPU."""
+def load_model(flux_folder, device):
+    """load_model(path=…, lora_rank=…): a handle of its own, in float32."""
 
     def load(path=flux_folder, **options):
-        return load_flow_model(path, **{"lora_rank": 4, "lora_alpha": 4.0, "device": "cpu", **options})
+        return load_flow_model(
+            path, **{"lora_rank": 4, "lora_alpha": 4.0, "device": device, "dtype": "float32", **options}
+        )
 
     return load
 
@@ -146,7 +177,7 @@ def perturb():
     def move(model, seed=0, scale=0.1):
         generator = torch.Generator().manual_seed(seed)
         for parameter in model.policy.trainable_parameters():
-            parameter.data += scale * torch.randn(parameter.shape, generator=generator)
+            parameter.data += (scale * torch.randn(parameter.shape, generator=generator)).to(parameter.device)
         return model
 
     return move

@@ -89,6 +89,7 @@ USED = {
     "cfg": "ComfyUI's guider has it",
     "is_injected": "ComfyUI's patcher has it",
     "tensor_list": "torch names this argument",
+    "found_inf": "the fused optimizers of torch look at it",
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},
     **{node.FUNCTION: "ComfyUI calls it by this name" for node in NODE_CLASS_MAPPINGS.values()},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..host import distributed
+from ..host import devices, distributed
 from .credit import sampled_steps
 from .groups import group_advantages
 from .rollout import sampled_noise, stored_log_prob_maps, trained_transition, velocity_at
@@ -81,7 +81,7 @@ def update(
     drift, clip = metrics.get("ratio/drift", 0.0), settings.clip_range
     if 5 * drift > clip and settings.epochs > 1 and not backward.compares_means:  # a divergence is no ratio
         logger.warning("log-probs drift by %.2g before any update: clip_range %.2g is too small", drift, clip)
-    return metrics | outcome(model, trajectories, settings, steps, started)
+    return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
 
 def _check(model, trajectories: Trajectories, advantages: Advantages, settings: UpdateSettings, sampling: bool) -> None:
@@ -104,7 +104,8 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
         noise = sampled_noise(trajectories)  # without it the sampled points are the means of the policy that sampled
     old = None
     if off_policy:
-        old = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
+        stored = trajectories.log_probs if backward.spatial is None else stored_log_prob_maps(trajectories)
+        old = devices.upload(stored, model.device)
 
     def one(epoch: int) -> None:
         nonlocal old
@@ -114,7 +115,7 @@ def _epochs(model, backward: _Backward, settings: UpdateSettings, sampling: bool
             backward.compare(seen)
             old = seen
 
-    return take_steps(model, settings, backward.tally, one)
+    return take_steps(model, trajectories, settings, backward.tally, one)
 
 
 def _take_graphs(
@@ -157,10 +158,10 @@ class _Backward:
         self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, tally
         rows = list(trajectories.share.rows)
         credit = advantages.credit
+        # On the device once, and not part by part.
         self.advantage, self.weights, self.valid = (
-            advantages.step_advantage[rows],
-            weights[rows],
-            advantages.valid[rows],
+            devices.upload(table[rows], model.device)
+            for table in (advantages.step_advantage, weights, advantages.valid)
         )
         self.spatial = None if credit.spatial is None else credit.spatial[rows]
         self.scale = credit.ratio_scale or (1.0,) * len(trajectories.trained)
@@ -174,7 +175,6 @@ class _Backward:
         )  # a sample that is not valid does not count
         pulls = advantages.valid[:, None] if settings.kl_coefficient else advantages.step_advantage
         self.pulls, self.anybody_pulls = (weights * pulls)[rows] != 0, (weights * pulls).any(0).tolist()
-        self.drift: float | None = None
         # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
         self.processes = distributed.world() if model.policy.trains_shards else 1
 
@@ -188,21 +188,22 @@ class _Backward:
             on_step: called before every part.
 
         Returns:
-            The log-probs it saw, [B, T'] or, with spatial credit, [B, T', h, w]; NaN where nothing had to be computed.
+            The log-probs it saw, on the device, [B, T'] or, with spatial credit, [B, T', h, w]; NaN where nothing had to be
+            computed.
         """
         shape = (
             self.trajectories.log_probs.shape
             if self.spatial is None
             else (*self.weights.shape, *self.spatial.shape[1:])
         )
-        seen = torch.full(shape, torch.nan)
+        seen = torch.full(shape, torch.nan, device=self.model.device)
         for part in self._parts(bool(kept)):
             on_step()
             velocities = self._kept(part, kept) if kept else self._recomputed(part)
             shares = []
             for (position, rows), velocity in zip(part, velocities, strict=True):
                 log_prob, share = self._loss(position, rows, velocity, old, noise)
-                seen[rows, position] = log_prob.detach().cpu()
+                seen[devices.upload(rows, seen.device), position] = log_prob.detach()
                 shares.append(share)
             sum(shares[1:], shares[0]).backward()
         return seen
@@ -236,7 +237,7 @@ class _Backward:
             yield part
 
     def _kept(self, part, kept) -> list[Tensor]:
-        return [kept[position][rows.to(kept[position].device)] for position, rows in part]
+        return [kept[position][devices.upload(rows, kept[position].device)] for position, rows in part]
 
     def _recomputed(self, part) -> Sequence[Tensor]:
         return self._velocity(part).split([len(rows) for _, rows in part])
@@ -250,21 +251,21 @@ class _Backward:
         """Log-probs of some rows of one step, and their share of the loss, ready for its backward pass."""
         model, trajectories, settings = self.model, self.trajectories, self.settings
         device, step = velocity.device, trajectories.trained[position]
-        gaussian = trained_transition(trajectories, step, velocity, rows)
-        following = trajectories.latents[rows, step + 1].to(device)
-        advantage = self.advantage[rows, position].to(device)
-        stands_for = self.weights[rows, position].to(device)
+        gaussian, there = trained_transition(trajectories, step, velocity, rows), devices.upload(rows, device)
+        following = devices.upload(trajectories.latents[rows, step + 1], device)
+        advantage, stands_for = self.advantage[there, position], self.weights[there, position]
         weight = stands_for
         if self.spatial is None:
             log_prob = gaussian.log_prob(following, trajectories.settings.log_prob_norm)
         else:
             log_prob = gaussian.log_prob_map(following, trajectories.settings.log_prob_norm)
             each = (-1, *[1] * (log_prob.ndim - 1))
-            advantage, weight = advantage.view(each) * self.spatial[rows].to(device), stands_for.view(each)
-        reference = log_prob.detach() if old is None else old[rows, position].to(device)
+            advantage, weight = advantage.view(each) * devices.upload(self.spatial[rows], device), stands_for.view(each)
+        reference = log_prob.detach() if old is None else old[there, position]
         ratio_of, means = log_prob, {}
         if noise is not None:
-            divergence = self._divergence(gaussian, following - gaussian.std * noise[rows, position].to(device))
+            added = devices.upload(noise[rows, position], device)
+            divergence = self._divergence(gaussian, following - gaussian.std * added)
             if self.regulated:  # a log-ratio is too small by that on average (GRPO-Guard, 2510.22319)
                 full = trajectories.settings.log_prob_norm == "full"
                 ratio_of = log_prob + (divergence if full else divergence * (2 * gaussian.std**2))
@@ -277,7 +278,7 @@ class _Backward:
             with torch.no_grad(), model.policy.reference():
                 frozen = self._velocity([(position, rows)])
             # Of a sharded model, samples that are not valid are here too, to keep pace.
-            counted = stands_for * self.valid[rows].to(stands_for)
+            counted = stands_for * self.valid[there].to(stands_for)
             divergence = (counted * (velocity - frozen).square().flatten(1).mean(1)).mean()
             statistics["kl"] = divergence.detach()
             loss = loss + settings.kl_coefficient * divergence
@@ -293,9 +294,12 @@ class _Backward:
         """Notes how far the log-probs that a pass saw are from those of the rollout: the largest |ρ - 1|."""
         if recomputed.ndim > self.trajectories.log_probs.ndim:
             recomputed = recomputed.flatten(2).mean(2)
-        log_ratio = torch.tensor(self.scale) * (recomputed - self.trajectories.log_probs)
-        difference = log_ratio.nan_to_num().exp() - 1
-        self.drift = distributed.each(difference.abs().max()).max().item()
+        scale, sampled = (
+            devices.upload(values, recomputed.device)
+            for values in (torch.tensor(self.scale), self.trajectories.log_probs)
+        )
+        difference = (scale * (recomputed - sampled)).nan_to_num().exp() - 1
+        self.tally.note("drift", difference.abs().max())
 
     def figures(self) -> dict[str, float]:
         """What all passes came to, for the log."""
@@ -307,6 +311,6 @@ class _Backward:
         figures = {name: sums.get(key, 0.0) for key, name in names.items() if key in sums or key != "kl"}
         figures["ratio/mean"] = sums["ratio"] / weight if "ratio" in sums else 1.0
         figures["gradient_norm"] = self.tally.gradient_norm
-        if self.drift is not None:
-            figures["ratio/drift"] = self.drift
+        if (drift := self.tally.read().get("drift")) is not None:
+            figures["ratio/drift"] = distributed.each(drift).max().item()
         return figures

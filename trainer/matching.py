@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import softplus
 
+from ..host import devices
 from .groups import per_group
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def matching_loss(
         old: [B, …], the old policy's velocity at x_σ; None: on-policy, the policy's own, detached.
         reference: [B, …], the untrained model's velocity at x_σ, for `dgpo` and `dpo`.
         groups: [B], for these: numbers of the samples that are compared. A group has one prompt, level and noise, and is whole;
-            for `dpo` the samples that `pairs` names are enough.
+            for `dpo` the samples that `pairs` names are enough. These and the numbers of samples may be in main memory while the
+            velocity is on a device, which they then need not wait for.
         beta: `nft`: how far its two velocities reach beyond the old one; `dgpo`, `dpo`: how sharp a preference is.
         advantage_limit: A_max of `nft` and `awm`, to which advantages are clipped; `awm` divides by it.
         weight: [B], how many samples each one counts for; None: 1.
@@ -88,7 +90,8 @@ class Point:
     sigma: Tensor  # [B], as all that follows
     advantage: Tensor
     weight: Tensor
-    groups: Tensor
+    groups: Tensor  # where it was given, as
+    ranked: Tensor  # the advantages: what is compared in main memory need not wait for a device
     beta: float
     advantage_limit: float
     clip: float  # c of the brake; 0 of a kind without one
@@ -145,7 +148,8 @@ def dgpo(point: Point) -> tuple[Tensor, dict]:
     preference = point.advantage * point.beta * (own.detach() - reference)
     sharpness = torch.zeros_like(own)
     for member in per_group(point.groups):
-        sharpness[member] = preference[member].mean().sigmoid()
+        rows = devices.upload(member.nonzero()[:, 0], own.device)
+        sharpness[rows] = preference[rows].mean().sigmoid()
     reached, statistics = _braked(point, (point.squared(point.old) - own.detach()).exp())
     losses = sharpness * point.advantage * torch.where(reached, own.detach(), own)
     return point.weight * losses, statistics | {"sharpness": sharpness}
@@ -156,7 +160,7 @@ def dpo(point: Point) -> tuple[Tensor, dict]:
 
     The mean is over the pairs; a pair counts for the mean weight of its two samples.
     """
-    chosen = pairs(point.advantage, point.groups)
+    chosen = devices.upload(pairs(point.ranked, point.groups), point.residual.device)
     gained = point.squared(point.residual) - point.squared(point.reference)
     behind = gained[chosen[:, 0]] - gained[chosen[:, 1]]  # how much worse the winner is fitted than the loser
     losses = point.weight[chosen].mean(1) * softplus(point.beta / 2 * behind)
@@ -220,19 +224,23 @@ def _point(velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, fl
     def apart(own: Tensor) -> Tensor:
         return wide(own) - (wide(latents["noise"]) - wide(latents["x0"]))
 
+    def there(values: Tensor) -> Tensor:
+        return devices.upload(values.to(residual.dtype), residual.device)
+
     residual, old, reference, groups = apart(velocity), latents["old"], latents["reference"], samples["groups"]
     return Point(
         residual,
         residual.detach() if old is None else apart(old).detach(),
         residual.new_empty(0) if reference is None else apart(reference).detach(),
-        samples["sigma"].to(residual),
-        samples["advantage"].to(residual),
-        samples["weight"].to(residual),
+        there(samples["sigma"]),
+        there(samples["advantage"]),
+        there(samples["weight"]),
         residual.new_empty(0) if groups is None else groups,
+        samples["advantage"].to(residual.dtype),
         numbers["beta"],
         numbers["advantage_limit"],
         numbers["clip"],
-        None if spatial is None else spatial.to(residual).unsqueeze(1),
+        None if spatial is None else there(spatial).unsqueeze(1),
     )
 
 

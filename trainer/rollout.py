@@ -153,7 +153,7 @@ def velocity_at(model: FlowModel, trajectories: Trajectories, steps: int | Tenso
     settings, groups = trajectories.settings, trajectories.groups[rows]
     steps = torch.as_tensor(steps).expand(len(rows))
     levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[steps]
-    x = trajectories.latents[rows, steps].to(model.device)
+    x = devices.upload(trajectories.latents[rows, steps], model.device)
     # A number for each different point: that of the group where its members are at one point, else that of the sample.
     count = len(trajectories.prompts)
     points = torch.where(torch.as_tensor(at_one_point(trajectories, steps)), groups, count + rows)
@@ -192,7 +192,7 @@ def stored_log_prob_maps(trajectories: Trajectories) -> Tensor:
 def trained_transition(trajectories: Trajectories, step: int, velocity: Tensor, rows: Tensor) -> Gaussian:
     """The transition that these trajectories took at a trained step, for a given velocity."""
     settings, sigmas = trajectories.settings, trajectories.sigmas
-    x = trajectories.latents[rows, step].to(velocity.device)
+    x = devices.upload(trajectories.latents[rows, step], velocity.device)
     return transition(
         settings.kind, velocity, x, sigmas[step], sigmas[step + 1], eta=settings.eta, sigma_after_first=sigmas[1]
     )
@@ -262,7 +262,7 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
 
     Of the sampler `ode` every step is one to train by, since an update that noises x̂0 again needs nothing but noise levels.
     """
-    x = _drawn(noise).to(model.device)
+    x = devices.upload(_drawn(noise), model.device)
     visited, predictions, log_probs, velocities, stds, trained = [x], [], [], [], [], []
     clean, stochastic, before = x, False, None
     for j, (kind, sigma, sigma_next) in enumerate(zip(step_kinds(settings), sigmas, sigmas[1:], strict=False)):
@@ -275,7 +275,7 @@ def _walk(model, condition, sigmas, settings, keep_graph, keep_predictions, on_s
         if settings.kind == "ode":
             trained.append(j)
         if stochastic:
-            x_next = gaussian.sample(_drawn(noise).to(x.device)).detach()
+            x_next = gaussian.sample(devices.upload(_drawn(noise), x.device)).detach()
             log_probs.append(gaussian.log_prob(x_next, settings.log_prob_norm).detach())
             trained.append(j)
             velocities.append(v)
@@ -323,8 +323,9 @@ def _velocity(model, condition, x: Tensor, groups: Tensor, sigma, settings, poin
     first, inverse = first_of_each(points)
     if len(first) == len(x):
         return model.velocity(x, levels, condition.rows(groups), guidance)
-    velocity = model.velocity(x[first.to(x.device)], levels[first], condition.rows(groups[first]), guidance)
-    return velocity[inverse.to(x.device)]
+    different = x[devices.upload(first, x.device)]
+    velocity = model.velocity(different, levels[first], condition.rows(groups[first]), guidance)
+    return velocity[devices.upload(inverse, x.device)]
 
 
 def share_of(model: FlowModel, samples: int) -> distributed.Share:

@@ -20,6 +20,8 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.sde import transition
 
+pytestmark = pytest.mark.anywhere
+
 TEXTS, SEEDS = ["a red circle", "a blue square"], [3, 4]
 
 

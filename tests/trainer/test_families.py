@@ -13,6 +13,8 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
+pytestmark = pytest.mark.anywhere
+
 SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
 SIZES["wan22"] = SIZES["wan21"]
 

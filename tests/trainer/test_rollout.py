@@ -14,6 +14,8 @@ from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.sde import KINDS
 from comfyui_otca.trainer.types import OLD, THETA
 
+pytestmark = pytest.mark.anywhere
+
 STOCHASTIC = [kind for kind in KINDS if kind != "ode"]
 
 
@@ -41,7 +43,9 @@ def test_the_last_step_is_deterministic(taken, still_model):
     assert taken.stds[-1] == 0 and torch.equal(taken.final, taken.latents[:, -1])
     # One Euler step by hand: x̂0 = x - σ·v.
     with torch.no_grad():
-        velocity = still_model.velocity(taken.latents[:, 3], taken.sigmas[3], still_model.embeddings(taken.texts), 3.5)
+        velocity = still_model.velocity(
+            taken.latents[:, 3].to(still_model.device), taken.sigmas[3], still_model.embeddings(taken.texts), 3.5
+        ).cpu()
     torch.testing.assert_close(taken.final, taken.latents[:, 3] - taken.sigmas[3] * velocity, rtol=0, atol=1e-5)
 
 
@@ -186,7 +190,7 @@ def test_deterministic_steps_are_of_second_order(still_model, sample, small_sett
     taken = sample(still_model, settings)
     rows = torch.arange(6)
     with torch.no_grad():
-        v = [rollout.velocity_at(still_model, taken, step, rows) for step in range(settings.transitions)]
+        v = [rollout.velocity_at(still_model, taken, step, rows).cpu() for step in range(settings.transitions)]
     s = taken.sigmas
     for step in (0, 1, 2, 4, 5, 6):
         velocity = v[step]
@@ -244,7 +248,7 @@ def test_recomputed_log_probs_with_a_schedule_cut_short(still_model, sample, sma
     for position, step in enumerate(taken.trained):
         rows = torch.arange(6)
         with torch.no_grad():
-            velocity = rollout.velocity_at(still_model, taken, step, rows)
+            velocity = rollout.velocity_at(still_model, taken, step, rows).cpu()
             gaussian = rollout.trained_transition(taken, step, velocity, rows)
             again = gaussian.log_prob(taken.latents[:, step + 1])
         torch.testing.assert_close(again, taken.log_probs[:, position], rtol=0, atol=1e-6)
@@ -258,7 +262,7 @@ def test_recomputed_log_probs_are_the_stored_ones(still_model, sample, small_set
         for position, step in enumerate(taken.trained):
             for rows in torch.arange(6).split(batch_size):
                 with torch.no_grad():
-                    velocity = rollout.velocity_at(still_model, taken, step, rows)
+                    velocity = rollout.velocity_at(still_model, taken, step, rows).cpu()
                     gaussian = rollout.trained_transition(taken, step, velocity, rows)
                     again = gaussian.log_prob(taken.latents[rows, step + 1], norm)
                 torch.testing.assert_close(again, taken.log_probs[rows, position], rtol=0, atol=1e-6)
@@ -270,7 +274,7 @@ def test_stored_log_probs_against_torch_distributions(taken, still_model):
     for position, step in enumerate(taken.trained):
         sigma, following, x = taken.sigmas[step], taken.sigmas[step + 1], taken.latents[:, step]
         with torch.no_grad():
-            velocity = still_model.velocity(x, sigma, condition, 3.5)
+            velocity = still_model.velocity(x.to(still_model.device), sigma, condition, 3.5).cpu()
         score = -(x - (1 - sigma) * (x - sigma * velocity)) / sigma**2
         mean = x + (velocity - 0.5 * 0.5**2 * score) * (following - sigma)
         density = torch.distributions.Normal(mean, 0.5 * (sigma - following) ** 0.5)
@@ -287,7 +291,7 @@ def test_a_kept_graph_changes_no_number(taken, still_model, sample):
     for position, velocity in enumerate(kept.kept):
         assert velocity.requires_grad and velocity.shape == (6, 8, 10, 10)
         step, rows = kept.trained[position], torch.arange(6)
-        seen = rollout.trained_transition(kept, step, velocity, rows).log_prob(kept.latents[:, step + 1])
+        seen = rollout.trained_transition(kept, step, velocity.cpu(), rows).log_prob(kept.latents[:, step + 1])
         assert torch.equal(seen.detach(), kept.log_probs[:, position])
 
 
@@ -392,7 +396,9 @@ def test_ode_samples_as_evaluation_does_and_every_level_is_trained(still_model, 
     before, x = None, starts
     for step, (sigma, following) in enumerate(zip(taken.sigmas, taken.sigmas[1:], strict=False)):
         with torch.no_grad():
-            velocity = still_model.velocity(x, sigma, still_model.embeddings(taken.texts), 3.5)
+            velocity = still_model.velocity(
+                x.to(still_model.device), sigma, still_model.embeddings(taken.texts), 3.5
+            ).cpu()
         slope = 0.0
         if before is not None and solver != "euler":
             slope = (velocity - before[0]) * (following - sigma) / (2 * (sigma - before[1]))

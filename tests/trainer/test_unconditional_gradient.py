@@ -16,6 +16,8 @@ from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import NextRollout, Scores
 
+pytestmark = pytest.mark.anywhere
+
 SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
 SIZES["wan22"] = SIZES["wan21"]
 TEXTS = ["a red circle on a blue background", "a green square"]

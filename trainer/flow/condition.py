@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...host import devices
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,7 +24,7 @@ class Condition:
     tensors: dict[str, Tensor]
 
     def rows(self, index: Tensor) -> Condition:
-        return Condition({name: tensor[index.to(tensor.device)] for name, tensor in self.tensors.items()})
+        return Condition({name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()})
 
 
 class Embeddings:
@@ -36,13 +38,14 @@ class Embeddings:
         """Embeddings of P prompts, on that device."""
         distinct = list(dict.fromkeys(texts))
         if missing := [text for text in distinct if text not in self._rows]:
-            tensors = self._embed(missing).tensors
-            for row, text in enumerate(missing):
-                self._rows[text] = {name: tensor[row].cpu() for name, tensor in tensors.items()}
+            tensors = {name: tensor.cpu() for name, tensor in self._embed(missing).tensors.items()}
+            for row, text in enumerate(missing):  # each in memory of its own, which can be given back
+                self._rows[text] = {name: tensor[row].clone() for name, tensor in tensors.items()}
         for text in distinct:
             self._rows[text] = self._rows.pop(text)
         names = self._rows[texts[0]]
         size = sum(tensor.nbytes for tensor in names.values())
         for text in list(self._rows)[: max(0, len(self._rows) - max(len(texts), MOST_BYTES // size))]:
             del self._rows[text]
-        return Condition({name: torch.stack([self._rows[text][name] for text in texts]).to(device) for name in names})
+        stacked = {name: torch.stack([self._rows[text][name] for text in texts]) for name in names}
+        return Condition({name: devices.upload(tensor, device) for name, tensor in stacked.items()})

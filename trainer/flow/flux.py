@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...host import devices
 from .base import noise_levels
 from .condition import Condition
 from .image import DOUBLE_BLOCK, ImageModel
@@ -34,15 +35,17 @@ class Flux(ImageModel):
         batch, channels, height, width = x.shape
         dtype, pipeline = self.dtype, self.pipeline
         tokens = condition.tensors["tokens"].to(dtype)
+        # Made in main memory, which diffusers would copy to the device itself, waiting for it.
+        places = pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, torch.device("cpu"), dtype)
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
-                timestep=noise_levels(sigma, x).to(dtype).to(x.device),
+                timestep=devices.upload(noise_levels(sigma, x).to(dtype), x.device),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,
                 txt_ids=tokens.new_zeros(tokens.shape[1], 3),
-                img_ids=pipeline._prepare_latent_image_ids(batch, height // 2, width // 2, x.device, dtype),
+                img_ids=devices.upload(places, x.device),
                 return_dict=False,
             )[0]
         scale = pipeline.vae_scale_factor

@@ -36,7 +36,8 @@ def resolve_device(name: str) -> torch.device:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             reason = str(error).splitlines()[0]
             raise FlowModelError(f"device {name!r} cannot be used here ({reason}). Fix: use auto or cpu") from error
-    return devices.default_device()
+    # With its number: a network that one asks for by `auto` and another by `cuda:0` is the same.
+    return torch.empty(0, device=devices.default_device()).device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

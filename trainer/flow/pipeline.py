@@ -172,7 +172,9 @@ class PipelineModel(FlowModel):
         device = self.device
         # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
         with self._decoding, self._visit(device, "vae"):
-            return torch.cat([work(part.to(device)).cpu() for part in values.split(batch_size or len(values))])
+            return torch.cat(
+                [work(devices.upload(part, device)).cpu() for part in values.split(batch_size or len(values))]
+            )
 
     def autocast(self):
         """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""

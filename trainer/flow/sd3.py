@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...host import devices
 from .base import noise_levels
 from .condition import NEGATIVE, Condition
 from .image import DOUBLE_BLOCK, ImageModel
@@ -56,7 +57,7 @@ class StableDiffusion3(ImageModel):
         with self.autocast():
             return self.transformer(
                 hidden_states=x.to(self.dtype),
-                timestep=(levels * timesteps).float().to(x.device),
+                timestep=devices.upload((levels * timesteps).float(), x.device),
                 encoder_hidden_states=tokens.to(self.dtype),
                 pooled_projections=pooled.to(self.dtype),
                 return_dict=False,

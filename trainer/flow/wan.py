@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...host import devices
 from .base import noise_levels
 from .condition import NEGATIVE, Condition
 from .pipeline import PipelineModel
@@ -86,7 +87,8 @@ class Wan(PipelineModel):
         return velocity
 
     def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
-        values = (noise_levels(sigma, x) * self.pipeline.scheduler.config.num_train_timesteps).float().to(x.device)
+        steps = self.pipeline.scheduler.config.num_train_timesteps
+        values = devices.upload((noise_levels(sigma, x) * steps).float(), x.device)
         if not self.pipeline.config["expand_timesteps"]:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...host import distributed
+from ...host import devices, distributed
 from ..credit import sampled_steps
 from ..groups import per_group
 from ..matching import KINDS, matching_loss
@@ -84,7 +84,7 @@ def update(
         if settings.epochs > 1 or decay(policy.old_steps + 1):
             policy.keep_old()
 
-    steps = take_steps(model, settings, backward.tally, one)
+    steps = take_steps(model, trajectories, settings, backward.tally, one)
     if not (steps or differs):
         policy.follow(0)  # and no `forget_old`, which would begin the schedule again
     policy.version += steps > 0
@@ -94,7 +94,7 @@ def update(
     metrics = backward.figures() | {"old_policy/decay": decay(policy.old_steps)}
     if settings.sampled_steps and advantages.valid.any():
         metrics["update/sampled_share"] = (counts[advantages.valid] != 0).double().mean().item()
-    return metrics | outcome(model, trajectories, settings, steps, started)
+    return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
 
 def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
@@ -256,10 +256,10 @@ class _Backward:
         kind = KINDS[settings.loss]
         rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)
         levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[torch.tensor(trajectories.trained)[positions]]
-        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows).to(model.device)
-        clean = trajectories.final[rows].to(model.device)
-        sigma = levels.to(clean.device, clean.dtype)
-        each = sigma.view(-1, *[1] * (clean.ndim - 1))
+        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows)
+        clean, noise = (devices.upload(values, model.device) for values in (trajectories.final[rows], noise))
+        sigma = levels.to(clean.dtype)  # in main memory, as all that is compared there
+        each = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))
         predict = partial(self._velocity, (1 - each) * clean + each * noise, levels, trajectories.groups[rows])
         with torch.no_grad():
             old = reference = average = None
@@ -290,7 +290,7 @@ class _Backward:
             weight=self.weight[rows, positions].to(sigma),
             spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
         )
-        counted = self.drawn[rows, positions].to(sigma)
+        counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)
         pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
         for name, coefficient, other in pulls:
             if coefficient and other is not None:

@@ -68,7 +68,7 @@ def dppo(
         divergence: KL = mean‖μ - μ_old‖²/(2·std²) of each entry; 0 where the policy is the one that sampled.
     """
     log_ratio = log_prob - old_log_prob
-    far = torch.as_tensor(divergence, device=log_ratio.device) >= clip
+    far = (divergence if isinstance(divergence, torch.Tensor) else torch.full_like(log_ratio, divergence)) >= clip
     outside = far & (log_ratio > 0) & (advantage > 0), far & (log_ratio < 0) & (advantage < 0)
     loss = (-advantage * log_ratio.exp()).masked_fill(outside[0] | outside[1], 0.0)
     return (weight * loss).mean(), _statistics(log_ratio, outside, weight)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...host import distributed
+from ...host import devices, distributed
 from ..rollout import velocity_at
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_IN_A_ROW = 10
+DIVERGENCE = "divergence"  # from the reference, as a `Tally` notes it
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -31,24 +31,39 @@ class NonFiniteUpdate(RuntimeError):
 
 
 class Tally:
-    """Sums figures over the parts of an update without waiting for the device; reads them once, at the end."""
+    """Figures of an update, on the device: sums over its parts, and single notes. `read` waits for them, all at once."""
 
     def __init__(self):
         self.sums: dict[str, Tensor] = {}
+        self.notes: dict[str, Tensor] = {}
         self.passes = 0
         self.gradient_norms: list[float] = []
+        self._read: dict[str, Tensor] | None = None
 
     def add(self, loss: Tensor, statistics: Mapping[str, Tensor], count: int, total: int) -> None:
         for name, value in {"loss": loss, **statistics}.items():
             self.sums[name] = self.sums.get(name, 0.0) + value * (count / total)
+        self._read = None
 
-    def finite(self) -> bool:
-        return bool(distributed.each(torch.as_tensor(self.sums.get("loss", 0.0)).float()).isfinite().all())
+    def note(self, name: str, value: Tensor) -> None:
+        """Something that is no sum; a later note of that name takes its place."""
+        self.notes[name], self._read = value, None
+
+    def read(self) -> dict[str, Tensor]:
+        """All figures of this process in main memory."""
+        if self._read is None:
+            self._read = devices.download(self.sums | self.notes)
+        return self._read
+
+    def finite(self) -> Tensor:
+        """Whether the loss is, in all processes: one bool, of a process alone still on the device."""
+        loss = torch.as_tensor(self.sums.get("loss", 0.0)).float()
+        return (loss if distributed.world() == 1 else distributed.each(loss)).isfinite().all()
 
     def means(self, names: Iterable[str]) -> dict[str, float]:
         """Of all processes together, each figure's sum by the number of passes; those that no process has are left out."""
-        names = list(names)
-        sums = [[float(self.sums.get(name, 0.0)), float(name in self.sums)] for name in names]
+        names, read = list(names), self.read()
+        sums = [[float(read[name]) if name in self.sums else 0.0, float(name in self.sums)] for name in names]
         added, present = distributed.each(torch.tensor(sums, dtype=torch.float64)).sum(0).T.tolist()
         return {name: value / self.passes for name, value, there in zip(names, added, present, strict=True) if there}
 
@@ -84,24 +99,32 @@ def outcome(
     model: FlowModel,
     trajectories: Trajectories,
     settings: UpdateSettings | MatchingSettings,
+    tally: Tally,
     steps: int,
     started: float,
 ) -> dict[str, float]:
     """Figures of any update that has taken so many optimizer steps since `started`."""
     staleness = model.policy.version - (steps > 0) - trajectories.policy_version
-    divergence = reference_divergence(model, trajectories, settings.batch_size)
+    if not (steps and DIVERGENCE in tally.notes):  # a last step that was not dropped has noted it
+        tally.note(DIVERGENCE, reference_divergence(model, trajectories, model.policy.version, settings.batch_size))
     return {
         "policy/staleness": float(staleness),
         "policy/skipped_updates": float(settings.epochs - steps),
-        "kl/reference": divergence,
+        "kl/reference": distributed.whole(tally.read()[DIVERGENCE]).mean().item(),
         "seconds/update": time.perf_counter() - started,
     }
 
 
 def take_steps(
-    model: FlowModel, settings: UpdateSettings | MatchingSettings, tally: Tally, backward: Callable[[int], None]
+    model: FlowModel,
+    trajectories: Trajectories,
+    settings: UpdateSettings | MatchingSettings,
+    tally: Tally,
+    backward: Callable[[int], None],
 ) -> int:
     """Takes one optimizer step for each epoch, by what `backward(epoch)` leaves in the gradients of all processes.
+
+    The host waits for the device once a step, to learn whether that was dropped; after the last one all figures are there.
 
     Returns:
         The number of steps that were taken: fewer than `epochs` where a gradient was not finite, or where there was none.
@@ -116,21 +139,40 @@ def take_steps(
         tally.passes += 1
         if not model.policy.trains_shards:  # FSDP2 has added them up already
             distributed.sum_gradients(model.policy.trainable_parameters())
-        if not _step(model, optimizer, settings, tally):
+        if not _take(model, optimizer, settings, tally):
+            tally.gradient_norms.append(0.0)
+            return epoch
+        if epoch == settings.epochs - 1:
+            tally.note(
+                DIVERGENCE, reference_divergence(model, trajectories, model.policy.version + 1, settings.batch_size)
+            )
+        if not _was_taken(model, settings, tally):
             return epoch
     return settings.epochs
 
 
-def _step(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
-    """Clips and applies the gradient; a gradient that is not finite is counted and dropped."""
+def _take(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
+    """Clips and applies the gradient; one that is not finite changes nothing. False where there is no gradient."""
     parameters = model.policy.trainable_parameters()
     if all(parameter.grad is None for parameter in parameters):
-        tally.gradient_norms.append(0.0)
         return False
     model.policy.loss_scale.undo(parameters)
-    norm = distributed.full(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm)).item()
+    norm = distributed.together(torch.nn.utils.clip_grad_norm_(parameters, settings.max_grad_norm).detach())
+    finite = norm.isfinite() & devices.upload(tally.finite(), norm.device)
+    tally.note("norm", norm)
+    tally.note("dropped", ~finite)
+    # The fused optimizer looks at this number on the device, so that the host need not know it yet.
+    optimizer.found_inf = (~finite).float()
+    optimizer.step()
+    return True
+
+
+def _was_taken(model: FlowModel, settings: UpdateSettings | MatchingSettings, tally: Tally) -> bool:
+    """Waits for the last step, and does what follows from it; one that was dropped is counted."""
+    read, parameters = tally.read(), model.policy.trainable_parameters()
+    norm = float(read["norm"])
     tally.gradient_norms.append(norm)
-    if not (math.isfinite(norm) and tally.finite()):
+    if read["dropped"]:
         model.policy.nonfinite_in_a_row += model.policy.loss_scale.value == 1  # else it is the scale that was too large
         model.policy.loss_scale.overflowed()
         logger.warning("update dropped: loss or gradient is not finite (gradient norm %s)", norm)
@@ -142,19 +184,19 @@ def _step(model: FlowModel, optimizer, settings: UpdateSettings | MatchingSettin
         return False
     model.policy.nonfinite_in_a_row = 0
     model.policy.loss_scale.held()
-    optimizer.step()
     if model.policy.ema is not None:
         model.policy.ema.step(parameters)
     return True
 
 
 @torch.no_grad()
-def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_size: int = 0) -> float:
+def reference_divergence(model: FlowModel, trajectories: Trajectories, version: int, batch_size: int = 0) -> Tensor:
     """mean‖v - v_ref‖² of the policy against the model without its adapter, at one trained step of each group's first sample.
 
-    `batch_size` samples at a time, 0: as many as were sampled at a time.
+    One number for each such sample of this process, on the device. The policy's `version` chooses the step; `batch_size` samples
+    at a time, 0: as many as were sampled at a time.
     """
-    step = trajectories.trained[model.policy.version % len(trajectories.trained)]
+    step = trajectories.trained[version % len(trajectories.trained)]
     rows, group_size = trajectories.share.rows, trajectories.share.total // len(trajectories.prompts)
     first = torch.tensor([number for number, row in enumerate(rows) if row % group_size == 0], dtype=torch.int64)
     size = batch_size or trajectories.settings.batch_size or max(1, len(first))
@@ -165,6 +207,5 @@ def reference_divergence(model: FlowModel, trajectories: Trajectories, batch_siz
     policy = [velocity_at(model, trajectories, step, rows) for rows in asked]
     with model.policy.reference() if asked else contextlib.nullcontext():
         untrained = [velocity_at(model, trajectories, step, rows) for rows in asked]
-    apart = [(v - v_ref).square().flatten(1).mean(1).cpu() for v, v_ref in zip(policy, untrained, strict=True)]
-    divergence = torch.cat(apart) if apart else torch.zeros(0)
-    return distributed.whole(divergence[: len(first)]).mean().item()
+    apart = [(v - v_ref).square().flatten(1).mean(1) for v, v_ref in zip(policy, untrained, strict=True)]
+    return torch.cat(apart)[: len(first)] if apart else torch.zeros(0, device=model.device)

@@ -22,6 +22,7 @@ from playwright.sync_api import Browser, sync_playwright
 from ....tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ....tests.comfyui.server import ComfyUI, installations
 from ....trainer.types import PAIRS_NODE, SAMPLER_NODE
+from ..blueprints import with_lasting_ids
 from ..model_files import FILES, models_of
 from . import page
 from .layout import (
@@ -140,6 +141,8 @@ class Making:
         del graph["id"]
         kept = ("workflowRendererVersion", "reroutes", "linkExtensions")
         graph["extra"] = {key: value for key, value in graph["extra"].items() if key in kept}
+        if self.rewards:
+            graph = with_lasting_ids(graph)
         text = json.dumps(graph, indent=1, ensure_ascii=False) + "\n"
         self.template.canvas.write_text(text, encoding="utf-8")
         print(self.template.canvas)

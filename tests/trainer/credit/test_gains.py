@@ -21,6 +21,8 @@ from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
 from comfyui_otca.trainer.types import SamplerSettings, Trajectories
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
+pytestmark = pytest.mark.anywhere
+
 NAN = float("nan")
 SIGMAS = (1.0, 0.8, 0.4, 0.0)
 

@@ -26,6 +26,8 @@ from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.types import LEFT_OUT
 from comfyui_otca.trainer.workflow.running import Workflow
 
+pytestmark = pytest.mark.anywhere
+
 NAN = float("nan")
 cases = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 

@@ -13,6 +13,8 @@ from comfyui_otca.trainer.flow import lora
 from comfyui_otca.trainer.flow.files import read_metadata
 from comfyui_otca.trainer.grpo import UpdateSettings
 
+pytestmark = pytest.mark.anywhere
+
 
 @pytest.fixture
 def trained(load_model, perturb):

@@ -11,6 +11,8 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model, lora
 from comfyui_otca.trainer.sde import transition
 
+pytestmark = pytest.mark.anywhere
+
 TEXTS = ["a red circle on a blue background", "a green square"]
 
 

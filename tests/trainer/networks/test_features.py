@@ -11,6 +11,8 @@ from comfyui_otca.trainer.networks import features
 from comfyui_otca.trainer.networks.features import PatchFeatures
 from comfyui_otca.trainer.rewards.base import RewardError
 
+pytestmark = pytest.mark.anywhere
+
 CPU = torch.device("cpu")
 
 

@@ -18,6 +18,8 @@ from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 
+pytestmark = pytest.mark.anywhere
+
 
 @pytest.fixture
 def otca(tmp_path):

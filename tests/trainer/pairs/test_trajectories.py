@@ -18,6 +18,8 @@ from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.pixels import Colorfulness
 from comfyui_otca.trainer.types import SamplerSettings
 
+pytestmark = pytest.mark.anywhere
+
 INPUTS = {"width": 40, "height": 40, "levels": 4, "shift": 0.0, "guidance": 3.5}
 SETTINGS = SamplerSettings.of_pairs(INPUTS)
 

@@ -12,6 +12,8 @@ from comfyui_otca.trainer.rewards.base import RewardError
 
 from .conftest import truncated
 
+pytestmark = pytest.mark.anywhere
+
 
 def expected(tiny, pictures):
     from transformers import CLIPModel

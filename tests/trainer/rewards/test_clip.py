@@ -17,6 +17,8 @@ from comfyui_otca.trainer.rewards.clip import ClipT
 
 from .conftest import truncated
 
+pytestmark = pytest.mark.anywhere
+
 
 def expected(folder, pictures, prompts):
     """Cosines by CLIPModel's own joint forward, of pixels cropped by hand."""

@@ -16,6 +16,8 @@ from comfyui_otca.trainer.rewards.hps import HPSv2, clean
 
 from .conftest import truncated
 
+pytestmark = pytest.mark.anywhere
+
 
 def tokens(tiny, prompts):
     """From start to end token, as open_clip has them before it fills up with zeros."""

@@ -15,6 +15,8 @@ from comfyui_otca.trainer.rewards.image_reward import MEAN, STD, ImageReward
 
 from .conftest import truncated
 
+pytestmark = pytest.mark.anywhere
+
 
 def tokens(folder, prompts):
     from transformers import BertTokenizerFast

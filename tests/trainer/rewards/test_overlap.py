@@ -26,6 +26,8 @@ from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import Prompts
 from comfyui_otca.trainer.workflow.running import NodeError
 
+pytestmark = pytest.mark.anywhere
+
 PROMPTS = Prompts(("a red circle", "a blue square"), (0, 1))
 PATIENCE = 30
 CPU = torch.device("cpu")

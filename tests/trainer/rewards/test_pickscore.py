@@ -14,6 +14,8 @@ from comfyui_otca.trainer.rewards.pickscore import PickScore
 
 from .conftest import truncated
 
+pytestmark = pytest.mark.anywhere
+
 
 def expected(tiny, pictures, prompts):
     """Logits by the whole model, with texts padded to the longest only."""

@@ -17,6 +17,8 @@ from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within
 
+pytestmark = pytest.mark.anywhere
+
 DIMENSIONS = ("vq", "mq", "ta")
 TOKENS = ("<|VQ_reward|>", "<|MQ_reward|>", "<|TA_reward|>")
 PROMPTS = ["a red ball rolls", "a green cat that jumps over the wall of a garden, slowly, twice", "x {y}"]

@@ -18,6 +18,8 @@ from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_score import VideoScore, spread_frames
 
+pytestmark = pytest.mark.anywhere
+
 PROMPTS = ["a red ball rolls", "a green cat that jumps over the wall of a garden, slowly, twice", "x {y}"]
 
 

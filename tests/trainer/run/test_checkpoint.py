@@ -21,6 +21,8 @@ from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores
 from comfyui_otca.trainer.updates import forward_process
 
+pytestmark = pytest.mark.anywhere
+
 SETTINGS = UpdateSettings(learning_rate=1e-3, ema_decay=0.5)
 MATCHING = MatchingSettings(learning_rate=1e-3, ema_decay=0.5, sampled_steps=2, epochs=2)
 

@@ -22,6 +22,8 @@ from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores, Upd
 from comfyui_otca.trainer.updates import forward_process
 from comfyui_otca.trainer.updates.forward_process import OLD_DECAYS, drawn_levels, fresh_noise, update
 
+pytestmark = pytest.mark.anywhere
+
 STILL = MatchingSettings(
     learning_rate=0.0, max_grad_norm=1e9, sampled_steps=0, kl_coefficient=0.0, old_policy="on_policy"
 )
@@ -106,7 +108,7 @@ def plain_gradient(model, taken, advantages, settings, guidance=None):
             condition = model.condition([taken.texts[row] for row in unit], guidance or taken.settings)
 
             def velocity(x=x, sigma=sigma, condition=condition):
-                return model.velocity(x, sigma, condition, (guidance or taken.settings).guidance)
+                return model.velocity(x.to(model.device), sigma, condition, (guidance or taken.settings).guidance).cpu()
 
             with torch.no_grad():
                 with policy.reference():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ....host import devices
 from ....host.resident import moving
 from ... import schedule
 from ...types import SamplerSettings
@@ -248,13 +249,13 @@ class NativeModel(FlowModel):
             with frozen.training(), self._recording():
                 for rows in _alike(condition, name, levels):
                     chosen = torch.tensor(rows)
-                    call = x[chosen.to(x.device)], levels[chosen].to(x.device)
+                    call = x[devices.upload(chosen, x.device)], devices.upload(levels[chosen], x.device)
                     prompts = [condition.prompts[condition.index[row]] for row in rows]
                     conds = conditions.together(prompts, name)
                     parts.append(self._velocity(name, *call, conds, condition.options[name], guidance))
                     places += rows
         back = torch.tensor(places).argsort()
-        return torch.cat(parts)[back.to(x.device)] if len(parts) > 1 else parts[0]
+        return torch.cat(parts)[devices.upload(back, x.device)] if len(parts) > 1 else parts[0]
 
     def _velocity(
         self, name: str, x: Tensor, sigma: Tensor, conds: Processed, options: dict, guidance: float

@@ -1,0 +1,123 @@
+"""How often a GPU would have to wait for the host: once for each optimizer step, at the end of a rollout, and for the rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from comfyui_otca.tests.device import conftest, pretend
+from comfyui_otca.trainer import grpo
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.types import MatchingSettings, UpdateSettings
+from comfyui_otca.trainer.updates import forward_process
+
+pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
+
+READING = "trainer/updates/optimizer.py"  # where `Tally.read` is
+
+UPDATES = {
+    "plain": {},
+    "three epochs": {"epochs": 3, "ema_decay": 0.5, "clip_range": 0.1},
+    "kl in parts": {"kl_coefficient": 0.1, "batch_size": 3},
+    "dppo": {"objective": "dppo"},
+    "dppo, two epochs": {"objective": "dppo", "epochs": 2, "clip_range": 0.1},
+    "log_hinge, sampled": {"objective": "log_hinge", "sampled_steps": 1},
+}
+MATCHINGS = {
+    "nft": {"loss": "nft"},
+    "awm, two epochs": {"loss": "awm", "epochs": 2, "ema_decay": 0.5, "ema_kl_coefficient": 0.1},
+    "dgpo": {"loss": "dgpo", "batch_size": 4},
+    "dpo, two epochs": {"loss": "dpo", "epochs": 2, "sampled_steps": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    """models(family, …): one for all tests of this file, which has sampled already, and so has embedded its prompts."""
+    made = {}
+
+    def of(family, **load):
+        key = family, *load.items()
+        if key not in made:
+            own = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": "pretend:0", **load}
+            made[key] = load_flow_model(folders(family), **own)
+            conftest.sampled(made[key], family)
+        return made[key]
+
+    return of
+
+
+def waits_of(move, model, taken, settings):
+    """What that update waited for."""
+    advantages = conftest.judged(taken)
+    with pretend.watched() as seen:
+        figures = move(model, taken, advantages, settings)
+    assert figures["gradient_norm"] > 0 and figures["policy/skipped_updates"] == 0
+    return seen
+
+
+@pytest.mark.parametrize(
+    "family, case", [*(("flux", case) for case in UPDATES), ("sd3", "kl in parts"), ("wan22", "plain")]
+)
+def test_a_grpo_update_waits_once_a_step(family, case, models):
+    model, settings = models(family), UpdateSettings(learning_rate=1e-3, **UPDATES[case])
+    seen = waits_of(grpo.update, model, conftest.sampled(model, family), settings)
+    assert sum(seen.within(READING).values()) == sum(seen.waits.values()) == settings.epochs, seen.waits
+
+
+@pytest.mark.parametrize("family, case", [*(("flux", case) for case in MATCHINGS), ("wan22", "dgpo")])
+def test_a_matching_update_waits_once_a_step(family, case, models):
+    model, settings = models(family), MatchingSettings(learning_rate=1e-3, **MATCHINGS[case])
+    seen = waits_of(forward_process.update, model, conftest.sampled(model, family), settings)
+    assert sum(seen.within(READING).values()) == sum(seen.waits.values()) == settings.epochs, seen.waits
+
+
+def test_a_kept_graph_and_all_weights_wait_once_too(models):
+    model = models("flux", training="full")
+    model.wish = model.wish.__class__()  # as after the first update: graphs can be used
+    taken = conftest.sampled(model, "flux", keep_graph=True)
+    assert taken.kept
+    seen = waits_of(grpo.update, model, taken, UpdateSettings(learning_rate=1e-4))
+    assert sum(seen.waits.values()) == 1, seen.waits
+
+
+def test_trajectories_of_an_earlier_policy_wait_once_too(models):
+    model = models("flux")
+    taken = conftest.sampled(model, "flux")
+    for _ in range(2):
+        seen = waits_of(grpo.update, model, taken, UpdateSettings(learning_rate=1e-3, clip_range=0.1))
+    assert sum(seen.waits.values()) == 1, seen.waits
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_size": 2}, {"kind": "ode", "shared_noise": False}], ids=str)
+@pytest.mark.parametrize("family", ["flux", "sd3", "wan22"])
+def test_a_rollout_waits_at_the_end_of_each_part_alone(family, changes, models):
+    """Latents, what came out and log-probs leave the device when a part has been sampled, and pictures when they are decoded.
+
+    `on_step`, which looks whether to stop, and comes before every model call, costs no wait.
+    """
+    steps = []
+    with pretend.watched() as seen:
+        taken = conftest.sampled(models(family), family, sampler=changes, on_step=lambda: steps.append(len(seen.waits)))
+    parts = 2 if changes.get("batch_size") else 1
+    leaving = 2 if changes.get("kind") == "ode" else 3  # there are no log-probs of a deterministic sampler
+    assert len(steps) == parts * len(taken.stds) and steps[: len(taken.stds)] == [0] * len(taken.stds)
+    at_the_end = {line: count for line, count in seen.waits.items() if line.startswith("trainer/rollout.py")}
+    assert len(at_the_end) == leaving and set(at_the_end.values()) == {parts}
+    others = seen.within("trainer/flow/") - seen.within("trainer/flow/pipeline.py")
+    assert sum(seen.within("trainer/flow/pipeline.py").values()) == parts, "decoded pictures"
+    assert sum(others.values()) <= 2 * parts * (family == "wan22"), "the mean and std of Wan's autoencoder"
+    assert sum(seen.waits.values()) == sum(at_the_end.values()) + sum(seen.within("trainer/flow/").values()), seen.waits
+
+
+def test_scores_of_a_network_are_read_once(models, accelerator):
+    from comfyui_otca.trainer.rewards import reward_class
+    from comfyui_otca.trainer.rewards.base import score
+
+    reward, taken = reward_class("clip_t")(device=accelerator), conftest.sampled(models("flux"), "flux")
+    score([reward], taken.images, ["a red circle"] * 4)  # which embeds the prompt
+    with pretend.watched() as seen:
+        score([reward], taken.images.clone(), ["a red circle"] * 4)
+    assert [line for line in seen.waits if line.endswith(" to the host")] == list(
+        seen.within("trainer/rewards/base.py")
+    )
+    assert sum(seen.waits.values()) == 3, "pixels and texts to the device, scores back"
