@@ -700,17 +700,17 @@ function nodeOf(id) {
  * @param {GraphNode} node
  * @returns {import("./lib/place.js").Plain}
  */
-function plainNode({ id, type = "", inputs = [], outputs = [] }) {
-  const { links } = app.canvas.graph;
-  const originOf = (/** @type {NodeInput} */ { link }) => {
-    const { origin_id, origin_slot } = (link != null && links[link]) || {};
-    return origin_id === undefined || origin_slot === undefined ? null : { node: origin_id, slot: origin_slot };
+function plainNode(node) {
+  const { id, type = "", inputs = [], outputs = [] } = node;
+  const originOf = (/** @type {number} */ slot) => {
+    const link = node.getInputLink(slot);
+    return link && { node: link.origin_id, slot: link.origin_slot };
   };
   return {
     id,
     ours: type.startsWith("OTCA_"),
     outputs: outputs.map((output) => output.type),
-    inputs: inputs.map((input) => ({ type: input.type, origin: originOf(input) })),
+    inputs: inputs.map((input, slot) => ({ type: input.type, origin: originOf(slot) })),
   };
 }
 

@@ -52,6 +52,7 @@ interface ExtensionManager {
 
 interface Graph {
   id: string | null;
+  extra?: { ds?: unknown };
   nodes: GraphNode[];
   links: Record<number, { target_slot: number; origin_id: number | string; origin_slot: number }>;
   add(node: GraphNode): void;
@@ -62,7 +63,9 @@ interface Graph {
 interface GraphCanvas {
   canvas: HTMLCanvasElement;
   graph: Graph;
-  ds: { scale: number; visible_area: [number, number, number, number] };
+  ds: { scale: number; offset: [number, number]; visible_area: [number, number, number, number] };
+  default_connection_color_byType: Record<string, string>;
+  setDirty(foreground: boolean, background: boolean): void;
   selected_nodes?: Record<string, GraphNode>;
   setGraph?(graph: Graph): void;
   selectItems(items: GraphNode[]): void;
@@ -106,7 +109,7 @@ interface GraphNode {
   addInput(name: string, type: string, more: object): void;
   removeInput(slot: number): void;
   isInputConnected(slot: number): boolean;
-  getInputLink(slot: number): { target_slot: number } | null;
+  getInputLink(slot: number): { target_slot: number; origin_id: number | string; origin_slot: number } | null;
   addWidget(type: string, name: string, value: unknown, callback: () => void, options: object): Widget;
   addDOMWidget(name: string, type: string, element: HTMLElement, options: object): Widget;
   connect(slot: number, target: GraphNode, input: number): void;
@@ -114,7 +117,7 @@ interface GraphNode {
   setSize(size: [number, number]): void;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
   onRemoved?(...details: unknown[]): void;
-  onConfigure?(...details: unknown[]): void;
+  onConfigure?(...details: { size?: [number, number] }[]): void;
   onConnectionsChange?(side: number, ...details: unknown[]): void;
 }
 
@@ -128,6 +131,7 @@ interface Widget {
   width?: number;
   options?: { advanced?: boolean };
   computeSize?(width: number): [number, number];
+  element?: HTMLElement;
   linkedWidgets?: Widget[];
   callback?(value: any): void;
   onClick?(details: { canvas: { prompt_box?: PromptDialog | null } }): void;
@@ -144,6 +148,7 @@ interface PromptDialog extends HTMLElement {
 type Queued = { workflow_id?: string | null };
 
 interface Window {
+  LGraphCanvas: { link_type_colors: Record<string, string> };
   LiteGraph: { createNode(type: string): GraphNode };
 }
 
