@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.assets.make.model_files import FILES, LOADERS, models_of
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -273,8 +275,19 @@ def test_methods_differ_in_the_method_alone(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_methods_note_names_all_that_it_is_compared_with(name):
-    note = (ROOT / "assets" / "make" / "notes" / f"{name}.md").read_text(encoding="utf-8")
-    assert not [other for other in METHODS if f"*{other}*" not in note]
+    compared = [int(TEMPLATES[method].title[:2]) for method in [*METHODS, "uniform", "matching"]]
+    assert sorted(compared) == list(range(31, 43))
+    assert "the templates 31 to 42" in TEMPLATES[name].note
+
+
+def test_template_numbers_in_notes_and_docs_are_those_of_their_titles():
+    numbers = {template.title[:2] for template in TEMPLATES.values()}
+    assert len(numbers) == len(TEMPLATES) and list(TEMPLATES) == sorted(
+        TEMPLATES, key=lambda name: TEMPLATES[name].title
+    )
+    for template in TEMPLATES.values():
+        texts = template.steps or [template.note]
+        assert {number for text in texts for number in re.findall(r"template (\d\d)", text)} <= numbers, template
 
 
 def outputs(kind):
@@ -360,21 +373,34 @@ def test_the_page_lists_what_comfyui_loaded_first():
     assert all(f"`{name}`" in second for name in LARGE)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_every_workflow_has_a_canvas_of_its_own(name):
-    canvas = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))
-    found = {str(node["id"]): node["type"] for node in canvas["nodes"]}
-    wanted = {id: node["class_type"] for id, node in graph(name).items()}
+def test_every_workflow_is_a_template():
+    assert {template.api.stem for template in TEMPLATES.values()} == set(ALL)
+    files = {path.name for path in (ROOT / "workflows").iterdir() if path.is_file()}
+    assert files == {file.name for template in TEMPLATES.values() for file in (template.canvas, template.picture)}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_is_its_workflow(name):
+    template = TEMPLATES[name]
+    canvas, api = (json.loads(path.read_text(encoding="utf-8")) for path in (template.canvas, template.api))
+    subgraphs = canvas.get("definitions", {}).get("subgraphs", [])
+    nodes = [node for one in (canvas, *subgraphs) for node in one["nodes"]]
+    found = {str(node["id"]): node["type"] for node in nodes if node["type"] not in {one["id"] for one in subgraphs}}
+    assert len(subgraphs) == template.rewards_inside
+    wanted = {id: node["class_type"] for id, node in api.items()}
     assert {id: found[id] for id in wanted} == wanted
-    assert sorted(kind for id, kind in found.items() if id not in wanted) == ["MarkdownNote", "PreviewImage"]
-    [note] = [node["widgets_values"][0] for node in canvas["nodes"] if node["type"] == "MarkdownNote"]
-    assert note == (ROOT / "assets" / "make" / "notes" / f"{name}.md").read_text(encoding="utf-8")
-    for node in canvas["nodes"]:
+    notes = template.steps or [template.note]
+    added = sorted(kind for id, kind in found.items() if id not in wanted)
+    assert added == ["MarkdownNote"] * len(notes) + ["PreviewImage"]
+    written = [node["widgets_values"][0] for node in nodes if node["type"] == "MarkdownNote"]
+    titled = [f"# {node['title']}\n{text}\n" for node, text in zip(_notes(nodes), written, strict=True)]
+    assert (titled if template.steps else written) == notes
+    for node in nodes:
         if node["type"] in LOADERS:
-            offered = models_of(name, graph(name)[str(node["id"])])
+            offered = models_of(name, api[str(node["id"])])
             assert node["properties"]["models"] == offered, "ComfyUI offers what is missing by this"
-    assert 0 < os.path.getsize(ROOT / "workflows" / f"{name}.jpg") <= 100_000
-    for node in canvas["nodes"]:
+    assert 0 < os.path.getsize(template.picture) <= 100_000
+    for node in nodes:
         if node["type"].startswith("OTCA_"):
             declared = NODE_CLASS_MAPPINGS[node["type"]].INPUT_TYPES()
             wanted = {**declared["required"], **declared.get("optional", {})}
@@ -384,3 +410,7 @@ def test_every_workflow_has_a_canvas_of_its_own(name):
                 for names in ([slot["name"] for slot in node["inputs"]], wanted)
             )
             assert named == wanted, f"{node['type']}: made before it had these inputs; make it anew"
+
+
+def _notes(nodes):
+    return [node for node in nodes if node["type"] == "MarkdownNote"]

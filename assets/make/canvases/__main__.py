@@ -7,6 +7,7 @@ saved canvases hold values by position.
 
     --run N         for the pictures of what needs no large model: iterations before they are taken (6)
     --no-picture    leave the pictures as they are
+    --picture-only  leave the canvases as they are
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def main() -> None:
     names = list(TEMPLATES)
     parser.add_argument("names", nargs="*", metavar="NAME", default=names, help=f"of {', '.join(names)}; default: all")
     parser.add_argument("--run", type=int, default=6)
-    parser.add_argument("--no-picture", action="store_true")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--no-picture", action="store_true")
+    part.add_argument("--picture-only", action="store_true")
     options = parser.parse_args()
     comfyui = ComfyUI(installations()[-1], Path(tempfile.mkdtemp(prefix="otca-canvases-")))
     try:
@@ -65,7 +68,8 @@ def main() -> None:
             browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
             for name in options.names:
                 making = Making(TEMPLATES[name])
-                for renderer, step in (("nodes2", making.measure), ("classic", making.save)):
+                steps = () if options.picture_only else (("nodes2", making.measure), ("classic", making.save))
+                for renderer, step in steps:
                     canvas = _page(browser, comfyui, renderer)
                     step(canvas)
                     canvas.page.close()

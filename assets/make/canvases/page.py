@@ -110,14 +110,12 @@ ROUTE = """ways => {
     return [JSON.stringify(app.graph.serialize()), [...otcaTest.ours].map(([number, id]) => [id, number]), otcaTest.inner];
 }"""
 
-# The graph alone, clear of the page's own bars, in 16:9.
+# The graph alone, clear of the page's own bars.
 FRAME = """async () => {
     const boxes = [...app.graph.groups, ...app.graph.nodes].map(item => [...item.pos, ...item.size]);
     const far = side => Math.max(...boxes.map(box => box[side] + box[side + 2]));
     let x = Math.min(...boxes.map(box => box[0])) - 20, y = Math.min(...boxes.map(box => box[1])) - 50;
     let width = far(0) - x + 20, height = far(1) - y + 20;
-    if (width / height > 16 / 9) { y -= (width * 9 / 16 - height) / 2; height = width * 9 / 16; }
-    else { x -= (height * 16 / 9 - width) / 2; width = height * 16 / 9; }
     const left = 80, top = 150;
     const scale = Math.min((innerWidth - left - 20) / width, (innerHeight - top - 80) / height);
     app.canvas.ds.scale = scale;
