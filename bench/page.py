@@ -4,9 +4,9 @@
 
 Makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this process
 says it does, and adds a line at every tick). Then it measures in the page: from the click to the frame that shows it, for
-opening the sidebar, choosing a long run and comparing two; and the main thread's work at a tick, less what the same page does
-in as long a time with the sidebar closed. Medians over the rounds. `--pack` measures another checkout of the pack by the same
-steps.
+opening the sidebar, choosing a long run and comparing two; and the processor time of the page's main thread at a tick, less
+what the same page takes in as long a time while no run trains: ComfyUI draws its graph at every frame. Medians over the rounds.
+`--pack` measures another checkout of the pack by the same steps.
 
 Needs what the tests in tests/comfyui/ need. ComfyUI, Chromium and this script share the machine's processors.
 """
@@ -128,6 +128,7 @@ SHOWN = (
     "document.querySelector('.otca-run-name')?.textContent === 'NAME' && document.querySelector('.otca-run .otca-line')"
 )
 OVERLAID = "document.querySelectorAll('.otca-compare .otca-line').length >= 2"
+REFRESH = ".otca-toolbar .otca-icon-button:has(.pi-refresh)"
 CLOSED = "!document.querySelector('.otca-sidebar')"
 
 
@@ -150,6 +151,12 @@ class Training:
 
     def __init__(self, folder: Path, iterations: int):
         self.file, self.iteration, self.noise = folder / "metrics.jsonl", iterations, random.Random(0)
+
+    def mark(self, status: str) -> None:
+        path = self.file.with_name("status.json")
+        path.write_text(
+            json.dumps({**json.loads(path.read_text(encoding="utf-8")), "status": status}), encoding="utf-8"
+        )
 
     def tick(self) -> None:
         self.iteration += 1
@@ -207,22 +214,32 @@ def measure(page: Page, session, training: Training, count: int, rounds: int) ->
 
 
 def _ticks(page: Page, session, training: Training, rounds: int, listed: str) -> dict[str, list[float]]:
-    """A tick with the sidebar open, less the median of as long with it closed: as the page is, and without ComfyUI's own drawing,
-    which goes on at every frame and hides what a tick takes in its noise."""
-    found = {}
+    """A tick, less the median of as long with the same sidebar open while no run trains; and what that is above a closed one."""
+    cases = {}
+    until(page, TAB, CLOSED)
+    page.wait_for_timeout(1000)
+    cases["closed"] = tick_work(page, session, training, rounds, seen=False)
+    training.mark("finished")
+    until(page, TAB, listed)
+    page.wait_for_timeout(5000)
+    cases["open"] = tick_work(page, session, training, rounds, seen=False)
+    training.mark("running")
+    page.locator(REFRESH).click()
+    page.wait_for_timeout(5000)
+    cases["trains"] = tick_work(page, session, training, rounds, seen=True)
+    quiet = {
+        case: {name: statistics.median(one[name] for one in found) for name in found[0]}
+        for case, found in cases.items()
+    }
     polls = (TICK + SETTLE) / TICK  # a poll each TICK: so many fall into the time that a line was given
-    for case, before in (("", "0"), (", ComfyUI's drawing stopped", "app.canvas.stopRendering()")):
-        page.evaluate(before)
-        until(page, TAB, CLOSED)
-        page.wait_for_timeout(1000)
-        idle = tick_work(page, session, training, rounds, seen=False)
-        until(page, TAB, listed)
-        page.wait_for_timeout(5000)
-        at_work = tick_work(page, session, training, rounds, seen=True)
-        for name in idle[0]:
-            quiet = statistics.median(one[name] for one in idle)
-            found[f"a tick{case}: {name}"] = [(one[name] - quiet) / polls for one in at_work]
-    page.evaluate("app.canvas.startRendering()")
+    found = {
+        f"a tick: {name}": [(one[name] - quiet["open"][name]) / polls for one in cases["trains"]]
+        for name in quiet["open"]
+    }
+    seconds = TICK + SETTLE
+    found["a second of the open sidebar: Task"] = [
+        (one["Task"] - quiet["closed"]["Task"]) / seconds for one in cases["open"]
+    ]
     return found
 
 

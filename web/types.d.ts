@@ -293,6 +293,10 @@ interface Removal {
   begun_with: string[]; // runs that begin with its adapter
 }
 
+/** What a curve is drawn of; NaN and null are what is not known. */
+type Values = Value[] | Float64Array;
+type Numbers = number[] | Float64Array;
+
 /** A line of metrics.jsonl. */
 type Row = { iteration: number } & Record<string, Value>;
 
@@ -306,7 +310,8 @@ type Change = { iteration: number; lines: string[] };
 
 interface RunData {
   run: RunDetails;
-  rows: Row[];
+  rows: Row[]; // the last ones
+  figures: import("./lib/figures.js").GrowingFigures; // of all
   evaluations: Evaluation[];
   changes: Change[];
 }

@@ -4,7 +4,7 @@
 /**
  * [lowest, highest] of the finite values, or null where there is none.
  *
- * @param {Value[]} values
+ * @param {Values} values
  * @returns {[number, number] | null}
  */
 export function extent(values) {
@@ -76,7 +76,7 @@ export function wholeTicks(low, high, count) {
 /**
  * At each point the mean of the values before it, over a tenth of all (the trainer's rewards.png uses the same window).
  *
- * @param {Value[]} values
+ * @param {Values} values
  */
 export function runningMean(values) {
   const window = Math.max(1, Math.floor(values.length / 10));
@@ -107,8 +107,8 @@ const isNumber = /** @type {any} */ (Number.isFinite);
  * The points worth drawing: of each pixel column its first, lowest, highest and last, so no spike is lost.
  * A column in which nothing is known becomes null, which leaves a gap in the line.
  *
- * @param {number[]} xs
- * @param {Value[]} ys
+ * @param {Numbers} xs
+ * @param {Values} ys
  * @param {[number, number]} domain
  * @param {number} columns
  * @returns {Point[]}
@@ -119,7 +119,7 @@ export function decimate(xs, ys, domain, columns) {
     const y = ys[index];
     return isNumber(y) ? [xs[index], y] : null;
   };
-  if (xs.length <= columns * 2) return xs.map((_, index) => point(index));
+  if (xs.length <= columns * 2) return Array.from(xs, (_, index) => point(index));
   const toColumn = scale(domain, [0, columns]);
   /** @type {Point[]} */
   const kept = [];
@@ -193,8 +193,8 @@ export function lonePoints(points) {
 /**
  * Means over at most `columns` equal stretches of the iterations, for pictures with one cell a stretch.
  *
- * @param {number[]} xs
- * @param {Value[]} ys
+ * @param {Numbers} xs
+ * @param {Values} ys
  * @param {number} columns
  * @returns {{edges: number[], means: Value[]}} columns + 1 edges; iteration i covers [i - 0.5, i + 0.5].
  */
@@ -220,7 +220,7 @@ export function binMeans(xs, ys, columns) {
 /**
  * Index of the ascending value nearest to `x`.
  *
- * @param {number[]} ascending
+ * @param {Numbers} ascending
  * @param {number} x
  */
 export function nearestIndex(ascending, x) {

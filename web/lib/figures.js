@@ -1,37 +1,58 @@
 // @ts-check
-/** The figures of a run by their names. They grow with its rows: what was read before is not gone through again. */
+/**
+ * The figures of a run by their names, as plain numbers: ten thousand rows as objects would be half a million boxed numbers, which
+ * the browser goes through again whenever it looks for garbage.
+ */
+
+const FIRST_ROOM = 64;
 
 export class GrowingFigures {
-  /** @type {Row[]} */
-  #rows = [];
-  /** @type {Map<string, Value[]>} */
-  #columns = new Map();
-  /** @type {Set<string>} */
-  #names = new Set();
+  length = 0; // rows
+  /** @type {Map<string, Float64Array<ArrayBuffer>>} */
+  #columns = new Map(); // each with room for more; NaN where a row lacks the figure
   /** @type {Set<string>} */
   #everNonzero = new Set();
+  #room = FIRST_ROOM;
 
   /**
-   * Takes over all rows of a run; those that are new come after those that were there, unless the run was written anew.
+   * Adds rows; those that are there already, by their iteration, are left out.
    *
-   * @param {Row[]} rows
+   * @param {Row[]} rows in order
    */
-  update(rows) {
-    const known = this.#rows.length;
-    const grew = known <= rows.length && rows[0] === this.#rows[0] && rows[known - 1] === this.#rows[known - 1];
-    if (!grew) [this.#columns, this.#names, this.#everNonzero] = [new Map(), new Set(), new Set()];
-    for (let index = grew ? known : 0; index < rows.length; index++) {
-      for (const name in rows[index]) {
-        this.#names.add(name);
-        if (rows[index][name]) this.#everNonzero.add(name);
+  append(rows) {
+    for (const row of rows) {
+      if (this.length && row.iteration <= this.column("iteration")[this.length - 1]) continue;
+      if (this.length === this.#room) this.#grow();
+      for (const name in row) {
+        const value = row[name];
+        const column = this.#columns.get(name) ?? this.#begin(name);
+        if (value === null) continue;
+        column[this.length] = value;
+        if (value) this.#everNonzero.add(name);
       }
+      this.length += 1;
     }
-    this.#rows = rows;
+  }
+
+  #grow() {
+    this.#room *= 2;
+    for (const [name, column] of this.#columns) {
+      const wider = new Float64Array(this.#room).fill(NaN, this.length);
+      wider.set(column);
+      this.#columns.set(name, wider);
+    }
+  }
+
+  /** @param {string} name */
+  #begin(name) {
+    const column = new Float64Array(this.#room).fill(NaN);
+    this.#columns.set(name, column);
+    return column;
   }
 
   /** Of all figures, in the order in which they first came. */
   get names() {
-    return this.#names;
+    return [...this.#columns.keys()];
   }
 
   /** @param {string} name whether any row has that figure, and not zero */
@@ -40,15 +61,11 @@ export class GrowingFigures {
   }
 
   /**
-   * The values of one figure, one a row, null where a row lacks it.
+   * The values of one figure, one a row, NaN where a row lacks it.
    *
    * @param {string} name
-   * @returns {any[]} numbers or null
    */
   column(name) {
-    const values = this.#columns.get(name) ?? [];
-    this.#columns.set(name, values);
-    for (let index = values.length; index < this.#rows.length; index++) values.push(this.#rows[index][name] ?? null);
-    return values;
+    return (this.#columns.get(name) ?? new Float64Array(this.length).fill(NaN)).subarray(0, this.length);
   }
 }

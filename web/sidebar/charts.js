@@ -29,6 +29,9 @@ const TEXT = {
   notRecorded: "not recorded",
 };
 
+/** @param {Value} value a figure; NaN in a column of numbers is what is not known */
+const known = (value) => (Number.isFinite(value) ? value : null);
+
 const DOT_ROOM = 7; // pixels for each evaluation's dot
 
 /** @typedef {ReturnType<typeof import("../lib/curves.js").errorBars>} Dots */
@@ -40,8 +43,8 @@ const DOT_ROOM = 7; // pixels for each evaluation's dot
  * @param {import("./chart.js").Caption} options
  */
 export function lineChart(options) {
-  /** @typedef {{name: string, ys: Value[], color: string, thin?: boolean}} Line */
-  /** @typedef {{rest: string, xs: number[], lines: Line[], dots?: Dots, marks?: Change[]}} Model */
+  /** @typedef {{name: string, ys: Values, color: string, thin?: boolean}} Line */
+  /** @typedef {{rest: string, xs: Numbers, lines: Line[], dots?: Dots, marks?: Change[]}} Model */
   return chart((svg, /** @type {Model} */ model, width, height) => {
     const { xs, lines, dots = [], marks = [] } = model;
     const xDomain = extent([...xs.slice(0, 1), ...xs.slice(-1), ...dots.map((dot) => dot.iteration)]);
@@ -91,7 +94,7 @@ export function lineChart(options) {
 /**
  * What stands at each iteration of a line chart.
  *
- * @param {{xs: number[], lines: {name: string, ys: Value[]}[], dots?: Dots, marks?: Change[]}} model
+ * @param {{xs: Numbers, lines: {name: string, ys: Values}[], dots?: Dots, marks?: Change[]}} model
  * @param {(value: number) => number} toX
  */
 function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
@@ -100,7 +103,7 @@ function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
   return probeOf(stops.map(toX), (index) => {
     const row = xs.indexOf(stops[index]);
     const dot = dots.find(({ iteration }) => iteration === stops[index]);
-    const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(ys[row])].filter(Boolean).join(" "));
+    const values = row < 0 ? [] : lines.map(({ ys, name }) => [name, significant(known(ys[row]))].filter(Boolean).join(" "));
     const mark = marks.find(({ iteration }) => iteration === stops[index]);
     return [
       `${TEXT.iterations(stops[index], stops[index])}: ${values.join(", ")}`,
@@ -118,7 +121,7 @@ function lineProbe({ xs, lines, dots = [], marks = [] }, toX) {
  * @param {import("./chart.js").Caption} options
  */
 export function stackedBars(options) {
-  /** @typedef {{rest: string, xs: number[], parts: {name: string, ys: Value[], color: string}[], unit: string}} Model */
+  /** @typedef {{rest: string, xs: Numbers, parts: {name: string, ys: Values, color: string}[], unit: string}} Model */
   return chart((svg, /** @type {Model} */ { xs, parts, unit }, width, height) => {
     const columns = Math.floor((width - MARGIN.left - MARGIN.right) / 5);
     const bins = parts.map(({ ys }) => binMeans(xs, ys, columns));
@@ -161,7 +164,7 @@ export function stackedBars(options) {
  * @param {import("./chart.js").Caption & {steps: number, rowLabel: string}} options
  */
 export function stepHeatmap({ steps, rowLabel, ...options }) {
-  /** @typedef {{rest: string, xs: number[], rows: {step: number, ys: Value[]}[]}} Model */
+  /** @typedef {{rest: string, xs: Numbers, rows: {step: number, ys: Values}[]}} Model */
   const height = MARGIN.top + MARGIN.bottom + Math.min(220, Math.max(56, steps * 15));
   const right = MARGIN.right + 50; // room for the colour bar and its numbers
   return chart(

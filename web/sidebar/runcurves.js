@@ -2,7 +2,6 @@
 /** All charts of a run: rewards, credit, training and times over its iterations. */
 import { OBJECTIVES } from "../lib/color.js";
 import { errorBars, runningMean } from "../lib/curves.js";
-import { GrowingFigures } from "../lib/figures.js";
 import { significant } from "../lib/format.js";
 import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
@@ -34,10 +33,10 @@ const TRAINING_CHARTS = [
   { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
 ];
 
-/** @param {GrowingFigures} figures */
+/** @param {RunData["figures"]} figures */
 function trainingCharts(figures) {
   return TRAINING_CHARTS.map((chart) => {
-    const recorded = (/** @type {string} */ key) => (chart.ifAny ? figures.isEverNonzero(key) : figures.names.has(key));
+    const recorded = (/** @type {string} */ key) => (chart.ifAny ? figures.isEverNonzero(key) : figures.names.includes(key));
     return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
   }).filter(({ keys }) => keys.length);
 }
@@ -48,31 +47,30 @@ const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OB
 /** Everything drawn over the iterations. Which charts there are depends on the metrics, so they come with the first row. */
 export function curveSections() {
   const element = h("div");
-  const figures = new GrowingFigures();
   /** @type {{drawn: {element: HTMLElement, update(model: () => any): void, dispose(): void}, model: (data: RunData) => any}[]} */
   let charts = [];
   let layout = "";
 
   /**
    * @param {Row} all a row with every figure that any has
-   * @param {Evaluation[]} evaluations
+   * @param {RunData} data
    */
-  function build(all, evaluations) {
+  function build(all, { evaluations, figures }) {
     const rewards = rewardPanels([all], evaluations).map((panel, index) => {
       const color = OBJECTIVES[index % OBJECTIVES.length];
       const drawn = lineChart({ title: panel.name, badge: panel.heldOut ? TEXT.heldOut : null });
-      return { drawn, model: rewardModel(figures, panel, color) };
+      return { drawn, model: rewardModel(panel, color) };
     });
     const training = trainingCharts(figures).map(({ title, keys, lines }) => {
       const colors = [OBJECTIVES[4], OBJECTIVES[5]];
       const legend = keys.length > 1 ? keys.map((key, index) => ({ label: lines[key], color: colors[index] })) : [];
-      return { drawn: lineChart({ title, legend }), model: trainingModel(figures, keys, lines, colors) };
+      return { drawn: lineChart({ title, legend }), model: trainingModel(keys, lines, colors) };
     });
-    const time = secondsCharts(figures, all);
+    const time = secondsCharts(all);
     const steps = creditSteps([all]);
     const credit = steps.length === 0 ? null : {
       drawn: stepHeatmap({ title: TEXT.credit, steps: steps.length, rowLabel: TEXT.step }),
-      model: () => ({
+      model: (/** @type {RunData} */ { figures }) => ({
         xs: figures.column("iteration"),
         rows: steps.map((step) => ({ step, ys: figures.column(`credit/step/${step}`) })),
         rest: "",
@@ -96,13 +94,13 @@ export function curveSections() {
     element,
     /** @param {RunData} data */
     update(data) {
-      if (!data.rows.length && !data.evaluations.length) {
+      const { figures } = data;
+      if (!figures.length && !data.evaluations.length) {
         layout = "";
         element.replaceChildren(h("p.otca-note", {}, TEXT.noRows));
         return;
       }
-      figures.update(data.rows);
-      const all = /** @type {Row} */ (Object.fromEntries([...figures.names].map((name) => [name, 1])));
+      const all = /** @type {Row} */ (Object.fromEntries(figures.names.map((name) => [name, 1])));
       const wanted = JSON.stringify([
         rewardPanels([all], data.evaluations),
         trainingCharts(figures).map(({ keys }) => keys),
@@ -110,7 +108,7 @@ export function curveSections() {
         timedRewards([all]),
         creditSteps([all]),
       ]);
-      if (wanted !== layout) build(all, data.evaluations);
+      if (wanted !== layout) build(all, data);
       layout = wanted;
       for (const { drawn, model } of charts) drawn.update(() => model(data));
     },
@@ -121,10 +119,9 @@ export function curveSections() {
 /**
  * Where the time goes: the phases, and the rewards if there are several.
  *
- * @param {GrowingFigures} figures
  * @param {Row} all
  */
-function secondsCharts(figures, all) {
+function secondsCharts(all) {
   const rewards = timedRewards([all]);
   const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
   return [
@@ -139,7 +136,7 @@ function secondsCharts(figures, all) {
     .filter(({ names }) => names.length)
     .map(({ title, prefix, names, colorOf }) => ({
       drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
-      model: () => ({
+      model: (/** @type {RunData} */ { figures }) => ({
         xs: figures.column("iteration"),
         parts: names.map((name) => ({ name, ys: figures.column(prefix + name), color: colorOf(name) })),
         unit: "s",
@@ -151,12 +148,11 @@ function secondsCharts(figures, all) {
 /**
  * What a reward's chart draws: single iterations, their running mean, evaluations.
  *
- * @param {GrowingFigures} figures
  * @param {{name: string, key: string}} panel
  * @param {string} color
  */
-function rewardModel(figures, { name, key }, color) {
-  return (/** @type {RunData} */ { evaluations, changes = [] }) => {
+function rewardModel({ name, key }, color) {
+  return (/** @type {RunData} */ { figures, evaluations, changes = [] }) => {
     const ys = figures.column(key);
     const mean = runningMean(ys);
     return {
@@ -173,13 +169,12 @@ function rewardModel(figures, { name, key }, color) {
 }
 
 /**
- * @param {GrowingFigures} figures
  * @param {string[]} keys of the metrics
  * @param {Record<string, string>} names of the lines, by key
  * @param {string[]} colors
  */
-function trainingModel(figures, keys, names, colors) {
-  return () => {
+function trainingModel(keys, names, colors) {
+  return (/** @type {RunData} */ { figures }) => {
     const values = keys.map((key) => figures.column(key));
     const means = values.map(runningMean);
     return {

@@ -3,6 +3,7 @@
  * The OTCA tab of ComfyUI's sidebar: a list of runs and, below it, the chosen one. All it shows comes from the routes, so
  * closing the tab or reloading the page loses nothing.
  */
+import { GrowingFigures } from "../lib/figures.js";
 import { beginNewRun } from "../lib/newrun.js";
 import { poll } from "../lib/poll.js";
 import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
@@ -18,6 +19,7 @@ import { runView } from "./runview.js";
 
 const TAB = "otca";
 const POLL_MS = 2000;
+const RECENT = 10; // rows that are kept as they came, for the pace
 
 const TEXT = {
   title: "OTCA",
@@ -165,7 +167,8 @@ async function guard(comfy, action) {
  * @property {ReturnType<typeof runView>} view
  * @property {Run | null} summary
  * @property {RunDetails | null} run
- * @property {Row[]} rows
+ * @property {Row[]} rows the last ones
+ * @property {GrowingFigures} figures of all rows
  * @property {number} logSize bytes of the log that were read
  */
 
@@ -273,7 +276,7 @@ function sidebarPanel(comfy) {
     shown ??= openRun(summary.id);
     const current = shown;
     if (current.summary && wentBack(current.rows, current.summary, summary)) {
-      Object.assign(current, { rows: [], logSize: 0 });
+      Object.assign(current, { rows: [], figures: new GrowingFigures(), logSize: 0 });
       current.view.clearLog();
     }
     if (current.summary?.updated !== summary.updated || current.summary?.status !== summary.status) {
@@ -287,8 +290,10 @@ function sidebarPanel(comfy) {
       // Not the run, which was read later and may be newer than the rows: then the next summary shall differ from this one.
       current.summary = summary;
       current.run = run;
-      current.rows = mergeRows(current.rows, metrics.rows);
-      current.view.update({ run, rows: current.rows, evaluations: metrics.evaluations, changes: metrics.changes });
+      current.figures.append(metrics.rows);
+      current.rows = mergeRows(current.rows, metrics.rows).slice(-RECENT);
+      const { rows, figures } = current;
+      current.view.update({ run, rows, figures, evaluations: metrics.evaluations, changes: metrics.changes });
     }
     await readLog(current);
   }
@@ -328,7 +333,7 @@ function sidebarPanel(comfy) {
     });
     view.onLogOpen(refresh);
     runBox.replaceChildren(view.element);
-    return { id, view, summary: null, run: null, rows: [], logSize: 0 };
+    return { id, view, summary: null, run: null, rows: [], figures: new GrowingFigures(), logSize: 0 };
   }
 
   function closeRun() {
