@@ -107,7 +107,8 @@ def test_a_translation_of_the_page_has_the_same_values(code):
     wrong = {
         text: translation
         for text, translation in page_table(code).items()
-        if sorted(VALUE.findall(text)) != sorted(VALUE.findall(translation)) or SYNTAX.search(VALUE.sub("", translation))
+        if sorted(VALUE.findall(text)) != sorted(VALUE.findall(translation))
+        or SYNTAX.search(VALUE.sub("", translation))
     }
     assert not wrong
 

@@ -68,7 +68,9 @@ def page_texts() -> list[str]:
         for call in CALL.finditer(content) if script != LANGUAGE else ():
             if not (literal := call["literal"]):
                 line = content.count("\n", 0, call.start()) + 1
-                raise ValueError(f'{script.name}, line {line}: t takes one literal text. Fix: t("… {{name}} …", {{ name }})')
+                raise ValueError(
+                    f'{script.name}, line {line}: t takes one literal text. Fix: t("… {{name}} …", {{ name }})'
+                )
             found[json.loads(literal.rstrip(",) \n"))] = None
     return list(found)
 
