@@ -24,9 +24,9 @@ export function languageOf(locale) {
  * Has `t` look up texts in a table. One that cannot be read leaves them English: the page works without it.
  *
  * @param {string | null} language
- * @param {(language: string) => Promise<Record<string, string>>} read
+ * @param {(language: string) => Promise<Record<string, string>>} [read]
  */
-export async function speak(language, read) {
+export async function speak(language, read = served) {
   try {
     table = language ? await read(language) : {};
   } catch (error) {
@@ -62,4 +62,4 @@ function userLocale() {
 }
 
 // Only a page that was served has tables beside its scripts; tests load the scripts as files.
-if (/^https?:$/.test(globalThis.location?.protocol ?? "")) await speak(languageOf(userLocale()), served);
+if (/^https?:$/.test(globalThis.location?.protocol ?? "")) await speak(languageOf(userLocale()));
