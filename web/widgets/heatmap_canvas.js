@@ -199,7 +199,7 @@ function paintMeans(context, picture, theme) {
   context.fillRect(x, snapped(context, base - 0.5), width, 1);
   const lines = place.wide ? [meanOf(meansLabel)] : [t("mean"), ...(meansLabel === null ? [] : [t("of {numbers}", { numbers: meansLabel })])];
   const start = y + height / 2 - ((lines.length - 2) * (METRICS.font + 2)) / 2 - 2;
-  lines.forEach((line, i) => write(context, line, place.gutter + 2, start + i * (METRICS.font + 2), "right"));
+  lines.forEach((line, i) => writeInGutter(context, line, place.gutter + 2, start + i * (METRICS.font + 2)));
 }
 
 /** @type {typeof paint} */
@@ -208,7 +208,7 @@ function paintAxis(context, { place, credit }, theme) {
   const lines = [y + METRICS.font, y + 2 * METRICS.font + 3];
   const sigmas = credit.sigmas ?? [];
   context.fillStyle = theme.faint;
-  write(context, t("step"), place.gutter + 2, lines[0], "right");
+  writeInGutter(context, t("step"), place.gutter + 2, lines[0]);
   if (sigmas.length) write(context, "σ", place.gutter + 2, lines[1], "right");
   context.fillStyle = theme.ink;
   const width = context.measureText(sigmas.length ? "0.00" : "00").width + 5;
@@ -261,4 +261,17 @@ function paintMark(context, { place }, cell, theme, thickness) {
 function write(context, text, x, y, align) {
   context.textAlign = align;
   context.fillText(text, x, y);
+}
+
+/**
+ * A word left of the cells, squeezed where it is longer than there is room: its length depends on the language.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} x its end, and so the room for it
+ * @param {number} y
+ */
+function writeInGutter(context, text, x, y) {
+  context.textAlign = "right";
+  context.fillText(text, x, y, x);
 }
