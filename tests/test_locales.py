@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from comfyui_otca.assets.make import locales
 from comfyui_otca.assets.make.locales import (
     ENGLISH,
     FILES,
+    LANGUAGE,
     LOCALES,
+    PAGE,
     as_text,
     english,
     gaps,
     node_definitions,
+    page_table,
+    page_texts,
     table,
     texts,
     translated,
@@ -66,6 +71,7 @@ def test_settings_are_those_of_the_extension():
 
 # ComfyUI's page reads @, { }, and | in a translation as vue-i18n's syntax, and then shows something else.
 SYNTAX = re.compile(r"[@{}|]")
+VALUE = re.compile(r"\{\w+\}")  # where a text of the pack's own page has a value
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -86,12 +92,43 @@ def test_a_language_says_all_that_english_says_and_nothing_else(code):
         assert written == as_text(translated(english(file), table(code))), (
             "run python -m comfyui_otca.assets.make.locales"
         )
+    written = (PAGE / f"{code}.json").read_text(encoding="utf-8")
+    assert written == as_text(page_table(code)), "run python -m comfyui_otca.assets.make.locales"
+
+
+def test_the_page_knows_which_languages_it_has():
+    listed = re.search(r"const LANGUAGES = (\[.*\]);", LANGUAGE.read_text(encoding="utf-8"))
+    assert listed and json.loads(listed[1]) == LANGUAGES
+    assert sorted(path.name for path in PAGE.iterdir()) == [f"{code}.json" for code in LANGUAGES]
+
+
+@pytest.mark.parametrize("code", LANGUAGES)
+def test_a_translation_of_the_page_has_the_same_values(code):
+    wrong = {
+        text: translation
+        for text, translation in page_table(code).items()
+        if sorted(VALUE.findall(text)) != sorted(VALUE.findall(translation))
+        or SYNTAX.search(VALUE.sub("", translation))
+    }
+    assert not wrong
+
+
+def test_a_text_of_the_page_that_no_script_can_find_is_named(monkeypatch, tmp_path):
+    script = tmp_path / "new.js"
+    monkeypatch.setattr(locales, "WEB", tmp_path)
+    script.write_text('const a = t("one");\nconst b = t(\n  "two \\"{name}\\"", { name });\nset(1);\n')
+    assert page_texts() == ["one", 'two "{name}"']
+    for wrong in ("t(`three ${name}`)", 't("three" + name)', 't("three " +\n  "four")'):
+        script.write_text(f"\nconst c = {wrong};\n")
+        with pytest.raises(ValueError, match="new.js, line 2"):
+            page_texts()
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
 def test_a_translation_keeps_names_and_is_no_message_format(code):
+    of_comfyui = {text for file in FILES for text in texts(english(file))}
     for text, translation in table(code).items():
-        assert not SYNTAX.search(translation), translation
+        assert text not in of_comfyui or not SYNTAX.search(translation), translation
         if name := IN_FILES.search(text):
             assert re.search(rf"\b{name[1]}\b", translation, re.ASCII), translation
 

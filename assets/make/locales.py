@@ -1,13 +1,17 @@
-"""`python -m comfyui_otca.assets.make.locales`: writes locales/, what ComfyUI's page shows of the pack in each language.
+"""`python -m comfyui_otca.assets.make.locales`: writes what ComfyUI's page shows of the pack in each language.
+
+locales/ has what ComfyUI itself shows and translates, web/languages/ what the pack's own scripts show: their t("…").
 
 English nodeDefs.json comes from the node classes; English commands, settings and menus are written by hand, beside the scripts
-that register them. Every other language is English with each text looked up in its table, languages/<code>.json, {English:
-translation}. A text that has no translation there is an error, and so is a translation of a text that nothing says any more.
+that register them; the scripts' texts stand where they are used. Every other language is English with each text looked up in its
+table, languages/<code>.json, {English: translation}. A text that has no translation there is an error, and so is a translation of
+a text that nothing says any more.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,10 @@ from ...nodes import NODE_CLASS_MAPPINGS, labels
 LOCALES = Path(__file__).resolve().parents[2] / "locales"
 ENGLISH = LOCALES / "en"
 TABLES = Path(__file__).with_name("languages")
+WEB = LOCALES.parent / "web"
+PAGE = WEB / "languages"
+LANGUAGE = WEB / "lib" / "language.js"  # which defines t
+CALL = re.compile(r"(?<![\w.$])t\(\s*(?P<literal>\"(?:[^\"\\\n]|\\.)*\"\s*[,)])?")
 FILES = ("nodeDefs", "settings", "commands", "main")
 
 
@@ -52,9 +60,30 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(each)
 
 
+def page_texts() -> list[str]:
+    """What the pack's own scripts say, each text once. Raises ValueError for a text that only their run would tell."""
+    found: dict[str, None] = {}
+    for script in sorted(WEB.rglob("*.js")):
+        content = script.read_text(encoding="utf-8")
+        for call in CALL.finditer(content) if script != LANGUAGE else ():
+            if not (literal := call["literal"]):
+                line = content.count("\n", 0, call.start()) + 1
+                raise ValueError(
+                    f'{script.name}, line {line}: t takes one literal text. Fix: t("… {{name}} …", {{ name }})'
+                )
+            found[json.loads(literal.rstrip(",) \n"))] = None
+    return list(found)
+
+
+def page_table(code: str) -> dict[str, str]:
+    """What the scripts look texts up in. Raises KeyError for one that is not there."""
+    known = table(code)
+    return {text: known[text] for text in page_texts()}
+
+
 def gaps(code: str) -> tuple[list[str], list[str]]:
     """English texts that a language's table lacks, and texts in it that nothing says any more."""
-    said = dict.fromkeys(text for file in FILES for text in texts(english(file)))
+    said = dict.fromkeys([*(text for file in FILES for text in texts(english(file))), *page_texts()])
     known = table(code)
     return [text for text in said if not known.get(text)], [text for text in known if text not in said]
 
@@ -100,6 +129,8 @@ def main() -> None:
         for file in FILES:
             content = as_text(translated(english(file), table(code)))
             (LOCALES / code / f"{file}.json").write_text(content, encoding="utf-8")
+        PAGE.mkdir(exist_ok=True)
+        (PAGE / f"{code}.json").write_text(as_text(page_table(code)), encoding="utf-8")
     if wrong:
         raise SystemExit("\n".join(wrong))
 

@@ -2,6 +2,9 @@
 
 import pytest
 
+from comfyui_otca.assets.make.locales import page_table
+from comfyui_otca.tests.comfyui.canvas import Canvas
+
 pytestmark = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
 
 TRAINER_SECONDS = 90  # it starts a Python with torch, which takes most of them on a busy machine
@@ -99,3 +102,18 @@ def test_a_headless_run_is_stopped_and_resumed(once, small, sidebar, run_name):
     wait_for(sidebar, "stopped")
     rows = [row["iteration"] for row in small.comfyui.metrics(name)]
     assert rows == list(range(1, len(rows) + 1)), "it goes on where it was stopped"
+
+
+def test_it_speaks_the_language_of_comfyui(once, open_canvas, browser):
+    comfyui, page = open_canvas.comfyui, browser.new_page(viewport={"width": 1600, "height": 900})
+    comfyui.post("/api/settings", {"Comfy.Locale": "fr"})
+    try:
+        french = Canvas(page, comfyui, "classic")
+        french.our_tab().click()
+        said = page_table("fr")
+        for text in ("Train headless…", "New run"):
+            page.locator(".otca-sidebar").get_by_role("button", name=said[text], exact=True).wait_for()
+        assert french.complaints == []
+    finally:
+        comfyui.post("/api/settings", {"Comfy.Locale": "en"})
+        page.close()

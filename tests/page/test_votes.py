@@ -282,8 +282,10 @@ def test_the_page_and_what_it_loads_are_there(server):
         "vote/panel.js",
         "lib/ballot.js",
         "lib/format.js",
+        "lib/language.js",
         "lib/poll.js",
         "sidebar/dom.js",
+        "languages/de.json",
         "otca.css",
     ):
         assert server.ask(f"/web/{path}")[0] == 200

@@ -27,8 +27,8 @@ test("percent and count", () => {
   assert.equal(percent(0.525), "53 %");
   assert.equal(percent(0.004), "<1 %");
   assert.equal(percent(0), "0 %");
-  assert.equal(count(1, "step"), "1 step");
-  assert.equal(count(7, "step"), "7 steps");
+  assert.equal(count(1, "{count} step", "{count} steps"), "1 step");
+  assert.equal(count(7, "{count} step", "{count} steps"), "7 steps");
 });
 
 test("wrapped: as many words a line as fit, the last line says that there is more", () => {

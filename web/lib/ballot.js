@@ -1,5 +1,6 @@
 // @ts-check
 /** What somebody has clicked about one group of pictures, and the answer that it makes. Every change is a new ballot. */
+import { t } from "./language.js";
 
 /**
  * mode: how it is voted. "pick": a best and a worst picture; "thumbs": up, down or neither for each; "order": the best in a row.
@@ -97,9 +98,9 @@ function levelsOf({ mode, best, worst, thumbs, order, placed }) {
  * @returns {{tone: "good" | "bad", text: string} | null}
  */
 export function markOf({ mode, best, worst, thumbs, order, placed }, picture) {
-  if (mode === "pick" && picture === best) return { tone: "good", text: "best" };
-  if (mode === "pick" && picture === worst) return { tone: "bad", text: "worst" };
-  if (mode === "thumbs" && thumbs[picture]) return thumbs[picture] > 0 ? { tone: "good", text: "up" } : { tone: "bad", text: "down" };
+  if (mode === "pick" && picture === best) return { tone: "good", text: t("best") };
+  if (mode === "pick" && picture === worst) return { tone: "bad", text: t("worst") };
+  if (mode === "thumbs" && thumbs[picture]) return thumbs[picture] > 0 ? { tone: "good", text: t("up") } : { tone: "bad", text: t("down") };
   const place = order.indexOf(picture);
   return mode === "order" && place < placed ? { tone: "good", text: `${place + 1}.` } : null;
 }
@@ -129,7 +130,7 @@ export function columnsFor(count, width, height, aspect) {
  * @param {number} seconds
  */
 export function roughly(seconds) {
-  if (seconds < 90) return `about ${Math.max(1, seconds < 20 ? Math.round(seconds) : Math.round(seconds / 10) * 10)} s`;
-  if (seconds < 5400) return `about ${Math.round(seconds / 60)} min`;
-  return `about ${Math.round(seconds / 3600)} h`;
+  if (seconds < 90) return t("about {seconds} s", { seconds: Math.max(1, seconds < 20 ? Math.round(seconds) : Math.round(seconds / 10) * 10) });
+  if (seconds < 5400) return t("about {minutes} min", { minutes: Math.round(seconds / 60) });
+  return t("about {hours} h", { hours: Math.round(seconds / 3600) });
 }

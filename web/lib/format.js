@@ -43,11 +43,14 @@ export function percent(share) {
 }
 
 /**
+ * How many there are, in words.
+ *
  * @param {number} number
- * @param {string} noun
+ * @param {string} one "{count} step"
+ * @param {string} more "{count} steps"
  */
-export function count(number, noun) {
-  return `${number} ${noun}${number === 1 ? "" : "s"}`;
+export function count(number, one, more) {
+  return (number === 1 ? one : more).replace("{count}", String(number));
 }
 
 /**

@@ -316,18 +316,18 @@ export function moved({ row, column }, key, rowsOfGroups, columns) {
 export function cellFacts({ credit, advantages }, sample, column) {
   const masked = isMasked({ credit, advantages }, sample);
   const numbers = [
-    { symbol: "ΔS", meaning: "similarity gained", value: significant(credit.delta[sample][column]) },
-    { symbol: "w", meaning: "step weight", value: fixed(credit.weights[sample][column]) },
+    { symbol: "ΔS", meaning: t("similarity gained"), value: significant(credit.delta[sample][column]) },
+    { symbol: "w", meaning: t("step weight"), value: fixed(credit.weights[sample][column]) },
   ];
   if (advantages && !masked) {
     numbers.push(
-      { symbol: "z", meaning: "fused advantage", value: signed(advantages.advantage[sample]) },
-      { symbol: "Ã", meaning: "effective advantage", value: signed(advantages.step_advantage[sample][column]) },
+      { symbol: "z", meaning: t("fused advantage"), value: signed(advantages.advantage[sample]) },
+      { symbol: "Ã", meaning: t("effective advantage"), value: signed(advantages.step_advantage[sample][column]) },
     );
   }
   return {
     prompt: credit.prompts[credit.groups[sample]] ?? "",
-    place: `sample ${sample} · ${stepName(credit, column)}`,
+    place: `${t("sample {number}", { number: sample })} · ${stepName(credit, column)}`,
     numbers,
     objectives: !advantages
       ? []
@@ -337,7 +337,7 @@ export function cellFacts({ credit, advantages }, sample, column) {
           coefficient: fixed(advantages.coefficients[sample][k]),
           ...(credit.by_objective && { weight: fixed(credit.by_objective[k][sample][column]) }),
         })),
-    note: masked ? "masked: a reward failed or Best of N left it out, so this sample trains nothing" : "",
+    note: masked ? t("masked: a reward failed or Best of N left it out, so this sample trains nothing") : "",
   };
 }
 
@@ -389,7 +389,24 @@ export function rowName({ samples, kind }) {
  */
 export function stepName({ trained, sigmas }, column) {
   const step = trained[column];
-  return sigmas?.length ? `step ${step} · σ ${fixed(sigmas[step])} → ${fixed(sigmas[step + 1])}` : `step ${step}`;
+  const name = t("step {step}", { step });
+  return sigmas?.length ? `${name} · σ ${fixed(sigmas[step])} → ${fixed(sigmas[step + 1])}` : name;
+}
+
+/**
+ * What a mean is of; `figure`, if any, is named with it.
+ *
+ * @param {string | null} prompts their numbers; null: all
+ * @param {string} figure
+ */
+export function meanOf(prompts, figure = "") {
+  const text =
+    prompts === null
+      ? t("mean {figure} of all", { figure })
+      : prompts.includes("–")
+        ? t("mean {figure} of prompts {numbers}", { figure, numbers: prompts })
+        : t("mean {figure} of prompt {number}", { figure, number: prompts });
+  return text.replace("  ", " ");
 }
 
 /**
@@ -401,7 +418,8 @@ export function spoken(facts) {
   const numbers = facts.numbers.map(({ meaning, value }) => `${meaning} ${value}`);
   const objectives = facts.objectives.map(
     ({ name, advantage, coefficient, weight }) =>
-      `${name}: advantage ${advantage}, coefficient ${coefficient}${weight ? `, weight ${weight}` : ""}`,
+      t("{name}: advantage {advantage}, coefficient {coefficient}", { name, advantage, coefficient }) +
+      (weight ? `, ${t("weight {weight}", { weight })}` : ""),
   );
   return [facts.prompt, facts.place, ...numbers, ...objectives, facts.note].filter(Boolean).join("; ");
 }
@@ -412,28 +430,34 @@ export function spoken(facts) {
  * @param {State} state with or without a credit
  */
 export function summary({ credit, advantages }) {
-  if (!credit) return "Credit heatmap, empty: run the graph first.";
+  if (!credit) return t("Credit heatmap, empty: run the graph first.");
   const state = { credit, advantages };
   const everyone = credit.groups.map((_, sample) => sample);
   const groups = groupedRows(state, "sampled").length;
   const weights = columnMeans(field(state, "weight").values, everyone);
   const parts = [
-    `${count(everyone.length, "sample")} of ${count(groups, "prompt")} × ${count(credit.trained.length, "step")}`,
+    t("{samples} of {prompts} × {steps}", {
+      samples: count(everyone.length, t("{count} sample"), t("{count} samples")),
+      prompts: count(groups, t("{count} prompt"), t("{count} prompts")),
+      steps: count(credit.trained.length, t("{count} step"), t("{count} steps")),
+    }),
     peak(weights, credit),
     ...(credit.objectives ?? []).map((name) => {
       const { values } = field(ofObjective(state, name), "weight");
-      return `for ${name} ${peak(columnMeans(values, everyone), credit)}`;
+      return t("for {name} {peak}", { name, peak: peak(columnMeans(values, everyone), credit) });
     }),
   ];
   const masked = everyone.filter((sample) => isMasked(state, sample)).length;
-  if (masked) parts.push(`${count(masked, "sample")} masked`);
+  if (masked) parts.push(count(masked, t("{count} sample masked"), t("{count} samples masked")));
   if (advantages) {
     const zero = everyone.filter((sample) => !isMasked(state, sample) && advantages.advantage[sample] === 0).length;
     const above = everyone.filter((sample) => (advantages.advantage[sample] ?? 0) > 0 && !isMasked(state, sample)).length;
-    parts.push(`${above} reinforced, ${everyone.length - masked - above - zero} discouraged, ${zero} left alone`);
-    parts.push(`shares: ${advantages.names.map((name, k) => `${name} ${percent(advantages.shares[k])}`).join(", ")}`);
+    const below = everyone.length - masked - above - zero;
+    parts.push(t("{above} reinforced, {below} discouraged, {zero} left alone", { above, below, zero }));
+    const shares = advantages.names.map((name, k) => `${name} ${percent(advantages.shares[k])}`).join(", ");
+    parts.push(t("shares: {shares}", { shares }));
   }
-  return `Credit heatmap: ${parts.filter(Boolean).join("; ")}.`;
+  return t("Credit heatmap: {parts}.", { parts: parts.filter(Boolean).join("; ") });
 }
 
 /**
@@ -443,8 +467,8 @@ export function summary({ credit, advantages }) {
 function peak(means, credit) {
   const known = means.filter((mean) => mean !== null);
   const most = Math.max(...known);
-  if (!known.length || most - Math.min(...known) < 1e-6) return known.length ? "the same credit at every step" : "";
+  if (!known.length || most - Math.min(...known) < 1e-6) return known.length ? t("the same credit at every step") : "";
   const column = means.indexOf(most);
   const sigma = credit.sigmas?.length ? `σ ${fixed(credit.sigmas[credit.trained[column]])}, ` : "";
-  return `most credit at step ${credit.trained[column]} (${sigma}mean weight ${fixed(most)})`;
+  return t("most credit at step {step} ({sigma}mean weight {weight})", { step: credit.trained[column], sigma, weight: fixed(most) });
 }

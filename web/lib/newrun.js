@@ -1,18 +1,19 @@
 // @ts-check
 /** What names a run on the canvas: its Training Run, and the run that the model begins with. */
+import { t } from "./language.js";
 import { uniqueName } from "./runs.js";
 
 /** The nodes that what is trained comes from. */
 export const MODEL_NODES = ["OTCA_LoadFlowModel", "OTCA_MakeTrainable"];
 
 const TEXT = {
-  begun: (/** @type {string} */ name) => `New run: ${name}`,
-  fresh: "The next Run begins with a fresh adapter.",
-  from: (/** @type {string} */ start) => `The next Run begins with ${start}.`,
-  resumed: (/** @type {string} */ name) => `${name} continues here`,
-  resumedDetail: "Press Run: the next iteration begins at its last checkpoint.",
-  noRunNode: "This workflow has no Training Run node. Fix: add one, or open an OTCA template.",
-  linked: "run_name is linked, and has to be known before the first picture is made. Fix: type the name into Training Run.",
+  begun: (/** @type {string} */ name) => t("New run: {name}", { name }),
+  fresh: t("The next Run begins with a fresh adapter."),
+  from: (/** @type {string} */ start) => t("The next Run begins with {start}.", { start }),
+  resumed: (/** @type {string} */ name) => t("{name} continues here", { name }),
+  resumedDetail: t("Press Run: the next iteration begins at its last checkpoint."),
+  noRunNode: t("This workflow has no Training Run node. Fix: add one, or open an OTCA template."),
+  linked: t("run_name is linked, and has to be known before the first picture is made. Fix: type the name into Training Run."),
 };
 
 /**

@@ -1,18 +1,19 @@
 // @ts-check
 /** What the routes say of runs, in the words and series that the sidebar shows. */
+import { t } from "./language.js";
 
 /** Every status: its word, its PrimeIcon and the CSS class of its colour. */
 export const STATUS = {
-  queued: { word: "queued", icon: "pi-hourglass", tone: "running" }, // until another training ends
-  running: { word: "running", icon: "pi-play-circle", tone: "running" }, // still: with what moves, every frame would style the page anew
-  idle: { word: "idle", icon: "pi-clock", tone: "running" }, // on the canvas, until the next prompt is queued
-  finished: { word: "finished", icon: "pi-check-circle", tone: "good" },
-  stopped: { word: "stopped", icon: "pi-pause-circle", tone: "paused" },
-  interrupted: { word: "interrupted", icon: "pi-exclamation-circle", tone: "paused" },
-  failed: { word: "failed", icon: "pi-times-circle", tone: "bad" },
+  queued: { word: t("queued"), icon: "pi-hourglass", tone: "running" }, // until another training ends
+  running: { word: t("running"), icon: "pi-play-circle", tone: "running" }, // still: with what moves, every frame would style the page anew
+  idle: { word: t("idle"), icon: "pi-clock", tone: "running" }, // on the canvas, until the next prompt is queued
+  finished: { word: t("finished"), icon: "pi-check-circle", tone: "good" },
+  stopped: { word: t("stopped"), icon: "pi-pause-circle", tone: "paused" },
+  interrupted: { word: t("interrupted"), icon: "pi-exclamation-circle", tone: "paused" },
+  failed: { word: t("failed"), icon: "pi-times-circle", tone: "bad" },
 };
 
-export const PLACE = { headless: "headless", canvas: "canvas" };
+export const PLACE = { headless: t("headless"), canvas: t("canvas") };
 
 /**
  * Which buttons a run offers. A run that ended can be resumed if a checkpoint was saved, or if it never left the queue; an idle
@@ -48,11 +49,11 @@ export function progress({ iteration, total }) {
  * @param {number} seconds
  */
 export function formatDuration(seconds) {
-  if (seconds < 1) return "less than a second";
-  if (seconds < 90) return `${Math.round(seconds)} s`;
-  if (seconds < 90 * 60) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 36 * 3600) return `${(seconds / 3600).toFixed(1)} h`;
-  return `${(seconds / 86400).toFixed(1)} days`;
+  if (seconds < 1) return t("less than a second");
+  if (seconds < 90) return t("{seconds} s", { seconds: Math.round(seconds) });
+  if (seconds < 90 * 60) return t("{minutes} min", { minutes: Math.round(seconds / 60) });
+  if (seconds < 36 * 3600) return t("{hours} h", { hours: (seconds / 3600).toFixed(1) });
+  return t("{days} days", { days: (seconds / 86400).toFixed(1) });
 }
 
 /**

@@ -1,5 +1,6 @@
 // @ts-check
 // The workflow inside a .safetensors file: an 8-byte length, then a JSON header whose __metadata__ holds strings.
+import { t } from "./language.js";
 
 const LARGEST_HEADER = 100_000_000; // the format's own limit
 
@@ -13,10 +14,10 @@ export class SafetensorsError extends Error {}
  * @param {number} fileSize
  */
 export function headerLength(firstBytes, fileSize) {
-  if (firstBytes.byteLength < 8) throw new SafetensorsError("The file is too short to be a .safetensors file.");
+  if (firstBytes.byteLength < 8) throw new SafetensorsError(t("The file is too short to be a .safetensors file."));
   const length = Number(new DataView(firstBytes).getBigUint64(0, true));
   if (length < 2 || length > LARGEST_HEADER || 8 + length > fileSize) {
-    throw new SafetensorsError("This is not a .safetensors file, or it was cut off while it was copied.");
+    throw new SafetensorsError(t("This is not a .safetensors file, or it was cut off while it was copied."));
   }
   return length;
 }
@@ -31,7 +32,7 @@ export function workflowIn(headerText) {
   try {
     metadata = JSON.parse(headerText).__metadata__ ?? {};
   } catch {
-    throw new SafetensorsError("The file's header is broken: it is not JSON.");
+    throw new SafetensorsError(t("The file's header is broken: it is not JSON."));
   }
   for (const key of ["workflow", "prompt"]) {
     if (!metadata[key]) continue;
@@ -39,11 +40,11 @@ export function workflowIn(headerText) {
       const graph = JSON.parse(metadata[key]);
       if (graph && Object.keys(graph).length) return key === "workflow" ? { workflow: graph } : { prompt: graph };
     } catch {
-      throw new SafetensorsError(`The file's ${key} is broken: it is not JSON.`);
+      throw new SafetensorsError(t("The file's {part} is broken: it is not JSON.", { part: key }));
     }
   }
   throw new SafetensorsError(
-    "The file carries no workflow. LoRA files that a Training Run or Save LoRA node wrote do.",
+    t("The file carries no workflow. LoRA files that a Training Run or Save LoRA node wrote do."),
   );
 }
 

@@ -7,6 +7,7 @@
  * @typedef {{sample: number, values: Value[], advantages: Value[]}} ScoreRow
  */
 import { signed } from "./format.js";
+import { t } from "./language.js";
 
 const CONFLICT = -0.3;
 const AGREEMENT = 0.8;
@@ -95,16 +96,19 @@ export function correlationSentences(columns, matrix) {
     for (let j = i + 1; j < columns.length; j++) {
       const value = matrix[i][j];
       if (value === null || !Number.isFinite(value) || (value > CONFLICT && value < AGREEMENT)) continue;
-      const pair = `${columns[i].name} and ${columns[j].name}`;
+      const pair = { first: columns[i].name, second: columns[j].name, correlation: signed(value) };
       pairs.push({
         value,
         conflict: value <= CONFLICT,
-        text: value <= CONFLICT ? `${pair} pull against each other` : `${pair} ask for nearly the same`,
+        text:
+          value <= CONFLICT
+            ? t("{first} and {second} pull against each other ({correlation}).", pair)
+            : t("{first} and {second} ask for nearly the same ({correlation}).", pair),
       });
     }
   }
   pairs.sort((a, b) => a.value - b.value);
-  return pairs.map(({ value, conflict, text }) => ({ conflict, text: `${text} (${signed(value)}).` }));
+  return pairs.map(({ conflict, text }) => ({ conflict, text }));
 }
 
 /**

@@ -7,19 +7,19 @@ import { exportDialog, permissionsDialog, resumeDialog, trainDialog } from "./di
 import { h } from "./dom.js";
 
 const TEXT = {
-  started: (/** @type {string} */ id) => `${id} is training`,
-  stopping: "Stopping",
-  stoppingDetail: "The run ends after its current step and saves.",
-  stoppingPrompt: "The prompt that runs ends after its current step. Those still queued follow.",
-  loraLoaded: "LoRA loaded",
-  loraIn: (/** @type {string} */ name, /** @type {string} */ title) => `${name} is chosen in ${title}.`,
+  started: (/** @type {string} */ id) => t("{name} is training", { name: id }),
+  stopping: t("Stopping"),
+  stoppingDetail: t("The run ends after its current step and saves."),
+  stoppingPrompt: t("The prompt that runs ends after its current step. Those still queued follow."),
+  loraLoaded: t("LoRA loaded"),
+  loraIn: (/** @type {string} */ name, /** @type {string} */ title) => t("{name} is chosen in {title}.", { name, title }),
   loraUsed: (/** @type {string} */ name, /** @type {string} */ source) =>
     t("A loader of {name} now stands between {source} and what uses its model.", { name, source }),
   loraUnused: (/** @type {string} */ name, /** @type {string} */ source) =>
     t("A loader of {name} was added behind {source}. Connect its MODEL to the sampler that is to use it.", { name, source }),
   loraAlone: (/** @type {string} */ name) =>
     t("A loader of {name} was added beside the graph. It is not connected: give it a model, and connect it to a sampler.", { name }),
-  opened: (/** @type {string} */ id) => `Workflow of ${id} opened`,
+  opened: (/** @type {string} */ id) => t("Workflow of {name} opened", { name: id }),
 };
 
 /**

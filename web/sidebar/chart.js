@@ -1,9 +1,10 @@
 // @ts-check
 /** The frame of every chart: caption, legend, and a cursor that shows values to the pointer and to the arrow keys. */
 import { nearestIndex } from "../lib/curves.js";
+import { t } from "../lib/language.js";
 import { h, s, setText } from "./dom.js";
 
-const KEYS = "arrow keys move along the iterations";
+const KEYS = t("arrow keys move along the iterations");
 
 export const MARGIN = { top: 6, right: 10, bottom: 28, left: 50 };
 

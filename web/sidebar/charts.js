@@ -17,16 +17,17 @@ import {
   wholeTicks,
 } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import { MARGIN, chart, lazyProbe, probeOf } from "./chart.js";
 import { h, s } from "./dom.js";
 
 const TEXT = {
-  iteration: "iteration",
-  iterations: (/** @type {number} */ from, /** @type {number} */ to) => (from === to ? `it. ${from}` : `it. ${from}–${to}`),
-  evaluation: (/** @type {{mean: number, error: number}} */ { mean, error }) => `eval. ${significant(mean)} ± ${significant(error, 2)}`,
-  changed: (/** @type {string[]} */ lines) => `changed: ${lines.join("; ")}`,
-  step: (/** @type {number} */ step) => `step ${step}`,
-  notRecorded: "not recorded",
+  iteration: t("iteration"),
+  iterations: (/** @type {number} */ from, /** @type {number} */ to) => t("it. {iterations}", { iterations: from === to ? from : `${from}–${to}` }),
+  evaluation: (/** @type {{mean: number, error: number}} */ { mean, error }) => t("eval. {mean} ± {error}", { mean: significant(mean), error: significant(error, 2) }),
+  changed: (/** @type {string[]} */ lines) => t("changed: {changes}", { changes: lines.join("; ") }),
+  step: (/** @type {number} */ step) => t("step {step}", { step }),
+  notRecorded: t("not recorded"),
 };
 
 /** @param {Value} value a figure; NaN in a column of numbers is what is not known */
@@ -235,7 +236,8 @@ export function stepHeatmap({ steps, rowLabel, ...options }) {
           if (!values.length) return `${stretch(edges, bin)}: ${TEXT.notRecorded}`;
           const [best, most] = values.reduce((a, b) => (b[1] > a[1] ? b : a));
           const [worst, least] = values.reduce((a, b) => (b[1] < a[1] ? b : a));
-          return `${stretch(edges, bin)}: most ${significant(most)} (${TEXT.step(best)}), least ${significant(least)} (${TEXT.step(worst)})`;
+          const range = { most: significant(most), best: TEXT.step(best), least: significant(least), worst: TEXT.step(worst) };
+          return `${stretch(edges, bin)}: ${t("most {most} ({best}), least {least} ({worst})", range)}`;
         },
       );
     },

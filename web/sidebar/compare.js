@@ -35,7 +35,7 @@ const TEXT = {
   noSettings: t("All settings are the same."),
   unread: (/** @type {string} */ runs) => t("No workflow can be read of {runs}.", { runs }),
   setting: t("Setting"),
-  missing: t("–"),
+  missing: "–",
 };
 
 /**

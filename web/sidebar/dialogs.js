@@ -1,46 +1,46 @@
 // @ts-check
 /** The sidebar's dialogs. Each is a <dialog>: the browser keeps the focus inside and closes it on Esc. */
+import { t } from "../lib/language.js";
 import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
 import { button, h, setText } from "./dom.js";
 
 const TEXT = {
-  close: "Close",
-  cancel: "Cancel",
-  trainTitle: "Train headless",
+  close: t("Close"),
+  cancel: t("Cancel"),
+  trainTitle: t("Train headless"),
   trainNote:
-    "Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed.",
-  resumeTitle: (/** @type {string} */ id) => `Train on: ${id}`,
-  name: "Name",
-  iterations: "Iterations",
-  iterationsInAll: "Iterations in all",
-  gpus: "GPUs",
-  gpusNote: "With 1, the CPU trains where there is no GPU.",
-  rewardGpus: "GPUs for rewards",
-  rewardGpusNote: "More GPUs, which do not train: rewards whose device is auto go there.",
-  output: "Output folder",
+    t("Trains this workflow as a process of its own on this machine. ComfyUI stays usable, and the page may be closed."),
+  resumeTitle: (/** @type {string} */ id) => t("Train on: {name}", { name: id }),
+  name: t("Name"),
+  iterations: t("Iterations"),
+  iterationsInAll: t("Iterations in all"),
+  gpus: t("GPUs"),
+  gpusNote: t("With 1, the CPU trains where there is no GPU."),
+  rewardGpus: t("GPUs for rewards"),
+  rewardGpusNote: t("More GPUs, which do not train: rewards whose device is auto go there."),
+  output: t("Output folder"),
   outputFolder: (/** @type {string} */ name) => `output/otca/${name}`,
-  start: "Start training",
-  starting: "Starting…",
-  goOn: "Train on",
-  noRunNode: "This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu.",
-  exportTitle: "Export for headless training",
+  start: t("Start training"),
+  starting: t("Starting…"),
+  goOn: t("Train on"),
+  noRunNode: t("This workflow has no Training Run node. Fix: open the OTCA quickstart from Browse Templates in the menu."),
+  exportTitle: t("Export for headless training"),
   exported: (/** @type {string} */ file) =>
-    `${file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:`,
-  notExported: "The workflow has errors, so training would not start.",
-  downloadAnyway: "Download anyway",
-  copy: "Copy",
-  copied: "Copied",
-  problems: "To fix before it can train",
-  warnings: "Good to know",
-  permissionsTitle: "What this workflow wants",
+    t("{file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:", { file }),
+  notExported: t("The workflow has errors, so training would not start."),
+  downloadAnyway: t("Download anyway"),
+  copy: t("Copy"),
+  copied: t("Copied"),
+  problems: t("To fix before it can train"),
+  warnings: t("Good to know"),
+  permissionsTitle: t("What this workflow wants"),
   permissionsNote:
-    "A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a " +
-    "click is remembered on this machine, for every workflow.",
-  noWants: "It names nothing outside of ComfyUI's own folders and this machine.",
+    t("A workflow may be a stranger's. What it names outside of ComfyUI's own folders and this machine, only you can allow: a click is remembered on this machine, for every workflow."),
+  noWants: t("It names nothing outside of ComfyUI's own folders and this machine."),
   permission: (/** @type {boolean | null} */ allowed) =>
-    allowed === null ? "known only when the graph runs" : allowed ? "allowed" : "not allowed",
-  allow: (/** @type {string} */ what) => `Allow ${what}`,
-  go: (/** @type {string} */ title) => `Show ${title} on the canvas`,
+    allowed === null ? t("known only when the graph runs") : allowed ? t("allowed") : t("not allowed"),
+  allow: (/** @type {string} */ what) => t("Allow {what}", { what }),
+  go: (/** @type {string} */ title) => t("Show {node} on the canvas", { node: title }),
 };
 
 /**

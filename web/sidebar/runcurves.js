@@ -3,34 +3,35 @@
 import { OBJECTIVES } from "../lib/color.js";
 import { errorBars, runningMean } from "../lib/curves.js";
 import { significant } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import { creditSteps, phases, rewardPanels, timedRewards } from "../lib/runs.js";
 import { lineChart, stackedBars, stepHeatmap } from "./charts.js";
 import { h, section } from "./dom.js";
 
 const TEXT = {
-  noRows: "No iteration is finished yet. Curves appear with the first one.",
-  rewards: "Rewards",
-  rewardsNote: "Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error.",
-  heldOut: "held out",
-  training: "Training",
-  time: "Seconds per phase",
-  rewardTime: "Seconds per reward",
-  credit: "Credit of each step",
-  creditNote: "Mean weight of each trained denoising step; 1 is what uniform weighting would give.",
-  step: "step",
+  noRows: t("No iteration is finished yet. Curves appear with the first one."),
+  rewards: t("Rewards"),
+  rewardsNote: t("Thin: each iteration. Thick: running mean. Dots: evaluation ± standard error."),
+  heldOut: t("held out"),
+  training: t("Training"),
+  time: t("Seconds per phase"),
+  rewardTime: t("Seconds per reward"),
+  credit: t("Credit of each step"),
+  creditNote: t("Mean weight of each trained denoising step; 1 is what uniform weighting would give."),
+  step: t("step"),
 };
 
 /** Small charts beside those of the rewards: title and metrics. `ifAny`: there is none where the metric was always zero. */
 /** @type {{title: string, lines: Record<string, string>, ifAny?: boolean}[]} */
 const TRAINING_CHARTS = [
-  { title: "Clip fraction", lines: { "clip/high": "above", "clip/low": "below" } },
-  { title: "Clip fraction", lines: { "matching/clip_high": "above", "matching/clip_low": "below" } },
-  { title: "Error of the matched velocity", lines: { "matching/residual": "" } },
-  { title: "Share of the old policy that stays", lines: { "old_policy/decay": "" }, ifAny: true },
-  { title: "Gradient norm", lines: { gradient_norm: "" } },
-  { title: "Zero fraction of z", lines: { "z/zero_fraction": "" } },
-  { title: "KL to the untrained model", lines: { "kl/reference": "" }, ifAny: true },
-  { title: "KL to the sampling policy", lines: { "kl/approx": "" }, ifAny: true },
+  { title: t("Clip fraction"), lines: { "clip/high": t("above"), "clip/low": t("below") } },
+  { title: t("Clip fraction"), lines: { "matching/clip_high": t("above"), "matching/clip_low": t("below") } },
+  { title: t("Error of the matched velocity"), lines: { "matching/residual": "" } },
+  { title: t("Share of the old policy that stays"), lines: { "old_policy/decay": "" }, ifAny: true },
+  { title: t("Gradient norm"), lines: { gradient_norm: "" } },
+  { title: t("Zero fraction of z"), lines: { "z/zero_fraction": "" } },
+  { title: t("KL to the untrained model"), lines: { "kl/reference": "" }, ifAny: true },
+  { title: t("KL to the sampling policy"), lines: { "kl/approx": "" }, ifAny: true },
 ];
 
 /** @param {RunData["figures"]} figures */
@@ -40,6 +41,9 @@ function trainingCharts(figures) {
     return { ...chart, keys: Object.keys(chart.lines).filter(recorded) };
   }).filter(({ keys }) => keys.length);
 }
+
+/** @type {Record<string, string>} */
+const PHASES = { rollout: t("rollout"), reward: t("reward"), credit: t("credit"), update: t("update") };
 
 /** @type {Record<string, string>} */
 const PHASE_COLORS = { rollout: OBJECTIVES[4], reward: OBJECTIVES[1], credit: OBJECTIVES[3], update: OBJECTIVES[2] };
@@ -123,6 +127,7 @@ export function curveSections() {
  */
 function secondsCharts(all) {
   const rewards = timedRewards([all]);
+  const shownName = (/** @type {string} */ prefix, /** @type {string} */ name) => (prefix === "seconds/" ? PHASES[name] : name);
   const colors = rewards.map((_, index) => OBJECTIVES[index % OBJECTIVES.length]);
   return [
     { title: TEXT.time, prefix: "seconds/", names: phases([all]), colorOf: (/** @type {string} */ name) => PHASE_COLORS[name] },
@@ -135,10 +140,10 @@ function secondsCharts(all) {
   ]
     .filter(({ names }) => names.length)
     .map(({ title, prefix, names, colorOf }) => ({
-      drawn: stackedBars({ title, legend: names.map((name) => ({ label: name, color: colorOf(name) })) }),
+      drawn: stackedBars({ title, legend: names.map((name) => ({ label: shownName(prefix, name), color: colorOf(name) })) }),
       model: (/** @type {RunData} */ { figures }) => ({
         xs: figures.column("iteration"),
-        parts: names.map((name) => ({ name, ys: figures.column(prefix + name), color: colorOf(name) })),
+        parts: names.map((name) => ({ name: shownName(prefix, name), ys: figures.column(prefix + name), color: colorOf(name) })),
         unit: "s",
         rest: "",
       }),
@@ -159,7 +164,7 @@ function rewardModel({ name, key }, color) {
       xs: figures.column("iteration"),
       lines: [
         { name: "", ys, color, thin: true },
-        { name: "mean", ys: mean, color },
+        { name: t("mean"), ys: mean, color },
       ],
       dots: errorBars(evaluations, name),
       marks: changes,
@@ -181,7 +186,7 @@ function trainingModel(keys, names, colors) {
       xs: figures.column("iteration"),
       lines: [
         ...values.map((ys, index) => ({ name: names[keys[index]], ys, color: colors[index], thin: true })),
-        ...means.map((ys, index) => ({ name: `${names[keys[index]]} mean`.trim(), ys, color: colors[index] })),
+        ...means.map((ys, index) => ({ name: t("{line} mean", { line: names[keys[index]] }).trim(), ys, color: colors[index] })),
       ],
       rest: means.map((mean) => significant(mean.at(-1))).join(" · "),
     };

@@ -4,6 +4,7 @@
  * closing the tab or reloading the page loses nothing.
  */
 import { GrowingFigures } from "../lib/figures.js";
+import { t } from "../lib/language.js";
 import { beginNewRun } from "../lib/newrun.js";
 import { poll } from "../lib/poll.js";
 import { mergeRows, shownRun, wentBack } from "../lib/runs.js";
@@ -23,17 +24,17 @@ const RECENT = 10; // rows that are kept as they came, for the pace
 
 const TEXT = {
   title: "OTCA",
-  tooltip: "OTCA: training runs",
-  train: "Train headless…",
-  export: "Export…",
-  newRun: "New run",
-  newRunTitle: "Gives the run on the canvas the next free name: it begins with a fresh adapter",
-  refresh: "Read the runs again",
-  emptyTitle: "No runs yet",
+  tooltip: t("OTCA: training runs"),
+  train: t("Train headless…"),
+  export: t("Export…"),
+  newRun: t("New run"),
+  newRunTitle: t("Gives the run on the canvas the next free name: it begins with a fresh adapter"),
+  refresh: t("Read the runs again"),
+  emptyTitle: t("No runs yet"),
   emptySteps: [
-    "Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA.",
-    "Queue it: each queued prompt is one iteration of training. Or press Train headless… to train in the background.",
-    "Watch the rewards, and which denoising steps earn the credit, here.",
+    t("Open the OTCA quickstart: Browse Templates in the menu, ComfyUI-OTCA."),
+    t("Queue it: each queued prompt is one iteration of training. Or press Train headless… to train in the background."),
+    t("Watch the rewards, and which denoising steps earn the credit, here."),
   ],
   failed: "OTCA",
 };

@@ -109,8 +109,7 @@ export function tryPromptSection(comfy) {
 /** What helps where a model that ComfyUI's nodes load cannot be loaded outside of it. */
 function otherWay() {
   return t(
-    "This run trains what ComfyUI's own nodes load. On the canvas: press Resume on canvas, connect Tuned Model to a KSampler " +
-      "with that prompt and seed, and the untouched MODEL to another one.",
+    "This run trains what ComfyUI's own nodes load. On the canvas: press Resume on canvas, connect Tuned Model to a KSampler with that prompt and seed, and the untouched MODEL to another one.",
   );
 }
 

@@ -1,5 +1,6 @@
 // @ts-check
 /** The page of `otca vote`: the panel alone. */
+import { languageOf } from "../lib/language.js";
 import { votePanel } from "./panel.js";
 
 /** @param {Response} response */
@@ -16,6 +17,7 @@ async function answerOf(response) {
 }
 
 export function start() {
+  document.documentElement.lang = languageOf(navigator.language) ?? "en"; // for whoever has it read aloud
   const headers = { "Content-Type": "application/json" };
   votePanel(
     {

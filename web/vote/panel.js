@@ -2,6 +2,7 @@
 /** The panel that asks which pictures of a prompt are the best. It covers the page; the same on the canvas and at `otca vote`. */
 import { answerOf, clicked, columnsFor, markOf, MODES, moved, newBallot, roughly } from "../lib/ballot.js";
 import { count } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import { poll } from "../lib/poll.js";
 import { h, keyedChildren, setText } from "../sidebar/dom.js";
 
@@ -12,24 +13,24 @@ const EVERY_MS = 1000; // between two looks at what is asked, while something is
 const SMALL = 128; // pixels; smaller pictures are magnified without blur
 
 const TEXT = {
-  title: "Which pictures are better?",
-  none: "Nothing to vote on. The next pictures appear here as soon as a training asks.",
-  saving: "saving …",
-  close: "Later",
-  stop: "Stop training",
-  undo: "Undo",
-  alike: "All alike",
-  skip: "Skip",
-  next: "Next",
-  modes: { pick: "Best and worst", thumbs: "Thumbs", order: "Order" },
+  title: t("Which pictures are better?"),
+  none: t("Nothing to vote on. The next pictures appear here as soon as a training asks."),
+  saving: t("saving …"),
+  close: t("Later"),
+  stop: t("Stop training"),
+  undo: t("Undo"),
+  alike: t("All alike"),
+  skip: t("Skip"),
+  next: t("Next"),
+  modes: { pick: t("Best and worst"), thumbs: t("Thumbs"), order: t("Order") },
   help: {
-    pick: "Click the best picture, right-click or Shift-click the worst. One of them is enough.",
-    thumbs: "Click for a thumb up, right-click or Shift-click for a thumb down. The rest is in between.",
-    order: "Click in turn, the best first, or drag. What you leave out comes after, all alike.",
+    pick: t("Click the best picture, right-click or Shift-click the worst. One of them is enough."),
+    thumbs: t("Click for a thumb up, right-click or Shift-click for a thumb down. The rest is in between."),
+    order: t("Click in turn, the best first, or drag. What you leave out comes after, all alike."),
   },
-  keys: "1–9 click (Shift: right-click) · arrows and Enter · Space next · A all alike · S skip · U undo",
-  chip: (/** @type {number} */ left) => `Vote: ${count(left, "group")} waiting`,
-  picture: (/** @type {number} */ number, /** @type {string} */ mark) => `Picture ${number}${mark && `, ${mark}`}`,
+  keys: t("1–9 click (Shift: right-click) · arrows and Enter · Space next · A all alike · S skip · U undo"),
+  chip: (/** @type {number} */ left) => t("Vote: {groups} waiting", { groups: count(left, t("{count} group"), t("{count} groups")) }),
+  picture: (/** @type {number} */ number, /** @type {string} */ mark) => [t("Picture {number}", { number }), mark].filter(Boolean).join(", "),
 };
 
 /**
@@ -202,7 +203,7 @@ export function votePanel(server, { stop, always = false } = {}) {
     if (!current) return "";
     const number = questions.indexOf(current) + 1;
     const time = secondsEach === null ? "" : ` · ${roughly(secondsEach * waiting)}`;
-    return `Group ${number} of ${questions.length} · ${waiting} left${time}`;
+    return t("Group {number} of {all} · {waiting} left", { number, all: questions.length, waiting }) + time;
   }
 
   /** One picture, which is a button. */

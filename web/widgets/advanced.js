@@ -7,8 +7,9 @@
  * The classic renderer is told to hide a widget, since it leaves room for one that is only `advanced`. Nodes 2.0 is not: from front
  * end 1.58 on it would never show one that is hidden, whatever its own button says.
  */
+import { t } from "../lib/language.js";
 
-const TEXT = { show: "Show advanced inputs", hide: "Hide advanced inputs" };
+const TEXT = { show: t("Show advanced inputs"), hide: t("Hide advanced inputs") };
 const HEIGHT = "height without advanced inputs"; // property of a node that shows them: what it goes back to
 
 /** @type {OurWidget} */

@@ -3,14 +3,15 @@
 import { OBJECTIVES } from "../lib/color.js";
 import { decimate, dotPath, extent, linePath, lonePoints, padded, runningMean, scale } from "../lib/curves.js";
 import { count, significant } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import { mergeRows, rewardPanels, series } from "../lib/runs.js";
 import { h, s, setText } from "../sidebar/dom.js";
 
 const TEXT = {
-  empty: "No iteration yet. Queue the graph: each queued prompt is one iteration.",
-  title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, "iteration")}`,
-  heldOut: "held out",
-  line: (/** @type {string} */ name, /** @type {string} */ mean) => `${name}: running mean ${mean}`,
+  empty: t("No iteration yet. Queue the graph: each queued prompt is one iteration."),
+  title: (/** @type {string} */ run, /** @type {number} */ iterations) => `${run} · ${count(iterations, t("{count} iteration"), t("{count} iterations"))}`,
+  heldOut: t("held out"),
+  line: (/** @type {string} */ name, /** @type {string} */ mean) => t("{name}: running mean {mean}", { name, mean }),
 };
 
 const LINE = { width: 200, height: 26 };

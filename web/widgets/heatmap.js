@@ -26,8 +26,7 @@ export const heatmapWidget = {
 };
 
 const HOLD =
-  "Keep prompts and noise: then a change of w_min or of the fusion re-runs only credit and what follows. " +
-  "Each Run still updates the model, unless the update (GRPO Step, Matching Step) is bypassed.";
+  t("Keep prompts and noise: then a change of w_min or of the fusion re-runs only credit and what follows. Each Run still updates the model, unless the update (GRPO Step, Matching Step) is bypassed.");
 
 /** What the user chose is kept with the node, so that it is saved with the workflow. */
 /** @type {Record<string, string>} */
@@ -58,17 +57,17 @@ class Heatmap {
 
   switches = [
     this.switch("heatmap color", [
-      ["advantage", "Ã", "Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged"],
-      ["weight", "w", "Colour: weight w, how much of the sample's credit the step gets"],
+      ["advantage", "Ã", t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
+      ["weight", "w", t("Colour: weight w, how much of the sample's credit the step gets")],
     ]),
     this.switch("heatmap order", [
-      ["advantage", "by advantage", "Rows: best fused advantage z on top, within each prompt"],
-      ["sampled", "as sampled", "Rows: in the order in which they were sampled"],
+      ["advantage", t("by advantage"), t("Rows: best fused advantage z on top, within each prompt")],
+      ["sampled", t("as sampled"), t("Rows: in the order in which they were sampled")],
     ]),
   ];
   objective = h("select.otca-heatmap-objective", {
-    "aria-label": "Objective",
-    title: "Objective: its own weights w and its part in Ã, or those of all together",
+    "aria-label": t("Objective"),
+    title: t("Objective: its own weights w and its part in Ã, or those of all together"),
     onchange: () => {
       this.node.properties["heatmap objective"] = this.objective.value;
       this.refresh();
@@ -77,7 +76,7 @@ class Heatmap {
   canvas = h("canvas", {
     tabindex: "0",
     role: "application",
-    "aria-roledescription": "heatmap",
+    "aria-roledescription": t("heatmap"),
     onpointermove: (/** @type {any} */ event) => this.hover(event),
     onpointerleave: () => this.unhover(),
     onclick: (/** @type {any} */ event) => this.click(event),
@@ -85,14 +84,14 @@ class Heatmap {
     onblur: () => this.unhover(),
   });
   context = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
-  empty = h("p.otca-heatmap-empty", {}, "No credit yet. Queue the graph to see which steps earn it.");
+  empty = h("p.otca-heatmap-empty", {}, t("No credit yet. Queue the graph to see which steps earn it."));
   stage = h("div.otca-heatmap-stage", {}, this.canvas, this.empty);
   note = h("p.otca-heatmap-note");
-  legend = h("ul.otca-heatmap-legend", { "aria-label": "Objectives and their share of the advantage" });
+  legend = h("ul.otca-heatmap-legend", { "aria-label": t("Objectives and their share of the advantage") });
   live = h("div.otca-hidden", { "aria-live": "polite" });
   table = h("div.otca-hidden");
   tooltip = h("div.otca-tooltip", { "aria-hidden": "true" });
-  hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, "hold samples");
+  hold = h("button", { type: "button", title: HOLD, onclick: () => this.toggleHold() }, t("hold samples"));
   holdSwitch = h("div.otca-switch", {}, this.hold);
   back = h("button", { type: "button", onclick: () => this.fold() }, t("back to the means"));
   backSwitch = h("div.otca-switch", {}, this.back);
@@ -108,7 +107,7 @@ class Heatmap {
     const bar = h("div.otca-heatmap-bar", {}, ...this.switches.map(({ root }) => root), this.objective, this.holdSwitch, this.backSwitch);
     this.root = h(
       "div",
-      { class: "otca-heatmap", role: "group", "aria-label": "Credit heatmap" },
+      { class: "otca-heatmap", role: "group", "aria-label": t("Credit heatmap") },
       ...[bar, this.note, this.stage, this.legend, this.preview.element, this.live, this.table],
     );
     comfy.passGesturesToGraph(this.root);
@@ -168,7 +167,7 @@ class Heatmap {
   showObjectives() {
     const names = this.state.credit?.objectives ?? [];
     this.objective.hidden = names.length === 0;
-    this.objective.replaceChildren(...["", ...names].map((name) => h("option", { value: name }, name || "all objectives")));
+    this.objective.replaceChildren(...["", ...names].map((name) => h("option", { value: name }, name || t("all objectives"))));
     const chosen = this.choice("heatmap objective");
     this.objective.value = names.includes(chosen) ? chosen : "";
   }
@@ -208,7 +207,7 @@ class Heatmap {
     const chosen = this.selected && this.sampleAt(this.selected);
     this.empty.hidden = credit !== null;
     this.canvas.hidden = credit === null;
-    this.canvas.setAttribute("aria-label", `${heatmap.summary(this.state)} Arrow keys move, Enter shows the picture at a step.`);
+    this.canvas.setAttribute("aria-label", `${heatmap.summary(this.state)} ${t("Arrow keys move, Enter shows the picture at a step.")}`);
     for (const { name, buttons, root } of this.switches) {
       root.hidden = credit === null;
       const shown = name === "heatmap color" ? this.view : this.choice(name);
@@ -315,7 +314,7 @@ class Heatmap {
     return {
       ...{ view, neutral, scale, sections, rows },
       means: this.meansOf[section + 1],
-      meansLabel: number === undefined ? "all" : number === last ? `prompt ${number}` : `prompts ${number}–${last}`,
+      meansLabel: number === undefined ? null : number === last ? String(number) : `${number}–${last}`,
       // One scale for all sections, so that their bars compare. A trace of room each way keeps it defined for uniform credit.
       meansLimit: { above: Math.max(1e-9, ...deviations), below: Math.max(1e-9, ...deviations.map((value) => -value)) },
     };
@@ -401,17 +400,19 @@ class Heatmap {
     if (target.kind === "cell") return factLines(this.facts(state, target));
     if (target.kind === "group") {
       const { prompt, number, last, samples } = this.sections[target.group];
-      const which = number === last ? `prompt ${number}` : `prompts ${number}–${last}`;
-      return [h("p", {}, `${which}, ${samples.length} samples`), h("p", {}, prompt)];
+      const which = number === last ? t("prompt {number}", { number }) : t("prompts {numbers}", { numbers: `${number}–${last}` });
+      return [h("p", {}, `${which}, ${t("{count} samples", { count: samples.length })}`), h("p", {}, prompt)];
     }
     if (target.kind === "share") {
       const share = advantages?.shares[target.objective] ?? 0;
-      return [h("p", {}, `${advantages?.names[target.objective]}: ${percent(share)} of the advantage`)];
+      const name = advantages?.names[target.objective] ?? "";
+      return [h("p", {}, t("{name}: {share} of the advantage", { name, share: percent(share) }))];
     }
     const { means, meansLabel } = this.picture();
     const mean = means[target.column];
-    const text = this.view === "advantage" ? `mean Ã ${signed(mean, 3)}` : `mean w ${fixed(mean, 3)}`;
-    return [h("p", {}, heatmap.stepName(credit, target.column)), h("p", {}, `${text} of ${meansLabel}`)];
+    const figure = this.view === "advantage" ? `Ã ${signed(mean, 3)}` : `w ${fixed(mean, 3)}`;
+    const text = heatmap.meanOf(meansLabel, figure);
+    return [h("p", {}, heatmap.stepName(credit, target.column)), h("p", {}, text)];
   }
 
   /** @param {MouseEvent} event */

@@ -2,7 +2,8 @@
 /** Draws the credit heatmap on a 2D context. What and where is decided in lib/heatmap.js. */
 import { OBJECTIVES, diverging, isDark, sequential } from "../lib/color.js";
 import { fixed, signed, wrapped } from "../lib/format.js";
-import { METRICS, cellBox, labelled } from "../lib/heatmap.js";
+import { METRICS, cellBox, labelled, meanOf } from "../lib/heatmap.js";
+import { t } from "../lib/language.js";
 
 const FONT = `${METRICS.font}px Inter, system-ui, sans-serif`;
 const FALLBACK = { ink: ["--input-text", "#ddd"], faint: ["--descrip-text", "#999"], paper: ["--comfy-input-bg", "#222"] };
@@ -47,7 +48,7 @@ function channels(color) {
  * @property {import("../lib/heatmap_rows.js").Section[]} sections
  * @property {Value[][]} rows
  * @property {Value[]} means
- * @property {string} meansLabel
+ * @property {string | null} meansLabel numbers of the prompts; null: of all
  * @property {{above: number, below: number}} meansLimit
  * @property {Mark} selected
  * @property {Mark} hovered
@@ -92,10 +93,10 @@ function paintScale(context, picture, theme) {
     context.fillStyle = colorOf(picture, low + ((at + 0.5) / width) * (limit - low), theme);
     context.fillRect(x + at, y, Math.min(1.5, width - at), height);
   }
-  const middle = view === "advantage" ? "0" : `${fixed(neutral)} even`;
+  const middle = view === "advantage" ? "0" : t("{weight} even", { weight: fixed(neutral) });
   const [most, least] = beyond ? ["≥ ", "≤ "] : ["", ""];
   const ends = view === "advantage" ? [least + signed(low), most + signed(limit)] : ["0", most + fixed(limit)];
-  const words = view === "advantage" ? [`${ends[0]} discouraged`, `reinforced ${ends[1]}`] : ends;
+  const words = view === "advantage" ? [t("{limit} discouraged", { limit: ends[0] }), t("reinforced {limit}", { limit: ends[1] })] : ends;
   const center = x + ((neutral - low) / (limit - low)) * width;
   const measure = (/** @type {string} */ text) => context.measureText(text).width;
   const room = Math.min(center - x, x + width - center) - measure(middle) / 2 - 6;
@@ -196,9 +197,9 @@ function paintMeans(context, picture, theme) {
   });
   context.fillStyle = theme.ink;
   context.fillRect(x, snapped(context, base - 0.5), width, 1);
-  const lines = place.wide ? [`mean of ${meansLabel}`] : ["mean", ...(meansLabel.startsWith("prompt") ? [meansLabel.replace("prompt ", "of ")] : [])];
+  const lines = place.wide ? [meanOf(meansLabel)] : [t("mean"), ...(meansLabel === null ? [] : [t("of {numbers}", { numbers: meansLabel })])];
   const start = y + height / 2 - ((lines.length - 2) * (METRICS.font + 2)) / 2 - 2;
-  lines.forEach((line, i) => write(context, line, place.gutter + 2, start + i * (METRICS.font + 2), "right"));
+  lines.forEach((line, i) => writeInGutter(context, line, place.gutter + 2, start + i * (METRICS.font + 2)));
 }
 
 /** @type {typeof paint} */
@@ -207,7 +208,7 @@ function paintAxis(context, { place, credit }, theme) {
   const lines = [y + METRICS.font, y + 2 * METRICS.font + 3];
   const sigmas = credit.sigmas ?? [];
   context.fillStyle = theme.faint;
-  write(context, "step", place.gutter + 2, lines[0], "right");
+  writeInGutter(context, t("step"), place.gutter + 2, lines[0]);
   if (sigmas.length) write(context, "σ", place.gutter + 2, lines[1], "right");
   context.fillStyle = theme.ink;
   const width = context.measureText(sigmas.length ? "0.00" : "00").width + 5;
@@ -260,4 +261,17 @@ function paintMark(context, { place }, cell, theme, thickness) {
 function write(context, text, x, y, align) {
   context.textAlign = align;
   context.fillText(text, x, y);
+}
+
+/**
+ * A word left of the cells, squeezed where it is longer than there is room: its length depends on the language.
+ *
+ * @param {CanvasRenderingContext2D} context
+ * @param {string} text
+ * @param {number} x its end, and so the room for it
+ * @param {number} y
+ */
+function writeInGutter(context, text, x, y) {
+  context.textAlign = "right";
+  context.fillText(text, x, y, x);
 }

@@ -1,5 +1,6 @@
 // @ts-check
 /** The picture at a cell of the credit heatmap. */
+import { t } from "../lib/language.js";
 import { h } from "../sidebar/dom.js";
 import { factLines } from "./heatmap_text.js";
 
@@ -35,14 +36,14 @@ export class Preview {
     if (credit.workflow_id) query.set("workflow", credit.workflow_id);
     const route = `/otca/preview?${query}`;
     const frame = h("div.otca-heatmap-picture");
-    const close = h("button", { type: "button", "aria-label": "Close the preview", onclick: () => this.close() }, "✕");
+    const close = h("button", { type: "button", "aria-label": t("Close the preview"), onclick: () => this.close() }, "✕");
     const caption = h("figcaption", { title: facts.prompt }, ...factLines(facts));
     this.element.replaceChildren(frame, caption, close);
     this.#setOpen(true);
     this.#loading?.abort();
     this.#loading = new AbortController();
     const { signal } = this.#loading;
-    frame.replaceChildren(h("p", { role: "status" }, "Decoding…"));
+    frame.replaceChildren(h("p", { role: "status" }, t("Decoding…")));
     try {
       const url = this.#pictures.get(route) ?? (await this.comfy.getPicture(route, signal));
       if (signal.aborted) {
@@ -50,8 +51,8 @@ export class Preview {
         return;
       }
       this.#pictures.set(route, url);
-      const alt = `x̂0, where ${facts.place} is heading`;
-      frame.replaceChildren(h("img", { src: url, alt, title: "x̂0: the picture that the model aims at from here" }));
+      const alt = t("x̂0, where {place} is heading", { place: facts.place });
+      frame.replaceChildren(h("img", { src: url, alt, title: t("x̂0: the picture that the model aims at from here") }));
     } catch (error) {
       if (!signal.aborted) frame.replaceChildren(h("p", { role: "alert" }, `⚠ ${error.message}`));
     }

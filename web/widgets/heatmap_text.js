@@ -38,10 +38,10 @@ export function textTable(credit, view, sections, values) {
       "tr",
       {},
       h("th", { scope: "row" }, names[index]),
-      ...row.map((value) => h("td", {}, value === null ? "masked" : write(value))),
+      ...row.map((value) => h("td", {}, value === null ? t("masked") : write(value))),
     ),
   );
-  const caption = view === "advantage" ? "Effective advantage Ã" : "Step weight w";
+  const caption = view === "advantage" ? t("Effective advantage Ã") : t("Step weight w");
   return [h("table", {}, h("caption", {}, caption), h("tr", {}, h("td"), ...head), ...rows)];
 }
 
@@ -84,7 +84,7 @@ export function factLines({ prompt, place, numbers, objectives, note }) {
       return h("tr", {}, h("td", {}, swatch(k), name), ...figures);
     });
     const symbols = ["A", "c", ...(objectives[0].weight ? ["w"] : [])].map((symbol) => h("th", {}, symbol));
-    const head = h("tr", {}, h("th", {}, "objective"), ...symbols);
+    const head = h("tr", {}, h("th", {}, t("objective")), ...symbols);
     lines.push(h("table", {}, head, ...rows));
   }
   if (note) lines.push(h("p", {}, note));

@@ -1,8 +1,9 @@
 // @ts-check
 /** Training Run's button that begins a new run: the next free name, and a fresh adapter. */
+import { t } from "../lib/language.js";
 import { beginNewRun } from "../lib/newrun.js";
 
-const TEXT = { button: "New run", failed: "New run" };
+const TEXT = { button: t("New run"), failed: t("New run") };
 
 /** @type {OurWidget} */
 export const newRunWidget = {

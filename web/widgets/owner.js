@@ -1,9 +1,10 @@
 // @ts-check
 /** The line that says, where the model is loaded, which run its adapter belongs to: "new run NAME", "NAME, iteration 4". */
+import { t } from "../lib/language.js";
 import { MODEL_NODES } from "../lib/newrun.js";
 import { h, setText } from "../sidebar/dom.js";
 
-const TEXT = { none: "Adapter: not used yet", owner: (/** @type {string} */ text) => `Adapter: ${text}` };
+const TEXT = { none: t("Adapter: not used yet"), owner: (/** @type {string} */ text) => t("Adapter: {text}", { text }) };
 const HEIGHT = 46; // a line, and the margin that ComfyUI leaves around a DOM widget
 const MORE = 76; // for four lines more, about memory
 

@@ -1,13 +1,14 @@
 // @ts-check
 /** The button, where the model is loaded, that gives the memory of the accelerator back to ComfyUI. */
+import { t } from "../lib/language.js";
 import { MODEL_NODES } from "../lib/newrun.js";
 
 const TEXT = {
-  button: "Release memory",
-  done: (/** @type {boolean} */ released) => (released ? "Memory released" : "Nothing to release"),
+  button: t("Release memory"),
+  done: (/** @type {boolean} */ released) => (released ? t("Memory released") : t("Nothing to release")),
   detail: (/** @type {boolean} */ released) =>
-    released ? "The model loads again when the graph runs." : "No model of OTCA is on the accelerator.",
-  failed: "Release memory",
+    released ? t("The model loads again when the graph runs.") : t("No model of OTCA is on the accelerator."),
+  failed: t("Release memory"),
 };
 
 /** @type {OurWidget} */

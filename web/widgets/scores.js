@@ -5,6 +5,7 @@
  */
 import { diverging, isDark } from "../lib/color.js";
 import { fixed, signed, significant } from "../lib/format.js";
+import { t } from "../lib/language.js";
 import {
   columnDigits,
   correlationSentences,
@@ -17,20 +18,20 @@ import { h, setText } from "../sidebar/dom.js";
 import { themeOf } from "./heatmap_canvas.js";
 
 const TEXT = {
-  empty: "No scores yet. Queue the graph to see each picture's rewards.",
-  caption: "Rewards of each sample; orange: above its prompt's average, purple: below",
-  rankedCaption: "Rewards of each picture; orange: above the average, purple: below",
-  place: (/** @type {number} */ place) => `Place ${place} in the ranking`,
-  heldOut: "held out",
-  heldOutTitle: "Logged, never trained on",
-  sort: (/** @type {string} */ name) => `Sort by ${name}`,
-  sample: "sample",
-  sampleTitle: (/** @type {number} */ sample, /** @type {string} */ prompt) => `Sample ${sample}: ${prompt}`,
-  cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => `${name} ${value}, normalised advantage ${advantage}`,
-  masked: "not scored",
-  correlation: "Correlation within the prompts",
-  rankedCorrelation: "Correlation among the images",
-  noConflict: "No two rewards pull against each other.",
+  empty: t("No scores yet. Queue the graph to see each picture's rewards."),
+  caption: t("Rewards of each sample; orange: above its prompt's average, purple: below"),
+  rankedCaption: t("Rewards of each picture; orange: above the average, purple: below"),
+  place: (/** @type {number} */ place) => t("Place {place} in the ranking", { place }),
+  heldOut: t("held out"),
+  heldOutTitle: t("Logged, never trained on"),
+  sort: (/** @type {string} */ name) => t("Sort by {name}", { name }),
+  sample: t("sample"),
+  sampleTitle: (/** @type {number} */ sample, /** @type {string} */ prompt) => t("Sample {sample}: {prompt}", { sample, prompt }),
+  cellTitle: (/** @type {string} */ name, /** @type {any} */ value, /** @type {string} */ advantage) => t("{name} {value}, normalised advantage {advantage}", { name, value, advantage }),
+  masked: t("not scored"),
+  correlation: t("Correlation within the prompts"),
+  rankedCorrelation: t("Correlation among the images"),
+  noConflict: t("No two rewards pull against each other."),
 };
 
 const FULL_COLOR = 2; // normalised advantages beyond two standard deviations are all the deepest colour
