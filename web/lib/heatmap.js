@@ -406,7 +406,7 @@ export function meanOf(prompts, figure = "") {
       : prompts.includes("–")
         ? t("mean {figure} of prompts {numbers}", { figure, numbers: prompts })
         : t("mean {figure} of prompt {number}", { figure, number: prompts });
-  return text.replace("  ", " ");
+  return text.replace("  ", " ").trim();
 }
 
 /**
