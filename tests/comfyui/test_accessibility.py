@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
-from comfyui_otca.tests.comfyui.server import ROOT, WORKFLOWS
+from comfyui_otca.tests.comfyui.server import ROOT
 
 HOW = "name axe.min.js by AXE_CORE, or install it beside the repository (CONTRIBUTING.md)"
 
@@ -36,7 +37,7 @@ def page(request, canvas):
     choose = "palette => app.extensionManager.setting.set('Comfy.ColorPalette', palette)"
     canvas.page.evaluate(choose, request.param)
     canvas.page.add_script_tag(path=script)
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     feed_heatmap(canvas, prompts=2, samples=4, steps=10)
     feed_scores(canvas, prompts=2, samples=4)
     yield canvas
@@ -110,7 +111,7 @@ ROWS = [
     for number in (1, 2, 3)
 ]
 ANSWERS = {
-    "/otca/runs": {"runs": [RUN_FACTS, {**RUN_FACTS, "id": "other", "status": "running", "error": None}]},
+    "/otca/runs": {"runs": [RUN_FACTS, {**RUN_FACTS, "id": "other", "status": "stopped", "error": None}]},
     "/otca/runs/*": {
         **RUN_FACTS,
         "settings": {"GRPO Step": {"clip_range": 1e-4}},
@@ -126,6 +127,7 @@ ANSWERS = {
         "changes": [{"iteration": 2, "lines": ["GRPO Step clip_range: 0.1 → 0.2"]}],
         "more": False,
     },
+    "/otca/runs/*/before_after": {"pairs": [], "work": None, "from_comfyui": False},
     "/otca/runs/*/log*": {"text": "iteration 1", "size": 11},
 }
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
-from comfyui_otca.tests.comfyui.server import WORKFLOWS
 
 WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-owner-line"}
 
@@ -12,7 +12,7 @@ WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-
 @pytest.fixture
 def fed(canvas):
     """OTCA's workflow with results of eight samples."""
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     feed_heatmap(canvas, prompts=2, samples=4, steps=10)
     feed_scores(canvas, prompts=2, samples=4)
     return canvas
@@ -125,8 +125,9 @@ STOCK = """() => {
 }"""
 
 LINKS = """() => Object.fromEntries(app.graph.nodes.map(node => [node.type, Object.fromEntries(node.inputs
-    .filter(input => input.link != null)
-    .map(input => [input.name, app.graph.getNodeById(app.graph.links[input.link].origin_id).type]))]))"""
+    .map((input, slot) => [input.name, node.getInputLink(slot)])
+    .filter(([, link]) => link)
+    .map(([name, link]) => [name, app.graph.getNodeById(link.origin_id).type]))]))"""
 
 OVERLAPS = """() => app.graph.nodes.some(one => app.graph.nodes.some(other => one !== other
     && one.pos[0] < other.pos[0] + other.size[0] && other.pos[0] < one.pos[0] + one.size[0]
@@ -149,7 +150,7 @@ def test_a_loader_stands_between_a_model_and_its_sampler(canvas):
 
 
 def test_a_loader_that_nothing_can_be_connected_to_stands_beside_the_graph(canvas):
-    canvas.load(WORKFLOWS / "otca.json")
+    canvas.load(TEMPLATES["otca"].canvas)
     links = canvas.page.evaluate(LINKS)
     overlapped = canvas.page.evaluate(OVERLAPS)
     assert canvas.page.evaluate(ADD_LOADER) == [None, False]

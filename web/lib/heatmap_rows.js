@@ -18,7 +18,7 @@
 export const READABLE = 3;
 
 const SHARE = 0.95; // of the rows, which the colours tell apart to their largest value
-const EXTREME = 2; // times that value
+const EXTREME = 3; // times that value
 const FEWEST = 8; // rows, of which a share means something
 
 /**

@@ -16,6 +16,7 @@ export function pairSlider() {
     min: 0,
     max: 100,
     value: 50,
+    "aria-label": t("{percent} % of the first picture", { percent: 50 }), // until there are pictures
     oninput: () => split(),
   });
   const frame = h("div.otca-pair", {}, after, before, line, left, right, slider);

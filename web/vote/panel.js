@@ -210,7 +210,7 @@ export function votePanel(server, { stop, always = false } = {}) {
   function tile() {
     const name = h("span.otca-vote-number");
     const mark = h("span.otca-vote-mark");
-    const element = h("button.otca-vote-picture", { type: "button" }, name, mark);
+    const element = h("button.otca-vote-picture", { type: "button" }, name, " ", mark);
     let number = -1;
     const click = (/** @type {MouseEvent} */ event, /** @type {boolean} */ second) => {
       event.preventDefault();
