@@ -267,7 +267,7 @@ def test_on_the_canvas_it_shows_credit_and_advantages(small_workflow, comfyui):
                 workflow.run(targets=["9"])
     finally:
         results._results.clear()
-        results._trajectories.clear()
+        results._looks.clear()
 
 
 def test_a_reward_that_breaks_on_the_way_is_named(small_graph, tmp_path):
