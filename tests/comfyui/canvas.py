@@ -278,8 +278,12 @@ class Canvas:
         return self.page.evaluate("() => otcaTest.events")
 
     def wait(self, condition: str, argument=None, seconds: float = 20):
-        """Waits until a JavaScript function returns something true."""
-        return self.page.wait_for_function(condition, arg=argument, timeout=seconds * 1000).json_value()
+        """Waits until a JavaScript function returns something true, which may be an object of the page."""
+        self.page.wait_for_function(condition, arg=argument, timeout=seconds * 1000)
+
+    def wait_for_value(self, function: str, argument=None, seconds: float = 20):
+        """What a JavaScript function returns as soon as that is true, read as JSON."""
+        return self.page.wait_for_function(function, arg=argument, timeout=seconds * 1000).json_value()
 
 
 class Execution:

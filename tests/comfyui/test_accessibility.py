@@ -141,7 +141,7 @@ def sidebar(page):
     """OTCA's tab with a run that needs no training."""
     for route, answer in ANSWERS.items():
         answer_by(page, f"**/api{route}", answer)
-    tab = page.page.locator(".otca-tab-button")
+    tab = page.our_tab()
     tab.click()
     page.page.locator(".otca-sidebar .otca-line").first.wait_for(state="attached")
     yield page

@@ -42,7 +42,7 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
     dialog = page.get_by_role("dialog")
     dialog.get_by_text(PACK, exact=True).click()
     names = [template.title for template in TEMPLATES.values()]
-    shown = canvas.wait(OUR_TEMPLATES, names)
+    shown = canvas.wait_for_value(OUR_TEMPLATES, names)
     assert shown == sorted(names, key=with_numbers)[: len(shown)], "by name, not as they lie on the disk"
     dialog.get_by_placeholder(re.compile("^Search")).fill(quickstart.title)  # only the first dozen are shown at once
     card = dialog.locator("h3", has_text=re.compile(rf"^\s*{re.escape(quickstart.title)}\s*$")).first

@@ -51,7 +51,7 @@ def kept(canvas, run_name):
 @pytest.fixture
 def sidebar(canvas):
     """Opens OTCA's tab; afterwards it is closed again."""
-    tab = canvas.page.locator(".otca-tab-button")
+    tab = canvas.our_tab()
 
     def open_tab():
         tab.click()

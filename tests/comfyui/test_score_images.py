@@ -58,7 +58,7 @@ ORDINARY = """([files, prompt]) => {
 
 def previewed(canvas, node):
     """The pictures [H, W, 3] that Preview Image has in the page."""
-    files = canvas.wait("id => app.nodeOutputs[id]?.images ?? app.nodeOutputs[String(id)]?.images", node)
+    files = canvas.wait_for_value("id => app.nodeOutputs[id]?.images ?? app.nodeOutputs[String(id)]?.images", node)
     pictures = []
     for file in files:
         with urllib.request.urlopen(f"{canvas.comfyui.url}/view?{urllib.parse.urlencode(file)}", timeout=30) as answer:
@@ -158,8 +158,8 @@ def blueprints(comfyui):
     return {each["name"]: id for id, each in offered.items() if each["info"]["node_pack"] == f"custom_nodes.{PACK}"}
 
 
-def test_comfyui_lists_the_blueprint(blueprints):
-    assert set(blueprints) == {"Pick Best"}
+def test_comfyui_lists_the_blueprints(blueprints):
+    assert set(blueprints) == {"OTCA Block", "Pick Best", "Three Rewards"}
 
 
 def test_pick_best_generates_eight_and_keeps_two(canvas, blueprints):

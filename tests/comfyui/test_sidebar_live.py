@@ -81,7 +81,7 @@ def test_a_prompt_is_tried_while_comfyui_stays_usable(once, small, sidebar, run_
 
     # another page finds it again
     small.open()
-    small.page.locator(".otca-tab-button").click()
+    small.our_tab().click()
     choose(sidebar, run_name)
     part.locator(".otca-pair-figure").wait_for()
     assert len(list((run_folder(small, run_name) / "before_after").glob("0*"))) == 1
@@ -116,7 +116,7 @@ def test_resume_on_canvas_from_a_fresh_page(small, sidebar, run_name):  # noqa: 
     small.comfyui.post("/otca/release", {})
     small.open()
     small.page.evaluate("() => app.graph.clear()")
-    small.page.locator(".otca-tab-button").click()
+    small.our_tab().click()
     choose(sidebar, run_name)
     resume = sidebar.get_by_role("button", name="Resume on canvas")
     assert "The next Run then is iteration 2." in resume.get_attribute("title")
