@@ -204,7 +204,7 @@ def test_one_guide_at_1_is_the_tuned_model_and_at_0_the_base(load_model, perturb
 
 def test_a_step_is_linear_in_gamma(still_model, small_settings, files):
     x = torch.randn((2, *still_model.latent_shape(40, 40)), generator=torch.Generator().manual_seed(1))
-    condition = still_model.embeddings(TEXTS)
+    x, condition = x.to(still_model.device), still_model.embeddings(TEXTS)
     found = []
     for gamma in (0.0, 0.7, 1.4, 2.1):
         with torch.no_grad(), composed(still_model, [parse(f"{files['one']}={gamma}")], 1) as compose:
@@ -221,7 +221,7 @@ def test_gamma_by_step(model, pictures, files, small_settings, load_model):
     lora.put_on(tuned, files["one"])
     guided, calls = pictures(model, "one=1:1.5,2:1")
     assert calls == 1 + 2 + 1 + 1
-    sigmas, x = model.sigmas(settings), torch.stack([noise(seed, model) for seed in SEEDS])
+    sigmas, x = model.sigmas(settings), torch.stack([noise(seed, model) for seed in SEEDS]).to(model.device)
     for step, gamma in enumerate((0, 1.5, 1, 1)):
         condition = model.condition(TEXTS, settings)
         with torch.no_grad():

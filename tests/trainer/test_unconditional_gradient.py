@@ -32,8 +32,9 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.fixture
-def load(folder, perturb):
-    return lambda **options: perturb(load_flow_model(folder, lora_rank=2, lora_alpha=2.0, device="cpu", **options))
+def load(folder, perturb, device):
+    usual = {"lora_rank": 2, "lora_alpha": 2.0, "device": device, "dtype": "float32"}
+    return lambda **options: perturb(load_flow_model(folder, **{**usual, **options}))
 
 
 @pytest.fixture
@@ -74,13 +75,13 @@ def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(loa
 
     def velocity(unconditional):
         model.wish = NextRollout(unconditional)
-        result = model.velocity(noise, sigma, condition, GUIDANCE)
+        result = model.velocity(noise.to(model.device), sigma, condition, GUIDANCE)
         result.square().mean().backward()
         return result.detach(), gradients(model)
 
     (full, both), (half, one) = velocity(True), velocity(False)
     torch.testing.assert_close(half, full, rtol=1e-5, atol=1e-5)
-    positive, negative = (model.velocity(noise, sigma, part, 1.0) for part in halves(model, condition))
+    positive, negative = (model.velocity(noise.to(model.device), sigma, part, 1.0) for part in halves(model, condition))
     by_hand = negative.detach() + GUIDANCE * (positive - negative.detach())
     torch.testing.assert_close(full, by_hand.detach(), rtol=1e-5, atol=1e-5)
     by_hand.square().mean().backward()
@@ -97,12 +98,12 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
         )
     condition = model.condition(TEXTS, guided)
     with torch.no_grad():
-        before = model.velocity(noise, 0.9, condition, GUIDANCE)
+        before = model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE)
         plain = calls.copy()
         model.wish = NextRollout(unconditional_gradient=False)
-        assert torch.equal(model.velocity(noise, 0.9, condition, GUIDANCE), before)
+        assert torch.equal(model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE), before)
     assert calls == plain * 2
-    model.velocity(noise, 0.9, condition, GUIDANCE)
+    model.velocity(noise.to(model.device), 0.9, condition, GUIDANCE)
     assert sorted(calls[-2:]) == [(2, False), (2, True)]
 
 
@@ -116,7 +117,7 @@ def test_autograd_saves_half(load, guided):
 def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guided, noise):
     model = load(dtype="bfloat16")
     model.wish = NextRollout(unconditional_gradient=False)
-    model.velocity(noise, 0.9, model.condition(TEXTS, guided), GUIDANCE).square().mean().backward()
+    model.velocity(noise.to(model.device), 0.9, model.condition(TEXTS, guided), GUIDANCE).square().mean().backward()
     found = gradients(model)
     for target in model.LORA_TARGETS:
         assert any(f"{target}.lora_A" in name and gradient.abs().max() > 0 for name, gradient in found.items()), target

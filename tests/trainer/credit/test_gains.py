@@ -192,7 +192,8 @@ def test_gains_add_up_to_what_the_whole_way_gained(still_model, sample, small_se
     with torch.no_grad():
         noise = trajectories.latents[:, 0]
         condition = still_model.condition(trajectories.prompts, trajectories.settings).rows(trajectories.groups)
-        start = still_model.decode(noise - still_model.velocity(noise, 1.0, condition, 3.5))
+        velocity = still_model.velocity(noise.to(still_model.device), 1.0, condition, 3.5).cpu()
+        start = still_model.decode(noise - velocity)
     first = torch.stack([judge.score(start, trajectories.texts) for judge in judges], 1)
     for steps in (1, 2):
         total = stepwise_gains(still_model, trajectories, scores, steps).sum(1)

@@ -58,7 +58,7 @@ def by_hand(model, settings, noise, texts=TEXTS):
     sigmas, x = model.sigmas(settings), noise
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            velocity = model.velocity(x, sigma, model.embeddings(texts), settings.guidance)
+            velocity = model.velocity(x.to(model.device), sigma, model.embeddings(texts), settings.guidance).cpu()
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
     return x
 
@@ -154,7 +154,7 @@ def test_a_guided_checkpoint_is_its_pipeline(load_model, dev_folder, small_setti
 
 
 def velocity(model, settings, guidance=3.5):
-    return model.velocity(noise_for(model, settings), 0.6, model.embeddings(TEXTS), guidance)
+    return model.velocity(noise_for(model, settings).to(model.device), 0.6, model.embeddings(TEXTS), guidance)
 
 
 def test_gradient_reaches_the_whole_adapter_and_nothing_else(model, perturb, small_settings):
@@ -177,6 +177,7 @@ def test_gradient_reaches_the_whole_adapter_and_nothing_else(model, perturb, sma
     }
 
 
+@pytest.mark.host  # the pipeline that it is compared with is on the CPU
 def test_a_new_adapter_changes_nothing_and_off_is_the_base(model, perturb, pipeline, small_settings):
     seen = {}
     model.transformer.register_forward_pre_hook(lambda _, __, inputs: seen.update(inputs), with_kwargs=True)

@@ -34,7 +34,7 @@ def velocity(model, seen=None):
         model.transformer.register_forward_pre_hook(lambda _, __, inputs: seen.update(inputs), with_kwargs=True)
     x = torch.randn((2, *model.latent_shape(40, 40)), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
-        return model.velocity(x, 0.7, model.embeddings(["a red circle", "a blue square"]), 3.5)
+        return model.velocity(x.to(model.device), 0.7, model.embeddings(["a red circle", "a blue square"]), 3.5)
 
 
 @pytest.mark.parametrize("alpha", [6.0, 4.0, 16.0])
@@ -48,6 +48,7 @@ def test_saved_and_loaded_is_the_same_model(trained, file, load_model, alpha):
     )
 
 
+@pytest.mark.host  # what diffusers loads is on the CPU
 def test_diffusers_loads_it(trained, file, flux_folder):
     seen = {}
     velocity(trained, seen)

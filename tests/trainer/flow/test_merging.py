@@ -16,8 +16,6 @@ from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run.loop import only, trained_model
 from comfyui_otca.trainer.types import Scores
 
-pytestmark = pytest.mark.anywhere
-
 SIZES = {"flux": {}, "sd3": {"width": 32, "height": 32, "guidance": 4.5}}
 SIZES["wan22"] = {"width": 32, "height": 16, "frames": 5, "guidance": 4.5}  # two experts
 TEXTS = ["a red circle on a blue background", "a green square"]

@@ -15,8 +15,6 @@ from comfyui_otca.trainer.flow.base import noise_levels
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
 
-pytestmark = pytest.mark.anywhere
-
 SIZES = {"sd3": (32, 32, 1), "wan21": (32, 16, 5), "wan22": (32, 16, 5)}
 
 

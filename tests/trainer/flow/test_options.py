@@ -18,8 +18,6 @@ from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.types import Scores
 
-pytestmark = pytest.mark.anywhere
-
 SIZE = {"width": 32, "height": 32, "guidance": 4.5}
 
 

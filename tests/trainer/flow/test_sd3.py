@@ -29,8 +29,8 @@ def pipeline(folder):
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return load_flow_model(folder, lora_rank=4, lora_alpha=4.0, device="cpu")
+def model(folder, device):
+    return load_flow_model(folder, lora_rank=4, lora_alpha=4.0, device=device, dtype="float32")
 
 
 def by_hand(model, settings, noise):
@@ -38,7 +38,7 @@ def by_hand(model, settings, noise):
     condition = model.condition(TEXTS, settings)
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            velocity = model.velocity(x, sigma, condition, settings.guidance)
+            velocity = model.velocity(x.to(model.device), sigma, condition, settings.guidance).cpu()
             x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
     return x
 
@@ -91,7 +91,7 @@ def test_the_gradient_reaches_every_target_and_only_those(model, small_settings,
     perturb(model)
     settings = small_settings(width=32, height=32, guidance=4.5)
     x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
-    model.velocity(x, 0.7, model.condition(TEXTS, settings), 4.5).square().mean().backward()
+    model.velocity(x.to(model.device), 0.7, model.condition(TEXTS, settings), 4.5).square().mean().backward()
     adapters = model.policy.trainable_named()
     assert adapters and all("lora_" in name for name in adapters)
     for name, parameter in adapters.items():
@@ -109,8 +109,8 @@ def test_recomputed_log_probs_are_the_rollouts(model, sample, small_settings):
     for position, step in enumerate(trajectories.trained):
         velocity = rollout.velocity_at(model, trajectories, step, rows)
         gaussian = rollout.trained_transition(trajectories, step, velocity, rows)
-        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1])
-        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1].to(velocity.device))
+        torch.testing.assert_close(log_prob.detach().cpu(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
 
 
 def test_an_odd_size_is_refused(model):

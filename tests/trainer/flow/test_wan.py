@@ -22,8 +22,8 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def load(folder):
-    return lambda: load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device="cpu")
+def load(folder, device):
+    return lambda: load_flow_model(folder, lora_rank=2, lora_alpha=3.0, device=device, dtype="float32")
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,8 @@ def test_the_deterministic_sampler_is_the_pipelines(folder, load, video, guidanc
     condition = model.condition(TEXTS, settings)
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
-            x = transition("ode", model.velocity(x, sigma, condition, guidance), x, sigma, sigma_next, eta=0.0).mean
+            velocity = model.velocity(x.to(model.device), sigma, condition, guidance).cpu()
+            x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
     torch.testing.assert_close(sigmas, tuple(scheduler.sigmas.tolist()), rtol=0, atol=1e-6)
     torch.testing.assert_close(x, expected, rtol=0, atol=1e-4)
     frames = torch.from_numpy(pipeline(TEXTS, output_type="np", **asked).frames)
@@ -87,7 +88,8 @@ def test_a_video_becomes_the_autoencoders_latents(still, frames):
     vae = still.pipeline.vae
     mean, std = (torch.tensor(of).view(-1, 1, 1, 1) for of in (vae.config.latents_mean, vae.config.latents_std))
     with torch.no_grad():
-        expected = [vae.encode(2 * video.permute(3, 0, 1, 2)[None] - 1).latent_dist.mean[0] for video in videos]
+        seen = [(2 * video.permute(3, 0, 1, 2)[None] - 1).to(still.device) for video in videos]
+        expected = [vae.encode(video).latent_dist.mean[0].cpu() for video in seen]
     latents = still.encode(videos)
     assert latents.shape == (2, *still.latent_shape(16, 32, frames))
     torch.testing.assert_close(latents, (torch.stack(expected) - mean) / std, rtol=0, atol=1e-5)
@@ -105,7 +107,8 @@ def test_each_noise_level_has_its_expert(still, folder):
 def test_the_gradient_reaches_every_target_of_the_expert_that_acted(load, video, perturb, folder):
     model = perturb(load())
     settings = video(guidance=5.0)
-    model.velocity(noise_for(model, settings), 0.9, model.condition(TEXTS, settings), 5.0).square().mean().backward()
+    x, condition = noise_for(model, settings).to(model.device), model.condition(TEXTS, settings)
+    model.velocity(x, 0.9, condition, 5.0).square().mean().backward()
     touched = {name for name, p in model.policy.trainable_named().items() if p.grad is not None}
     first = {name for name in model.policy.trainable_named() if not name.startswith("transformer_2.")}
     assert touched == first and all("lora_" in name for name in touched)
@@ -123,8 +126,8 @@ def test_recomputed_log_probs_are_the_rollouts(still, sample, video):
     for position, step in enumerate(trajectories.trained):
         velocity = rollout.velocity_at(still, trajectories, step, rows)
         gaussian = rollout.trained_transition(trajectories, step, velocity, rows)
-        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1])
-        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+        log_prob = gaussian.log_prob(trajectories.latents[:, step + 1].to(velocity.device))
+        torch.testing.assert_close(log_prob.detach().cpu(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
 
 
 def test_saved_and_loaded_it_is_the_same(still, load, video, tmp_path, folder):
@@ -132,7 +135,7 @@ def test_saved_and_loaded_it_is_the_same(still, load, video, tmp_path, folder):
     names = ["a.safetensors"] if folder.name == "wan21" else ["a_high_noise.safetensors", "a_low_noise.safetensors"]
     assert [path.name for path in paths] == names
     again, settings = load(), video()
-    x = noise_for(still, settings)
+    x = noise_for(still, settings).to(still.device)
     for sigma in (0.9, 0.5):
         before = again.velocity(x, sigma, again.condition(TEXTS, settings), 1.0)
         lora.load(again, tmp_path / "a.safetensors")

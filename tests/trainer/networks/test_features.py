@@ -16,6 +16,7 @@ pytestmark = pytest.mark.anywhere
 CPU = torch.device("cpu")
 
 
+@pytest.mark.host  # compares with a network on the CPU
 def test_dinov2_by_its_pooled_output(tmp_path):
     from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
 

@@ -46,6 +46,7 @@ def test_a_batch_scores_as_its_pictures_do_alone(tiny, images, prompts):
     torch.testing.assert_close(judge.score(images, prompts), alone)
 
 
+@pytest.mark.host  # to the bit, which the place of memory decides
 def test_the_same_head_in_safetensors(tiny, images, prompts, tmp_path):
     from safetensors.torch import save_file
 

@@ -38,7 +38,7 @@ def scorer(tiny, **settings):
 
 def test_the_cosine_by_open_clips_architecture(tiny, images, pictures, prompts):
     scores = scorer(tiny).score(images, prompts)
-    torch.testing.assert_close(scores, expected(tiny, pictures, prompts), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(scores.cpu(), expected(tiny, pictures, prompts), atol=2e-6, rtol=1e-5)
     assert scores.std() > 1e-3
 
 
@@ -47,14 +47,16 @@ def test_each_tower_by_itself(tiny, images, pictures, prompts):
     state = torch.load(tiny / "hps.pt")["state_dict"]
     pixels = torch.stack([reference_rewards.letterbox(picture, 32) for picture in pictures])
     seen, read = reference_rewards.open_clip(state, pixels, tokens(tiny, prompts))
-    torch.testing.assert_close(network.pictures(images), seen, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(network.texts(prompts), read, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(network.pictures(images).cpu(), seen, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(network.texts(prompts).cpu(), read, atol=1e-5, rtol=1e-4)
 
 
 def test_what_fills_a_text_up_is_never_looked_at(tiny, pictures, images):
     """open_clip fills up with zeros, transformers with end tokens, and a text may be cut at 77."""
     told = ["", "red", "a red circle " * 60]
-    torch.testing.assert_close(scorer(tiny).score(images, told), expected(tiny, pictures, told), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        scorer(tiny).score(images, told).cpu(), expected(tiny, pictures, told), atol=2e-6, rtol=1e-5
+    )
 
 
 def test_a_batch_scores_as_its_pictures_do_alone(tiny, images, prompts):
@@ -93,7 +95,7 @@ def test_sizes_are_read_off_the_tensors(tiny, tmp_path, images, pictures, prompt
     state = torch.load(tmp_path / "hps.pt")["state_dict"]
     pixels = torch.stack([reference_rewards.letterbox(picture, 16) for picture in pictures])
     wanted = torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens(tiny, prompts)))
-    torch.testing.assert_close(judge.score(images, prompts), wanted, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(judge.score(images, prompts).cpu(), wanted, atol=2e-6, rtol=1e-5)
 
 
 def test_the_configuration_of_the_published_model():
@@ -214,6 +216,7 @@ def package(tiny, monkeypatch):
     return made
 
 
+@pytest.mark.host  # a stand-in on the CPU
 def test_the_package_gives_the_same_scores_a_batch_at_once(tiny, images, prompts, package):
     judge = scorer(tiny, provider="hpsv2")
     scores = judge.score(images, prompts)
@@ -224,6 +227,7 @@ def test_the_package_gives_the_same_scores_a_batch_at_once(tiny, images, prompts
     assert judge.network.leave() is False
 
 
+@pytest.mark.host  # after the stand-in
 def test_a_package_that_does_not_work_is_an_error_with_its_reason(tiny, monkeypatch):
     for name in ("hpsv2", "hpsv2.src", "hpsv2.src.open_clip"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -18,8 +18,6 @@ from comfyui_otca.trainer.rewards.objects import Objects
 from comfyui_otca.trainer.rewards.shapes import PALETTE
 from comfyui_otca.trainer.types import Prompt
 
-pytestmark = pytest.mark.anywhere
-
 NAMES = ["circle", "red square"]
 needs_scipy = pytest.mark.skipif(
     importlib.util.find_spec("scipy") is None, reason='scipy is not installed: pip install -e ".[objects]"'

@@ -296,6 +296,7 @@ def test_a_training_is_the_same_bit_for_bit(small_workflow, tmp_path):
     assert first.keys() == second.keys() and all(torch.equal(second[name], value) for name, value in first.items())
 
 
+@pytest.mark.host  # forks
 def test_two_processes_score_ahead(small_workflow, tmp_path):
     """Three samples each, in parts of two and one."""
     (code, lines, parts), (_, _, others) = together(2, _train, small_workflow(ON), tmp_path / "two")

@@ -34,7 +34,7 @@ def scorer(tiny, **settings):
 
 def test_the_scaled_cosine(tiny, images, pictures, prompts):
     scores = scorer(tiny).score(images, prompts)
-    torch.testing.assert_close(scores, expected(tiny, pictures, prompts), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(scores.cpu(), expected(tiny, pictures, prompts), atol=1e-5, rtol=1e-5)
     assert scores.abs().max() > 0.2, "a cosine times exp(2.66)"
 
 

@@ -12,8 +12,6 @@ from comfyui_otca.trainer.rewards.taste import MyTaste
 from comfyui_otca.trainer.rewards.vote.head import read
 from comfyui_otca.trainer.rewards.vote.learning import Learner
 
-pytestmark = pytest.mark.anywhere
-
 
 @pytest.fixture(scope="module")
 def taste(tmp_path_factory):

@@ -130,6 +130,7 @@ def patches_by_hand(frames, patch, merge):
     return torch.stack(rows)
 
 
+@pytest.mark.host  # auto is bfloat16 elsewhere
 @pytest.mark.parametrize("output_dim", [1, 3])
 def test_scores_are_those_of_one_video_at_a_time(made, videos, output_dim):
     folder = made("full", output_dim)
@@ -414,6 +415,7 @@ def test_settings_that_ask_for_another_prompt_are_refused(made, tmp_path):
 # --- precision and place --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.host  # auto is bfloat16 elsewhere
 def test_in_bfloat16_the_head_keeps_its_precision(made, videos):
     ours, exact = rewards(made(), dtype="bfloat16"), rewards(made())
     network = ours[0].network

@@ -68,6 +68,7 @@ def reference(folder, video, prompt, frames):
     return tensors["score.weight"] @ hidden + tensors["score.bias"]
 
 
+@pytest.mark.host  # auto is bfloat16 elsewhere
 @pytest.mark.parametrize(("most", "frames"), [(48, range(7)), (3, (0, 2, 4))])
 def test_scores_are_those_of_one_video_at_a_time(folder, videos, most, frames):
     expected = [reference(folder, video, prompt, frames) for video, prompt in zip(videos, PROMPTS, strict=True)]
