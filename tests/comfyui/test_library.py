@@ -1,6 +1,7 @@
 """Many runs in the sidebar: narrowed, sorted, starred, noted, compared, renamed and deleted. The renderer does not matter."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_two_runs_are_compared_by_keyboard_and_mouse(canvas, sidebar, kept):
     readout = dialog.locator(".otca-chart-readout").inner_text()
     assert readout.startswith("80: ") and f"{one.name} 0.25" in readout and f"{two.name} 0.75" in readout, readout
 
-    slider = dialog.get_by_label("How much of the left picture is seen")
+    slider = dialog.get_by_label(re.compile(r"^Where .* ends and .* begins$"))
     slider.focus()
     page.keyboard.press("ArrowLeft")
     assert slider.input_value() == "49"
@@ -135,7 +136,7 @@ def test_two_runs_are_compared_by_keyboard_and_mouse(canvas, sidebar, kept):
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 20)
     page.mouse.up()
-    assert slider.input_value() == "80"
+    assert 78 <= int(slider.input_value()) <= 80  # the thumb has a width, too
 
     (row,) = dialog.locator(".otca-settings tbody tr").all_inner_texts()
     assert "TCD Weights" in row and "w_min" in row and {"0.2", "0.5"} <= set(row.split())

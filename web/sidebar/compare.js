@@ -3,10 +3,10 @@
 import { OBJECTIVES } from "../lib/color.js";
 import { curveOf, differingSettings, isEvaluated, sharedIterations, sharedMetrics, sharedPictures } from "../lib/compare.js";
 import { t } from "../lib/language.js";
+import { cutsView } from "./cuts.js";
 import { openDialog } from "./dialogs.js";
 import { h, section, setText } from "./dom.js";
 import { overlayChart } from "./overlay.js";
-import { splitView } from "./split.js";
 
 const TEXT = {
   title: t("Compare runs"),
@@ -178,7 +178,7 @@ function picturesPart(comfy, compared) {
     () => show(),
   );
   const prompt = choice(TEXT.prompt, [], () => show());
-  const view = splitView();
+  const view = cutsView();
   const none = h("p.otca-note", {}, TEXT.noSamples);
   const choices = h(
     "div.otca-choices",

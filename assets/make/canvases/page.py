@@ -66,9 +66,9 @@ BUILD = """async ([api, note, shown, added, rewards, models, notes]) => {
     otcaTest.inner = inner;
 }"""
 
-# The least width and height of each node's body, not narrower than asked for, in the renderer that the page has.
+# The least width and height of each node's body, not narrower than asked for, in the renderer that the page has. Widgets come
+# and grow in frames of their own: it waits until nothing has changed for sixty frames, which on a busy machine is longer.
 MEASURE = """async widths => {
-    const found = {};
     let x = 0;
     for (const [number, width] of widths) {
         const node = app.graph.getNodeById(otcaTest.ours.get(number));
@@ -78,12 +78,19 @@ MEASURE = """async widths => {
     }
     app.canvas.ds.scale = 1;
     app.canvas.setDirty(true, true);
-    await new Promise(done => setTimeout(done, 2500));
-    for (const [number] of widths) {
+    const least = () => widths.map(([number]) => {
         const node = app.graph.getNodeById(otcaTest.ours.get(number));
-        found[number] = [0, 1].map(side => Math.ceil(Math.max(node.size[side], node.computeSize()[side])));
+        return [number, [0, 1].map(side => Math.ceil(Math.max(node.size[side], node.computeSize()[side])))];
+    });
+    const begun = performance.now();
+    for (let before = "", same = 0; same < 60 || performance.now() - begun < 2500;) {
+        await new Promise(done => requestAnimationFrame(done));
+        const now = JSON.stringify(least());
+        same = now === before ? same + 1 : 0;
+        before = now;
+        if (performance.now() - begun > 60000) throw new Error("the nodes do not come to rest");
     }
-    return found;
+    return Object.fromEntries(least());
 }"""
 
 # Puts nodes in their places; says of each link where it leaves and comes, by our numbers.
