@@ -37,12 +37,19 @@ def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
     return shown
 
 
+def _parts(advantages: Advantages) -> Tensor:
+    """What each objective adds to a sample's advantage, [B, K]. Where the fusion does not say it, A_k, which holds its coefficient."""
+    return advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
+
+
 def advantages(node: str, advantages: Advantages) -> dict:
     """The same heatmap's effective advantages Ã [B][T'], and what they were made of: A_k, c_k [B][K] and z [B].
 
+    An objective's share is the mean size of what it adds to z, of all objectives' together.
+
     Of a credit by objective also each objective's part in Ã, `by_objective` [K][B][T'].
     """
-    valid, share = advantages.valid, advantages.fused.coefficients.abs()
+    valid, share = advantages.valid, _parts(advantages).abs()
     mean = share[valid].mean(0) if valid.any() else share.mean(0)
     shown = {
         "node": node,
@@ -54,7 +61,7 @@ def advantages(node: str, advantages: Advantages) -> dict:
         "advantage": numbers(_masked(advantages.fused.advantage, valid)),
         "step_advantage": numbers(_masked(advantages.step_advantage, valid)),
         "valid": valid.tolist(),
-        "shares": numbers(mean / mean.sum()),
+        "shares": numbers(mean / (mean.sum() or 1)),
     }
     weights, parts = advantages.credit.by_objective, advantages.fused.parts
     if weights is not None and parts is not None:

@@ -136,7 +136,7 @@ def test_two_runs_are_compared_by_keyboard_and_mouse(canvas, sidebar, kept):
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.8, box["y"] + 20)
     page.mouse.up()
-    assert 78 <= int(slider.input_value()) <= 80  # the thumb has a width, too
+    assert abs(int(slider.input_value()) - 80) <= 3  # the thumb has a width, too
 
     (row,) = dialog.locator(".otca-settings tbody tr").all_inner_texts()
     assert "TCD Weights" in row and "w_min" in row and {"0.2", "0.5"} <= set(row.split())

@@ -197,7 +197,9 @@ def test_curves_have_a_point_for_each_of_five_iterations_and_survive_a_reload(sm
     entry = sidebar.locator(f'[data-run="{run_name}"]')
     entry.wait_for()
     entry.click()
-    chart = sidebar.locator("figure.otca-chart", has_text="colorfulness").locator("path.otca-line.otca-thin")
+    figure = sidebar.get_by_role("figure", name="colorfulness")
+    figure.scroll_into_view_if_needed()  # what is out of view is not drawn
+    chart = figure.locator("path.otca-line.otca-thin")
     chart.wait_for()
     assert curve_points(chart) == 5
     small.our_tab().click()

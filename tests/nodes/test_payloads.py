@@ -69,8 +69,7 @@ def test_advantages(scores, credit):
     assert sent["advantage"] == [0.0, 0.0, 0.0, None]
     assert sent["coefficients"][:2] == [[0.5, 0.5], [0.5, 0.5]]
     assert sent["step_advantage"] == [[0.0, 0.0]] * 3 + [[None, None]]
-    # Where all objectives are equal the first is taken: (0.5 + 0.5 + 1) / 3 of it.
-    assert sent["shares"] == [0.66667, 0.33333]
+    assert sent["shares"] == [0.5, 0.5]
     json.dumps(sent, allow_nan=False)
 
 
@@ -91,8 +90,17 @@ def test_credit_by_objective(scores, credit, still_model, sample):
     assert fused["step_advantage"][0] == [0.17678, -0.17678]
 
 
-def test_shares_of_weights_that_do_not_sum_to_one(scores, credit):
-    assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.5, 0.5]
+@pytest.mark.parametrize("fusion", ["weighted_advantages", "weighted_sum"])
+def test_shares_are_what_each_reward_adds(scores, credit, fusion):
+    """Both rewards differ by 2 within the group; the one of coefficient 1/2 adds half as much."""
+    from dataclasses import replace
+
+    halved = replace(scores, coefficients=(1.0, 0.5))
+    assert payloads.advantages("10", advantages.fuse(halved, credit, fusion))["shares"] == [0.66667, 0.33333]
+
+
+def test_rewards_that_cancel_out_add_nothing(scores, credit):
+    assert payloads.advantages("10", advantages.fuse(scores, credit, "weighted_advantages"))["shares"] == [0.0, 0.0]
 
 
 def test_scores(scores):

@@ -119,7 +119,8 @@ export function chart(draw, { title, badge, legend = [], height = 132 }) {
       isSeen = entries[entries.length - 1].isIntersecting;
       drawSeen();
     },
-    { rootMargin: "200px" },
+    // the sidebar scrolls within the page, of whose edges alone rootMargin speaks
+    { rootMargin: "200px", scrollMargin: "200px" },
   );
   sight.observe(element);
 
