@@ -12,6 +12,7 @@ COMMANDS = (
     "sample",
     "export",
     "report",
+    "serve",
     "score",
     "vote",
     "rewards",

@@ -5,7 +5,7 @@ The tooltip says the paper's term. A key is an input's name, or `Class.input` fo
 
 from __future__ import annotations
 
-# Inputs that are not here are called what they are called in files, with spaces: group_size is "group size".
+# Inputs that are not here are called what they are called in files, with spaces: run_name is "run name".
 PLAIN = {
     # the model
     "LoadFlowModel.path": "another model folder",
@@ -23,6 +23,7 @@ PLAIN = {
     "vae_tiling": "decode in tiles",
     "shard": "split over GPUs",
     # sampling
+    "group_size": "samples per prompt",
     "SDESampler.kind": "kind of noise",
     "eta": "amount of noise",
     "shift": "timestep shift",

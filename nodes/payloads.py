@@ -38,7 +38,7 @@ def credit(credit: StepCredit, trajectories: Trajectories) -> dict:
 
 
 def _parts(advantages: Advantages) -> Tensor:
-    """What each objective adds to a sample's advantage, [B, K]. Where the fusion does not say it, A_k, which holds its coefficient."""
+    """What each objective adds to a sample's advantage, [B, K]: A_k, with its coefficient, where the fusion does not say it."""
     return advantages.per_objective if advantages.fused.parts is None else advantages.fused.parts
 
 

@@ -30,6 +30,7 @@ from .checks import Refused
 from .limits import trainings
 from .processes import environment, on_its_own
 from .runs import Run, Runs
+from .stop import ask_to_stop
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +137,10 @@ class Jobs:
         Raises:
             Refused: 400, or 409 where there is nothing to do.
         """
+        if run.status().place == status.REMOTE:
+            raise Refused(
+                409, f"run {run.id} lives on another machine. Fix: continue it there, by the command that began it"
+            )
         total = iterations or run.summary()["total"]
         if total is None:
             raise Refused(409, f"run {run.id} does not say how long it should be. Fix: give the number of iterations")
@@ -260,18 +265,7 @@ class Jobs:
                 if _is_queued(run):
                     self._write_status(run, "stopped", None, waiting.iterations)
                     return
-        summary = run.summary()
-        if summary["status"] != "running":
-            raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
-        if summary["place"] == status.CANVAS:
-            raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
-        try:
-            os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
-            os.utime(run.folder / STOP)  # of an earlier request, which counts again
-        except OSError as error:
-            raise Refused(
-                409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way"
-            ) from error
+        ask_to_stop(run)
 
     def read(self, prompt: dict) -> Workflow:
         """The graph, as far as it is one. Raises Refused: 400, it is not in API format."""

@@ -19,6 +19,7 @@ from ..host import desktop
 from ..host.files import Damaged, beside, present
 from ..trainer.run import layout
 from ..trainer.run.layout import NOTES, WORKFLOW
+from ..trainer.run.status import REMOTE
 from ..trainer.types import MODEL_NODES
 from .checks import Refused
 from .jobs import Jobs
@@ -95,7 +96,9 @@ class Library:
     def _at_rest(self, run: Run) -> Iterator[None]:
         """While nobody has the run in hand: what the canvas still has is saved and let go."""
         _refuse_link(run)
-        if run.summary()["status"] in ("running", "queued"):
+        summary = run.summary()
+        # A copy of what trains elsewhere is only a copy.
+        if summary["place"] != REMOTE and summary["status"] in ("running", "queued"):
             raise Refused(409, f"run {run.id} is training, or about to. Fix: stop it first")
         try:
             self.live.let_go(run.id)

@@ -15,6 +15,7 @@ from ..host.desktop import can_open
 from ..host.names import plain_name
 from ..host.questions import desk
 from ..trainer.run.layout import METRICS
+from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
@@ -38,6 +39,8 @@ from .library_routes import add_library_routes, is_local
 from .live import LiveRoutes
 from .machine import Machine
 from .permissions import add_permission_routes
+from .remote.routes import add_remote_routes
+from .remote.watching import Remotes
 from .runs import Run, Runs
 from .suggestions import SuggestionRoutes
 from .votes import add_vote_routes
@@ -94,7 +97,9 @@ def add_routes(
     def post(path: str) -> Callable:
         return lambda handler: routes.post(path)(answered(handler))
 
-    nodes, shown, trainings = NodeRoutes(jobs, live), RunRoutes(runs, loras_folder), TrainingRoutes(runs, jobs, setting)
+    remotes = Remotes(runs)
+    nodes, shown = NodeRoutes(jobs, live), RunRoutes(runs, remotes, loras_folder)
+    trainings = TrainingRoutes(runs, jobs, remotes, setting)
     offered = SuggestionRoutes(runs, jobs.node_classes)
     for path, handler in {
         "/otca/preview": nodes.preview,
@@ -121,6 +126,7 @@ def add_routes(
     add_permission_routes(get, post, jobs.node_classes)
     LiveRoutes(jobs, named_run, folders, Machine(), BeforeAfter(jobs)).add(get, post)
     add_vote_routes(routes, desk)
+    add_remote_routes(post, remotes)
     add_library_routes(routes, Library(runs, jobs, live), loras_folder)
 
 
@@ -170,13 +176,17 @@ class RunRoutes:
     """What the folders of runs hold."""
 
     runs: Runs
+    remotes: Remotes
     loras_folder: Callable[[], Path]
 
     async def all_runs(self, request: web.Request) -> dict:
-        return {"runs": await asyncio.to_thread(self.runs.summaries)}
+        summaries = await asyncio.to_thread(self.runs.summaries)
+        self.remotes.look(summaries)
+        return {"runs": await asyncio.to_thread(lambda: list(map(self.remotes.told, summaries)))}
 
     async def one_run(self, request: web.Request) -> dict:
-        details = await asyncio.to_thread((await _named_run(self.runs, request)).details)
+        run = await _named_run(self.runs, request)
+        details = await asyncio.to_thread(lambda: self.remotes.told(run.details()))
         return {**details, "can_open": is_local(request) and can_open()}
 
     async def metrics(self, request: web.Request) -> web.Response:
@@ -205,6 +215,8 @@ class RunRoutes:
     async def lora(self, request: web.Request) -> dict:
         await body(request, NOTHING)
         run = await _named_run(self.runs, request)
+        if run.status().place == REMOTE:
+            await self.remotes.fetch_adapters(run)
         return {"lora_names": await asyncio.to_thread(run.copy_lora, self.loras_folder())}
 
 
@@ -214,6 +226,7 @@ class TrainingRoutes:
 
     runs: Runs
     jobs: Jobs
+    remotes: Remotes
     setting: Callable[[web.Request], int | None]
 
     async def train(self, request: web.Request) -> dict:
@@ -224,7 +237,11 @@ class TrainingRoutes:
 
     async def stop(self, request: web.Request) -> dict:
         await body(request, NOTHING)
-        await asyncio.to_thread(self.jobs.stop, await _named_run(self.runs, request))
+        run = await _named_run(self.runs, request)
+        if run.status().place == REMOTE:
+            await self.remotes.stop(run)
+        else:
+            await asyncio.to_thread(self.jobs.stop, run)
         return {}
 
     async def resume(self, request: web.Request) -> dict:

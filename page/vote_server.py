@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hmac
 import io
 import itertools
 import json
 import math
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from ..host.text import quoted
 from ..trainer.rewards.http import LEFT_OUT, VERSION
 from ..trainer.rewards.vote.asking import VoteFolder
 from .checks import Refused, answered
+from .tokens import Handler, guard
 from .votes import add_vote_routes
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ MOST_WAITING = 64  # requests at a time
 MOST_FPS = 240
 COOKIE = "otca_vote"
 WEB = ASSETS.parent / "web"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def application(folder: VoteFolder, token: str = "") -> web.Application:
@@ -67,34 +65,19 @@ def application(folder: VoteFolder, token: str = "") -> web.Application:
 
 
 def _guard(token: str) -> Callable:
-    """Lets in who has the token, once by ?token=… and from then on by a cookie, or as a bearer token."""
+    """Lets in who has the token; without one, who reaches the server by a name of this machine."""
+    if token:
+        return guard(token, "the token is missing or wrong. Fix: open the address that otca vote printed", COOKIE)
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not token:
-            # Else a page of a stranger's could have its own name lead here.
-            name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
-            if not is_loopback(name or request.host):
-                raise web.HTTPForbidden(
-                    text=f"this server answers on this machine only, and not as {request.host[:200]}"
-                )
-            return await handler(request)
-        if _same(request.query.get("token", ""), token) and request.method == "GET":
-            response = web.HTTPFound(request.path)
-            response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
-            raise response
-        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not (_same(bearer, token) or _same(request.cookies.get(COOKIE, ""), token)):
-            raise web.HTTPUnauthorized(
-                text="the token is missing or wrong. Fix: open the address that otca vote printed"
-            )
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # Else a page of a stranger's could have its own name lead here.
+        name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
+        if not is_loopback(name or request.host):
+            raise web.HTTPForbidden(text=f"this server answers on this machine only, and not as {request.host[:200]}")
         return await handler(request)
 
-    return guard
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
+    return guarded
 
 
 class Scorer:

@@ -220,7 +220,8 @@ type PictureFile = { filename: string; subfolder: string; type: string };
 interface Run {
   id: string;
   status: "queued" | "running" | "idle" | "finished" | "stopped" | "interrupted" | "failed";
-  place: "headless" | "canvas";
+  place: "headless" | "canvas" | "remote";
+  remote?: string | null; // the address of the machine that a copy is of
   iteration: number;
   total: number | null;
   started: number | null;

@@ -100,8 +100,8 @@ def test_the_tooltip_says_how_an_input_is_called_that_is_shown_by_another_name()
     sampler, moca = (inputs(NODE_CLASS_MAPPINGS[name]) for name in ("OTCA_SDESampler", "OTCA_MOCAFuse"))
     assert sampler["eta"][1]["display_name"] == "amount of noise"
     assert sampler["eta"][1]["tooltip"].endswith("In files and messages: eta.")
-    assert sampler["group_size"][1]["display_name"] == "group size"
-    assert "In files" not in sampler["group_size"][1]["tooltip"]
+    assert sampler["negative_prompt"][1]["display_name"] == "negative prompt"
+    assert "In files" not in sampler["negative_prompt"][1]["tooltip"]
     assert moca["std_scope"][1]["tooltip"].endswith("In files and messages: std_scope.")
 
 

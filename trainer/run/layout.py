@@ -45,6 +45,7 @@ CANVAS = "canvas.json"  # … and as ComfyUI's canvas has it, where that is know
 STATUS = "status.json"
 BUDGET = "budget.json"  # what ends the training instead of its number of iterations
 WANDB = "wandb.json"  # project and id of the run there
+REMOTE = "remote.json"  # where the run lives of which this folder is a copy
 NOTES = "notes.json"  # what the user says of the run; no training writes it
 LOG = "train.log"  # what a trainer printed that the page started
 PICTURES = ("samples.png", "rewards.png", "credit.png")
@@ -104,7 +105,7 @@ FILES: dict[str, OwnFile] = {
         "since when it runs, how long it should be and how it ended",
         fields={
             "status": one_of(*STATES),
-            "place": maybe(one_of("headless", "canvas")),
+            "place": maybe(one_of("headless", "canvas", "remote")),
             "total": maybe(WHOLE),
             "pid": maybe(("the number of a process", lambda value: is_whole(value) and value < 2**31)),
             "process_started": maybe(MOMENT),
@@ -131,6 +132,7 @@ FILES: dict[str, OwnFile] = {
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
     NOTES: OwnFile("your notes and the star", fields={"notes": maybe(TEXT), "starred": maybe(FLAG)}),
+    REMOTE: OwnFile("where it lives", fix="watch it again", fields={"url": TEXT, "key": TEXT}),
     WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),
     WORKFLOW: OwnFile(
         fix="put the file back, or export the workflow again and train that with --output and --resume",

@@ -15,6 +15,7 @@ from ...host.machine import alive
 from .layout import STATUS, read_own
 
 CANVAS, HEADLESS = "canvas", "headless"
+REMOTE = "remote"  # on another machine: this folder is a copy that the page keeps, and says what that machine said
 UNKNOWN = "unknown"  # there is no status.json, or none that can be read
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Status:
 
     Attributes:
         status: one of `layout.STATES`, or UNKNOWN.
-        place: CANVAS or HEADLESS.
+        place: CANVAS, HEADLESS or REMOTE.
         total: iterations that the run should have in all.
         pid, process_started: the process that trains, or in whose queue the run waits; a number and seconds since 1970.
         error: why it failed.
@@ -98,6 +99,8 @@ def now(
         done, planned: numbers of iterations, by metrics.jsonl and by the workflow.
         executing: whether ComfyUI executes a prompt of this run, which is made on its canvas; None where that is not known.
     """
+    if status.place == REMOTE:
+        return status.status
     if status.status == "queued":
         return "queued" if status.process_lives else "stopped"
     if status.status == UNKNOWN:

@@ -30,5 +30,5 @@ export function pairTitle({ prompt, seed, iteration }) {
  * @param {Run} run
  */
 export function canTry(run) {
-  return run.has_lora || run.has_checkpoint;
+  return run.place !== "remote" && (run.has_lora || run.has_checkpoint); // what is elsewhere cannot be loaded here
 }

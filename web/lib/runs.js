@@ -13,7 +13,7 @@ export const STATUS = {
   failed: { word: t("failed"), icon: "pi-times-circle", tone: "bad" },
 };
 
-export const PLACE = { headless: t("headless"), canvas: t("canvas") };
+export const PLACE = { headless: t("headless"), canvas: t("canvas"), remote: t("elsewhere") };
 
 /**
  * Which buttons a run offers. A run that ended can be resumed if a checkpoint was saved, or if it never left the queue; an idle
@@ -27,7 +27,7 @@ export function offeredActions(run) {
   const ended = !waits && run.status !== "running" && run.status !== "idle";
   return {
     stop: run.status === "running" || waits,
-    resume: ended && (run.has_checkpoint || (run.status === "stopped" && run.iteration === 0)),
+    resume: ended && run.place !== "remote" && (run.has_checkpoint || (run.status === "stopped" && run.iteration === 0)),
     canvas: run.status !== "running" && !waits && run.has_checkpoint,
     lora: run.has_lora,
     workflow: true,

@@ -146,7 +146,7 @@ function runHead(actions, kept) {
     update({ run, rows }) {
       setText(name, run.id);
       badge.update(run);
-      setText(runPlace, PLACE[run.place]);
+      setText(runPlace, run.remote ?? PLACE[run.place]);
       bar.update(run);
       state.hidden = false;
       // On the canvas, how long it takes is up to whoever queues.

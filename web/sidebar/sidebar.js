@@ -15,6 +15,7 @@ import { showFailure } from "./failure.js";
 import { followRuns } from "./follow.js";
 import { deleteRun, openRunFolder, renameRun } from "./keeping.js";
 import { machinePart } from "./machine.js";
+import { watchRemote } from "./remote.js";
 import { runList } from "./runlist.js";
 import { runView } from "./runview.js";
 
@@ -27,6 +28,8 @@ const TEXT = {
   tooltip: t("OTCA: training runs"),
   train: t("Train headless…"),
   export: t("Export…"),
+  watch: t("Watch…"),
+  watchTitle: t("Shows a run that trains on another machine"),
   newRun: t("New run"),
   newRunTitle: t("Gives the run on the canvas the next free name: it begins with a fresh adapter"),
   refresh: t("Read the runs again"),
@@ -70,6 +73,13 @@ export function sidebarCommands(comfy) {
         function: guarded(() => actions.exportHeadless(comfy)),
       },
       {
+        id: "OTCA.WatchRemote",
+        label: "OTCA: Watch a run that trains elsewhere…",
+        menubarLabel: "Watch a run elsewhere (OTCA)…",
+        icon: "pi pi-eye",
+        function: guarded(() => watchRemote(comfy, (id) => showRun(comfy, id))),
+      },
+      {
         id: "OTCA.Permissions",
         label: "OTCA: Permissions…",
         menubarLabel: "Permissions (OTCA)…",
@@ -97,6 +107,7 @@ export function sidebarCommands(comfy) {
           "OTCA.NewRun",
           "OTCA.TrainHeadless",
           "OTCA.ExportHeadless",
+          "OTCA.WatchRemote",
           "OTCA.Permissions",
           "OTCA.LoadWorkflowFromLoRA",
         ],
@@ -213,6 +224,7 @@ function sidebarPanel(comfy) {
       {},
       button("pi-play", TEXT.train, () => guard(comfy, () => actions.train(comfy, showRun)), { class: "otca-button otca-primary" }),
       button("pi-upload", TEXT.export, () => guard(comfy, () => actions.exportHeadless(comfy))),
+      button("pi-eye", TEXT.watch, () => guard(comfy, () => watchRemote(comfy, choose)), { title: TEXT.watchTitle }),
       button("pi-plus", TEXT.newRun, () => guard(comfy, () => beginNewRun(comfy)), { title: TEXT.newRunTitle }),
       h(
         "button.otca-icon-button",

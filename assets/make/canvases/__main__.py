@@ -20,6 +20,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from ....nodes import NODE_CLASS_MAPPINGS
 from ....tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from ....tests.comfyui.server import ComfyUI, installations
 from ....trainer.types import PAIRS_NODE, SAMPLER_NODE
@@ -168,7 +169,15 @@ class Making:
             title, _, body = text.partition("\n")
             notes.append([id, title.removeprefix("# "), body.strip()])
         note = "" if self.notes else self.template.note
-        canvas.page.evaluate(page.BUILD, [self.api, note, shown, self.added, self.rewards, models, notes])
+        rewards = [[id, _announced(self.api[str(id)])] for id in self.rewards]
+        canvas.page.evaluate(page.BUILD, [self.api, note, shown, self.added, rewards, models, notes])
+
+
+def _announced(reward: dict) -> str:
+    """The name of a reward node of the exported graph in tables and curves."""
+    values = {name: value for name, value in reward["inputs"].items() if not isinstance(value, list)}
+    [(name, _)] = NODE_CLASS_MAPPINGS[reward["class_type"]].announced(**values)
+    return name
 
 
 def _width(kind: str) -> float:

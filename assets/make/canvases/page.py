@@ -32,19 +32,20 @@ BUILD = """async ([api, note, shown, added, rewards, models, notes]) => {
     let inner = {};
     if (rewards.length) {
         // Which output leads where, and which value stands outside, before ComfyUI puts them together.
-        const nodes = rewards.map(find), titles = nodes.map(node => node.title.replace(/^Reward: /, ""));
+        const nodes = rewards.map(([id]) => find(id)), titles = nodes.map(node => node.title);
+        const named = node => rewards[titles.indexOf(node.title)][1]; // as tables and curves call it
         const { subgraph, node } = app.graph.convertToSubgraph(new Set(nodes));
         node.title = subgraph.name = "Rewards";
         for (const own of [...subgraph.inputs]) subgraph.removeInput(own);
         subgraph.outputs.forEach((output, index) => {
             const [link] = output.linkIds.map(id => subgraph.links.get(id) ?? subgraph.links[id]);
             const from = subgraph.getNodeById(link.origin_id);
-            output.label = from.title.replace(/^Reward: /, "");
+            output.label = named(from) + (from.widgets.find(widget => widget.name === "held_out")?.value ? " (held out)" : "");
             node.outputs[index].label = output.label;
         });
         for (const one of subgraph.nodes) {
             const held = one.widgets.find(widget => widget.name === "held_out")?.value;
-            const title = one.title.replace(/^Reward: /, "");
+            const title = named(one);
             const slot = one.inputs.findIndex(input => input.name === "coefficient");
             const value = one.widgets.find(widget => widget.name === "coefficient").value;
             if (!held) {
@@ -56,7 +57,7 @@ BUILD = """async ([api, note, shown, added, rewards, models, notes]) => {
         subgraph.inputNode.pos = [0, 0];
         subgraph.outputNode.pos = [700, 0];
         ours[added.rewards] = node;
-        const number = one => rewards[titles.indexOf(one.title.replace(/^Reward: /, ""))];
+        const number = one => rewards[titles.indexOf(one.title)][0];
         inner = Object.fromEntries(subgraph.nodes.map(one => [one.id, number(one)]));
     }
     const numbers = Object.entries(ours).map(([id, node]) => [String(node.id), Number(id)]);

@@ -1,0 +1,66 @@
+"""The tokens of the runs that are watched: {key of the run: token}, in a file that its owner alone may read.
+
+It lies beside the file of what was allowed by clicks, and never in a run's folder, which may be shared. Where clicks are not
+remembered, tokens are kept until ComfyUI ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+from ...host import files, json_files
+from ...host.access import remembered
+
+NAME = "remote_tokens.json"
+MOST_BYTES = 1024**2
+
+_here: dict[str, str] = {}  # of this process
+_writing = threading.Lock()
+
+
+def of(key: str) -> str | None:
+    """The token of that key; None where it was forgotten, or the file cannot be read."""
+    if key not in _here and (path := _file()):
+        try:
+            _here.update(_read(path))
+        except files.Damaged:
+            return None
+    return _here.get(key)
+
+
+def keep(key: str, token: str | None) -> None:
+    """Keeps a token, or forgets it for None. Raises OSError, or Damaged for a file that is left as it is."""
+    with _writing:
+        if token is None:
+            _here.pop(key, None)
+        else:
+            _here[key] = token
+        if (path := _file()) is None:
+            return
+        content = _read(path)
+        content.pop(key, None)
+        if token is not None:
+            content[key] = token
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = files.beside(path)
+        try:
+            # Created for the owner alone: permissions that come later come too late.
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+            files.put_in_place(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _file() -> Path | None:
+    path = remembered.file()
+    return path and Path(os.path.realpath(path.with_name(NAME)))
+
+
+def _read(path: Path) -> dict[str, str]:
+    content = json_files.read_json(path, most_bytes=MOST_BYTES, fix="mend it, or delete it and watch the runs again")
+    return {key: token for key, token in (content or {}).items() if isinstance(token, str)}

@@ -1,0 +1,306 @@
+"""Keeps copies of runs that live elsewhere, as long as somebody looks: each time the page reads the runs, and not more often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ...host import files, own_folders
+from ...host.access import permissions
+from ...host.access.addresses import host_of
+from ...host.json_files import parse
+from ...trainer.run import layout, status
+from ..checks import Refused
+from ..runs import Run, Runs
+from . import kept_tokens
+from .protocol import GROWING, MOST_STATE_BYTES, check_state
+
+EVERY = 2.0  # seconds between two looks, at least
+TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
+OVERLAP = 4096  # bytes of a file that only grows that are read again, to see whether it is still the same
+MOST_FILE = 2 * 1024**3  # bytes of one file, adapters apart
+PIECE = 1024**2
+LATER = "it is tried again while the sidebar is open"
+
+
+class Unreachable(Exception):
+    """The other machine did not answer, or not as `otca serve` does; the message says what."""
+
+
+@dataclass
+class Seen:
+    """What is known of a run since this process looked first.
+
+    Attributes:
+        state: the other machine's last answer.
+        error: why there was none the last time.
+        versions: {file: (size, time) as the other machine had it when it was copied}.
+        looked: when, by time.monotonic.
+    """
+
+    state: dict[str, Any] | None = None
+    error: str | None = None
+    versions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    looked: float = -1e9
+    at_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Remotes:
+    def __init__(self, runs: Runs):
+        self.runs = runs
+        self._seen: dict[str, Seen] = {}
+        self._tasks: set[asyncio.Task] = set()
+
+    async def watch(self, url: str, token: str, name: str | None) -> Run:
+        """A new folder that holds a copy of the run at that address.
+
+        Raises:
+            Refused: 400 for an address that is none, 403 for a host that the user has not allowed, 409 for a name that is taken,
+                502 where nothing of ours answers there.
+        """
+        url = _checked(url)
+        async with _session(token) as session:
+            try:
+                state = await _state(session, url)
+            except Unreachable as error:
+                raise Refused(502, f"{error}. Fix: look whether otca serve runs there, and the tunnel here") from error
+        run, key = await asyncio.to_thread(self.runs.create, name or state["id"]), secrets.token_hex(8)
+        try:
+            await asyncio.to_thread(run.write, layout.REMOTE, {"url": url, "key": key})
+            await asyncio.to_thread(kept_tokens.keep, key, token)
+            await asyncio.to_thread(_write_status, run, state)
+        except (OSError, files.Damaged) as error:
+            own_folders.remove_own(run.folder)
+            raise Refused(409, f"run {run.id} cannot be kept here: {error}. Fix: make that writable") from error
+        await self._look(run.id)
+        return run
+
+    def look(self, summaries: Iterable[dict[str, Any]]) -> None:
+        """Begins to bring the copies among these runs up to date. Does not wait for it."""
+        for summary in summaries:
+            if summary["place"] != status.REMOTE:
+                continue
+            seen = self._seen.setdefault(summary["id"], Seen())
+            if not seen.at_work.locked() and time.monotonic() - seen.looked >= EVERY:
+                task = asyncio.get_running_loop().create_task(self._look(summary["id"]))
+                self._tasks.add(task)  # else nobody would hold it
+                task.add_done_callback(self._tasks.discard)
+
+    def told(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """A run's summary with where it lives, whether that could be reached, and whether it has an adapter there."""
+        if summary["place"] != status.REMOTE:
+            return summary
+        seen, written = self._seen.get(summary["id"], Seen()), self._written(summary["id"])
+        has_lora = summary["has_lora"] or bool(seen.state and seen.state["adapters"])
+        errors = [summary["error"], seen.error and f"{seen.error}; {LATER}"]
+        where = written["url"] if written else None
+        return {**summary, "remote": where, "has_lora": has_lora, "error": "\n".join(filter(None, errors)) or None}
+
+    async def stop(self, run: Run) -> None:
+        """Asks the other machine to stop it. Raises Refused."""
+        url, token = await asyncio.to_thread(self._way, run)
+        try:
+            async with _session(token) as session, session.post(f"{url}/run/stop", json={}, **_NO_REDIRECT) as answer:
+                if answer.status != 200:
+                    said = _said(await answer.content.read(PIECE))
+                    raise Refused(409, f"{url} did not stop {run.id}: {said}. Fix: look there")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise Refused(
+                502, f"{url} cannot be reached ({_why(error)}). Fix: look whether otca serve runs there"
+            ) from error
+
+    async def fetch_adapters(self, run: Run) -> None:
+        """Brings the run's adapter here, as it is there now. Raises Refused."""
+        url, token = await asyncio.to_thread(self._way, run)
+        seen = self._seen.setdefault(run.id, Seen())
+        async with seen.at_work, _session(token) as session:
+            try:
+                state = await _state(session, url)
+                for name, size, changed in state["adapters"]:
+                    await self._whole(session, url, run, seen, name, size, changed)
+            except (Unreachable, OSError) as error:
+                message = f"the adapter of {run.id} did not come: {error}"
+                raise Refused(502, f"{message}. Fix: look whether otca serve runs there") from error
+
+    # -- copying -------------------------------------------------------------------------------------------------------
+
+    async def _look(self, name: str) -> None:
+        seen = self._seen.setdefault(name, Seen())
+        async with seen.at_work:
+            seen.looked = time.monotonic()
+            try:
+                run = await asyncio.to_thread(self.runs.run, name)
+                url, token = await asyncio.to_thread(self._way, run)
+                async with _session(token) as session:
+                    seen.state = await _state(session, url)
+                    for file in seen.state["files"]:
+                        await self._copy(session, url, run, seen, *file)
+                    await asyncio.to_thread(_write_status, run, seen.state)
+                seen.error = None
+            except Refused as refusal:
+                seen.error = refusal.message
+            except (Unreachable, OSError) as error:  # OSError: the folder was removed meanwhile, or the disk is full
+                seen.error = str(error)
+            finally:
+                seen.looked = time.monotonic()
+
+    async def _copy(self, session, url: str, run: Run, seen: Seen, name: str, size: int, changed: int) -> None:
+        """Brings one file up to date."""
+        target = run.folder / name
+        here = target.stat().st_size if files.is_plain_file(target) else -1
+        if seen.versions.get(name) == (size, changed) and here == size:
+            return
+        if size > MOST_FILE:
+            raise Unreachable(f"{url} has a {name} of {size} bytes, which is too large to be one of a run")
+        if name in GROWING and 0 < here <= size and await self._grown(session, url, target, name, here):
+            seen.versions[name] = (size, changed)
+            return
+        if name not in GROWING and here == size and name not in seen.versions and target.stat().st_mtime_ns >= changed:
+            seen.versions[name] = (size, changed)  # as an earlier ComfyUI has left it
+            return
+        await self._whole(session, url, run, seen, name, size, changed)
+
+    async def _grown(self, session, url: str, target: Path, name: str, here: int) -> bool:
+        """Adds what a file has more there; False where what it had before is another, as after going back to a checkpoint."""
+        start = max(0, here - OVERLAP)
+        pieces = _pieces(session, f"{url}/run/files/{name}", start)
+        more = b"".join([piece async for piece in pieces])
+        known = await asyncio.to_thread(_tail, target, start)
+        if not more.startswith(known):
+            return False
+        if len(more) > len(known):
+            await asyncio.to_thread(_append, target, more[len(known) :])
+        return True
+
+    async def _whole(self, session, url: str, run: Run, seen: Seen, name: str, size: int, changed: int) -> None:
+        target = run.folder / name
+        if target.parent != run.folder:
+            await asyncio.to_thread(target.parent.mkdir, exist_ok=True)
+        aside, held = files.beside(target), 0
+        try:
+            with open(aside, "xb") as file:
+                async for piece in _pieces(session, f"{url}/run/files/{name}", 0):
+                    held += len(piece)
+                    if held > max(2 * size, size + PIECE):  # it may have grown, but is no other file
+                        raise Unreachable(f"{url} sends more of {name} than the {size} bytes that it announced")
+                    await asyncio.to_thread(file.write, piece)
+            await asyncio.to_thread(files.put_in_place, aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+        seen.versions[name] = (size, changed)
+
+    # -- where it lives ------------------------------------------------------------------------------------------------
+
+    def _written(self, name: str) -> dict[str, Any] | None:
+        with suppress(Refused, files.Damaged):
+            return layout.read_own(self.runs.run(name).folder, layout.REMOTE)
+        return None
+
+    def _way(self, run: Run) -> tuple[str, str]:
+        """Address and token. Raises Refused."""
+        written = self._written(run.id)
+        if written is None:
+            raise Refused(409, f"run {run.id} does not say where it lives. Fix: delete this copy, and watch it again")
+        token = kept_tokens.of(written["key"])
+        if token is None:
+            raise Refused(
+                409, f"the token of {written['url']} is not here any more. Fix: delete this copy, and watch it again"
+            )
+        return _checked(written["url"]), token
+
+
+_NO_REDIRECT: dict[str, Any] = {"allow_redirects": False}  # which would take the token elsewhere
+
+
+def _session(token: str) -> aiohttp.ClientSession:
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    # Not by a proxy of the environment: a tunnel ends here.
+    return aiohttp.ClientSession(headers=headers, timeout=TIMEOUT, trust_env=False)
+
+
+def _checked(url: str) -> str:
+    """The address without the slash at its end, of this machine or of a host that the user allowed. Raises Refused."""
+    try:
+        host = host_of(url)
+    except ValueError as error:
+        raise Refused(400, f"url: {error}") from None  # which does not repeat a password
+    want = permissions.Want(permissions.POST, host, "the token of a run that is watched", "url")
+    try:
+        permissions.check(want)
+    except permissions.NotAllowed as error:
+        raise Refused(403, str(error), kind=want.kind, remember=permissions.remembers(want)) from error
+    return url.rstrip("/")
+
+
+async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Raises Unreachable."""
+    try:
+        async with session.get(f"{url}/run", **_NO_REDIRECT) as answer:
+            content = await answer.content.read(MOST_STATE_BYTES + 1)
+            while len(content) <= MOST_STATE_BYTES and (more := await answer.content.read(MOST_STATE_BYTES)):
+                content += more
+            if answer.status == 401:
+                raise Unreachable(f"{url} refuses the token")
+            if answer.status != 200:
+                raise Unreachable(f"{url}/run answered {answer.status}: {_said(content)}")
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unreachable(f"{url} cannot be reached ({_why(error)})") from error
+    try:
+        return check_state(parse(content[:MOST_STATE_BYTES]))
+    except (ValueError, RecursionError) as error:
+        raise Unreachable(f"{url}/run is no answer of otca serve ({str(error)[:200]})") from error
+
+
+async def _pieces(session: aiohttp.ClientSession, url: str, start: int):
+    """The bytes of a file from `start` on. Raises Unreachable."""
+    try:
+        async with session.get(url, headers={"Range": f"bytes={start}-"} if start else {}, **_NO_REDIRECT) as answer:
+            if start and answer.status == 416:  # nothing is there any more
+                return
+            if answer.status != (206 if start else 200):
+                raise Unreachable(f"{url} answered {answer.status}")
+            async for piece in answer.content.iter_chunked(PIECE):
+                yield piece
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise Unreachable(f"{url} broke off ({_why(error)})") from error
+
+
+def _tail(path: Path, start: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def _append(path: Path, content: bytes) -> None:
+    with os.fdopen(files.open_plain(path, os.O_WRONLY | os.O_APPEND), "ab") as file:
+        file.write(content)
+
+
+def _write_status(run: Run, state: dict[str, Any]) -> None:
+    """Where it is another than before: a file that is written anew makes the page read the run again."""
+    told = {name: state.get(name) for name in ("status", "total", "started", "error", "node", "reason")}
+    now = status.Status(place=status.REMOTE, **told)
+    if run.status() != now:
+        status.write(run.folder, now)
+
+
+def _said(content: bytes) -> str:
+    """The beginning of an answer, or the error in it."""
+    with suppress(ValueError, RecursionError, AttributeError):
+        if isinstance(error := json.loads(content).get("error"), str):
+            return error[:300]
+    return repr(content[:200].decode("utf-8", "replace"))
+
+
+def _why(error: BaseException) -> str:
+    return str(error)[:200] or type(error).__name__

@@ -1,0 +1,429 @@
+"""`otca serve`, and the copy that the page keeps: files that grow and go back, tokens, Stop, and what strangers answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from comfyui_otca.host.access import permissions
+from comfyui_otca.page.checks import Refused
+from comfyui_otca.page.remote import kept_tokens, server, watching
+from comfyui_otca.page.remote.protocol import is_shown
+from comfyui_otca.page.remote.watching import Remotes
+from comfyui_otca.page.runs import Runs
+
+TOKEN = "a-token-of-forty-letters-that-nobody-knows"
+PACK = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def own_permissions(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTCA_PERMISSIONS", str(tmp_path / "config" / "permissions.json"))
+    monkeypatch.setattr(kept_tokens, "_here", {})
+    monkeypatch.setattr(watching, "EVERY", 0.0)
+
+
+@pytest.fixture
+def there(tmp_path, small_graph):
+    """The folder of a run on the other machine."""
+    folder = tmp_path / "there" / "flowers"
+    (folder / "samples").mkdir(parents=True)
+    (folder / "checkpoints" / "000001").mkdir(parents=True)
+    (folder / "checkpoints" / "000001" / "state.json").write_text("{}")
+    (folder / "workflow.json").write_text(json.dumps(small_graph({})))
+    (folder / "metrics.jsonl").write_text("".join(row(i) for i in range(1, 4)))
+    (folder / "samples" / "000000.png").write_bytes(b"a picture")
+    (folder / "lora.safetensors").write_bytes(b"an adapter")
+    (folder / "secret.txt").write_text("of the other machine")
+    state(folder, "finished")
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path):
+    return Runs(lambda: tmp_path / "output" / "otca", lambda name: False)
+
+
+def row(iteration, value=0.5):
+    return json.dumps({"iteration": iteration, "loss": value}) + "\n"
+
+
+def state(folder, status, **more):
+    written = {"status": status, "place": "headless", "total": 9, "started": 1000.0, **more}
+    (folder / "status.json").write_text(json.dumps(written))
+
+
+def served(folder, work, token=TOKEN, app=None):
+    """What `work(url)` comes to while the run is served."""
+
+    async def run():
+        async with TestServer(app or server.application(folder, token)) as at:
+            return await work(str(at.make_url("")).rstrip("/"))
+
+    return asyncio.run(run())
+
+
+def watched(here, there, name=None, app=None):
+    async def work(url):
+        return await Remotes(here).watch(url, TOKEN, name)
+
+    return served(there, work, app=app)
+
+
+# --- the copy ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_shows_what_the_run_shows(here, there):
+    run = watched(here, there)
+    assert run.id == "flowers"
+    summary = run.summary()
+    assert (summary["status"], summary["place"], summary["total"], summary["iteration"]) == ("finished", "remote", 9, 3)
+    assert run.metrics_index.rows(run.file("metrics.jsonl"), 0)[0][-1]["iteration"] == 3
+    assert run.picture("samples-000000.png").read_bytes() == b"a picture"
+    assert run.workflow()["prompt"] == json.loads((there / "workflow.json").read_text())
+    kept = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
+    assert kept - {".otca"} == {"workflow.json", "metrics.jsonl", "samples/000000.png", "status.json", "remote.json"}
+
+
+def test_it_follows_what_is_added_and_what_is_taken_back(here, there):
+    """Of a file that grew only the end is read again; where the beginning is another, all of it."""
+    sent = []
+
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, "copy")
+        steps = [lambda text: text + row(4), lambda text: row(1) + row(2, 9.0), lambda text: text + row(3, 9.0)]
+        for change in steps:
+            file = there / "metrics.jsonl"
+            file.write_text(change(file.read_text()))
+            await remotes._look(run.id)
+            sent.append((run.folder / "metrics.jsonl").read_text())
+            assert sent[-1] == file.read_text()
+            await remotes._look(run.id)  # nothing new
+            assert (run.folder / "metrics.jsonl").read_text() == file.read_text()
+        state(there, "failed", error="out of memory", node="3")
+        (there / "samples" / "000008.png").write_bytes(b"another")
+        await remotes._look(run.id)
+        return remotes.told(run.details())
+
+    told = served(there, work)
+    assert [text.count("\n") for text in sent] == [4, 2, 3]
+    assert told["status"] == "failed" and "out of memory" in told["error"] and told["samples"][-1] == "000008.png"
+
+
+def test_a_long_file_is_not_sent_again(here, there):
+    """Requests for a file that grew begin near its old end."""
+    (there / "metrics.jsonl").write_text("".join(row(i) for i in range(1, 2000)))
+    asked = []
+
+    @web.middleware
+    async def listening(request, handler):
+        asked.append((request.path, request.headers.get("Range")))
+        return await handler(request)
+
+    app = server.application(there, TOKEN)
+    app.middlewares.append(listening)
+
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, None)
+        size = (there / "metrics.jsonl").stat().st_size
+        asked.clear()
+        (there / "metrics.jsonl").open("a").write(row(2000))
+        await remotes._look(run.id)
+        return size
+
+    size = served(there, work, app=app)
+    assert asked == [("/run", None), ("/run/files/metrics.jsonl", f"bytes={size - watching.OVERLAP}-")]
+
+
+def test_the_adapter_comes_when_it_is_asked_for(here, there, tmp_path):
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, None)
+        assert not run.adapters() and remotes.told(run.summary())["has_lora"]
+        await remotes.fetch_adapters(run)
+        return run
+
+    run = served(there, work)
+    assert run.copy_lora(tmp_path / "loras") == [f"otca{os.sep}flowers.safetensors"]
+    assert (tmp_path / "loras" / "otca" / "flowers.safetensors").read_bytes() == b"an adapter"
+
+
+def test_an_end_of_the_connection_loses_nothing(here, there):
+    run = watched(here, there)
+
+    async def look():
+        remotes = Remotes(here)
+        await remotes._look(run.id)
+        return remotes.told(run.summary())
+
+    told = asyncio.run(look())
+    assert told["status"] == "finished" and told["iteration"] == 3
+    assert "cannot be reached" in told["error"] and "tried again" in told["error"]
+
+
+def test_the_token_is_kept_beside_and_for_the_owner_alone(here, there, tmp_path):
+    run = watched(here, there)
+    assert not [path for path in run.folder.rglob("*") if path.is_file() and TOKEN in path.read_text(errors="replace")]
+    [file] = (tmp_path / "config").iterdir()
+    assert TOKEN in file.read_text() and stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_copy_is_not_resumed_here(here, there, site):
+    run = watched(Runs(lambda: site.folder, lambda name: False), there)
+    answer = site.post(f"/otca/runs/{run.id}/resume", {})
+    assert answer.status == 409 and "lives on another machine" in answer.error
+    listed = {each["id"]: each for each in site.get("/otca/runs").json["runs"]}
+    assert listed[run.id]["remote"].startswith("http://127.0.0.1:")
+
+
+def test_a_copy_of_a_run_that_trains_can_be_deleted(there, site):
+    process = {"pid": os.getpid(), "process_started": None}
+    state(there, "running", **process)
+    run = watched(Runs(lambda: site.folder, lambda name: False), there)
+    assert site.post(f"/otca/runs/{run.id}/delete", {"for_good": True}).status == 200
+    assert not run.folder.exists() and there.exists()
+
+
+# --- what the server gives --------------------------------------------------------------------------------------------
+
+
+def ask(there, method, path, token=TOKEN, **options):
+    async def work(url):
+        headers = {"Authorization": f"Bearer {token}", **options.pop("headers", {})} if token else {}
+        async with TestClient(TestServer(server.application(there, TOKEN))) as client:
+            answer = await client.request(method, path, headers=headers, **options)
+            return answer.status, await answer.read()
+
+    return asyncio.run(work(""))
+
+
+@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN.upper()])
+@pytest.mark.parametrize("path", ["/run", "/run/files/metrics.jsonl", "/run/stop", "/", f"/run?token={TOKEN}"])
+def test_who_has_not_the_token_sees_nothing(there, token, path):
+    for method in ("GET", "POST"):
+        status, content = ask(there, method, path, token)
+        assert status == 401 and b"flowers" not in content and b"iteration" not in content
+    assert not (there / "stop").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "secret.txt",
+            "status.json",
+            "checkpoints/000001/state.json",
+            "samples/../secret.txt",
+            "../flowers/secret.txt",
+        ),
+        *(
+            "samples/1.png",
+            "notes.json",
+            "%2e%2e/flowers/metrics.jsonl",
+            "/etc/passwd",
+            "samples/000000.png/../../secret.txt",
+        ),
+    ],
+)
+def test_nothing_but_what_is_shown_is_given(there, name):
+    assert ask(there, "GET", f"/run/files/{name}")[0] == 404
+
+
+def test_a_link_out_of_the_folder_is_not_followed(there):
+    (there / "train.log").symlink_to(there.parent.parent / "config")
+    (there / "rewards.png").symlink_to("/etc/hostname")
+    status, content = ask(there, "GET", "/run")
+    assert status == 200 and {"train.log", "rewards.png"}.isdisjoint(name for name, *_ in json.loads(content)["files"])
+    assert ask(there, "GET", "/run/files/rewards.png")[0] == 404
+
+
+def test_stop_asks_the_run_and_refuses_other_bodies(there):
+    assert ask(there, "POST", "/run/stop", json={})[0] == 409, "it has finished"
+    state(there, "running", pid=os.getpid(), process_started=__import__("psutil").Process().create_time())
+    assert ask(there, "POST", "/run/stop", json={"now": True})[0] == 400 and not (there / "stop").exists()
+    assert ask(there, "POST", "/run/stop", json={})[0] == 200 and (there / "stop").exists()
+
+
+def test_a_folder_that_is_no_plain_name_is_refused(tmp_path):
+    (tmp_path / ".hidden").mkdir()
+    with pytest.raises(ValueError, match="no folder of a run. Fix: "):
+        server.application(tmp_path / ".hidden", TOKEN)
+
+
+# --- what a stranger answers ------------------------------------------------------------------------------------------
+
+
+def stranger(**answers):
+    """A server that answers that at a path."""
+    app = web.Application()
+
+    async def answer(request):
+        found = answers.get(request.match_info["path"])
+        return found() if callable(found) else found or web.Response(status=404)
+
+    app.router.add_get("/{path:.*}", answer)
+    return app
+
+
+GOOD = {"version": 1, "id": "flowers", "status": "running", "files": [], "adapters": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        json.dumps({**GOOD, "version": 2}).encode(),
+        json.dumps({**GOOD, "status": "dancing"}).encode(),
+        json.dumps({**GOOD, "total": -1}).encode(),
+        json.dumps({**GOOD, "files": [["../../evil", 1, 1]]}).encode(),
+        json.dumps({**GOOD, "files": [["status.json", 1, 1]]}).encode(),
+        json.dumps({**GOOD, "adapters": [["workflow.json", 1, 1]]}).encode(),
+        json.dumps({**GOOD, "files": [["train.log", 1]]}).encode(),
+        b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}",
+    ],
+    ids=range(11),
+)
+def test_an_answer_that_is_none_leaves_no_folder(here, there, content):
+    app = stranger(run=lambda: web.Response(body=content))
+    with pytest.raises(Refused, match="no answer of otca serve") as refusal:
+        watched(here, there, app=app)
+    assert refusal.value.status == 502 and not list(here.folder().glob("*"))
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", ".hidden", "", "x\n"])
+def test_a_strangers_name_is_no_path(here, there, name):
+    """The name that it gives itself becomes that of a folder."""
+    app = stranger(run=lambda: web.json_response({**GOOD, "id": name}))
+    with pytest.raises(Refused) as refusal:
+        watched(here, there, app=app)
+    assert refusal.value.status in (400, 502) and not list(here.folder().parent.rglob("remote.json"))
+
+
+def test_a_redirect_does_not_get_the_token(here, there):
+    asked = []
+
+    def elsewhere():
+        asked.append("elsewhere")
+        return web.json_response(GOOD)
+
+    app = stranger(run=web.HTTPFound("/other"), other=elsewhere)
+    with pytest.raises(Refused, match="302"):
+        watched(here, there, app=app)
+    assert not asked
+
+
+def test_more_than_was_announced_is_not_kept(here, there, monkeypatch):
+    monkeypatch.setattr(watching, "PIECE", 1024)
+    content = {"run": lambda: web.json_response({**GOOD, "files": [["train.log", 10, 1]]})}
+    app = stranger(**content, **{"run/files/train.log": lambda: web.Response(body=b"x" * 100_000)})
+
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, None)
+        return run, remotes.told(run.summary())
+
+    run, told = served(there, work, app=app)
+    assert "more of train.log than the 10 bytes" in told["error"] and not (run.folder / "train.log").exists()
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://user:secret@127.0.0.1:1", "127.0.0.1:8191", "http://[::1"])
+def test_addresses_that_are_none(here, url):
+    with pytest.raises(Refused) as refusal:
+        asyncio.run(Remotes(here).watch(url, TOKEN, None))
+    assert refusal.value.status == 400 and "secret" not in str(refusal.value)
+
+
+def test_another_machine_has_to_be_allowed(here, site, monkeypatch):
+    answer = site.post("/otca/watch", {"url": "http://gpu.example.org:8191", "token": TOKEN})
+    assert answer.status == 403 and "gpu.example.org:8191" in answer.error and permissions.HOSTS in answer.error
+    assert answer.json["remember"] == "gpu.example.org:8191"
+
+
+@pytest.mark.parametrize(
+    "body", [{"url": "http://127.0.0.1:1"}, {"url": 1, "token": TOKEN}, {"url": "x", "token": "a b"}]
+)
+def test_requests_that_lack_something(site, body):
+    assert site.post("/otca/watch", body).status == 400
+
+
+def test_names_that_are_shown():
+    assert all(map(is_shown, ("metrics.jsonl", "workflow.json", "samples/000010.png", "credit.png", "train.log")))
+    assert not any(map(is_shown, ("lora.safetensors", "samples/x.png", "status.json", "samples/000010.png\n", None, 3)))
+
+
+# --- a real one -------------------------------------------------------------------------------------------------------
+
+
+def test_a_training_elsewhere_is_watched_and_stopped(here, tmp_path, small_graph):
+    """`otca train` and `otca serve` as processes of their own. Stop ends the training, with everything saved."""
+    folder = tmp_path / "there" / "long"
+    graph = small_graph({"OTCA_TrainingRun": {"iterations": 500, "checkpoint_every": 100}})
+    (tmp_path / "workflow.json").write_text(json.dumps(graph))
+    environment = {**os.environ, "OTCA_SERVE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def otca(*arguments):
+        command = [sys.executable, str(PACK), *map(str, arguments)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    with contextlib.ExitStack() as ended:
+        training = ended.enter_context(otca("train", tmp_path / "workflow.json", "--output", folder))
+        ended.callback(training.kill)
+        until(lambda: rows_in(folder) or training.poll() is not None, 120)
+        serving = ended.enter_context(otca("serve", folder, "--port", port := free_port()))
+        ended.callback(serving.kill)
+        said = [serving.stdout.readline() for _ in range(3)]
+        assert said[1] == f"address  http://127.0.0.1:{port}\n" and TOKEN in said[2]
+
+        async def watch():
+            remotes = Remotes(here)
+            run = await remotes.watch(f"http://127.0.0.1:{port}", TOKEN, None)
+            assert run.summary()["status"] == "running" and run.iteration() >= 1
+            await remotes.stop(run)
+            for _ in range(600):
+                await remotes._look(run.id)
+                if run.summary()["status"] != "running":
+                    break
+                await asyncio.sleep(0.1)
+            await remotes.fetch_adapters(run)
+            return run
+
+        run = asyncio.run(watch())
+        assert training.wait(60) == 0, training.stdout.read()
+    assert run.summary()["status"] == "stopped"
+    assert (run.folder / "metrics.jsonl").read_bytes() == (folder / "metrics.jsonl").read_bytes()
+    assert (run.folder / "lora.safetensors").read_bytes() == (folder / "lora.safetensors").read_bytes()
+
+
+def rows_in(folder):
+    file = folder / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return made.getsockname()[1]
+
+
+def until(holds, seconds):
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not begin"
+        time.sleep(0.1)
