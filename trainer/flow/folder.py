@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .files import opened
+from .files import is_gguf, opened
 from .options import SINGLE_FILES, FlowModelError
 from .sizes import RULES
 
@@ -52,7 +52,7 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         if component in _WEIGHTLESS:
             continue
         if files and component in files:
-            _check_header(files[component])
+            _check_file(component, files[component])
             continue
         weights = sorted((path / component).glob("*.safetensors"))
         if not weights and files is not None:
@@ -116,6 +116,17 @@ def _foreign(index: Path, component: str, source: object) -> FlowModelError:
         f"{index} wants {str(component)[:100]} to be {str(source)[:200]}, and only classes of {' and '.join(LIBRARIES)} are "
         "loaded. Fix: use a model in diffusers' own layout, from whom you trust"
     )
+
+
+def _check_file(component: str, file: Path) -> None:
+    """Raises FlowModelError where a single file is truncated, or in a format that is not read."""
+    from . import weight_files
+
+    if not is_gguf(file):
+        _check_header(file)
+    elif file.open("rb").read(4) != b"GGUF":
+        raise FlowModelError(f"{component}: {file} is truncated or no GGUF file. Fix: copy or download that file again")
+    weight_files.check(component, file)
 
 
 def _check_header(file: Path) -> None:
