@@ -48,8 +48,11 @@ def _layer(kind: str, bias: bool, weight: torch.Tensor, dtype: torch.dtype) -> t
 
     rows, columns = weight.shape
     if kind == "4bit":
-        layer = bitsandbytes.nn.Linear4bit(columns, rows, bias, dtype, quant_type="nf4", device="meta")
-        layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", module=layer)
+        more: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": False}
+        layer = bitsandbytes.nn.Linear4bit(columns, rows, bias, dtype, device="meta", **more)
+        layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, module=layer, **more)
+        # On some CPUs it would pack its weight for a kernel that has no gradient, as soon as one samples.
+        layer.support_avx512bf16_for_cpu = False
     else:
         layer = bitsandbytes.nn.Linear8bitLt(columns, rows, bias, has_fp16_weights=False, device="meta")
         layer.weight = bitsandbytes.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
