@@ -43,8 +43,7 @@ def load_flow_model(
             trained is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
-        files: single-file weights by component, as ComfyUI users have them, instead of the folder's own. What they store in 8 bits
-            or fewer (fp8, GGUF) stays so; only with "lora", and without "shard".
+        files: single files by component, instead of the folder's own; fp8 and GGUF stay so, only with "lora", not with "shard".
         quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
         offload_encoders: the text encoders are on the device only while they embed new prompts.
         offload_vae: the autoencoder is on the device only while it decodes.
@@ -67,10 +66,6 @@ def load_flow_model(
         raise ValueError(str(misfit))
     path = Path(path)
     family = check_model_folder(path, files)
-    from . import weight_files
-
-    if misfit := weight_files.conflict(training, options, files):
-        raise FlowModelError(str(misfit))
     module, name = FAMILIES[family].split(".")
     cls: type[PipelineModel] = getattr(importlib.import_module(f".{module}", __name__), name)
     from . import loading

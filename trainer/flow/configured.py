@@ -10,7 +10,7 @@ from pathlib import Path
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
 from .folder import check_model_folder
-from .options import FlowModelError
+from .options import FlowModelError, LoadOptions
 from .sizes import RULES, Config, LatentGrid
 
 
@@ -33,7 +33,7 @@ class Configuration:
         """What cannot be done with weights that stay as a single file stores them."""
         from . import weight_files
 
-        return weight_files.conflict(training, options, self.files) if self.files else None
+        return weight_files.conflict(training, LoadOptions(**options), self.files) if self.files else None
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""

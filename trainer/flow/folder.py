@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from . import tokenizers
 from .files import is_gguf, opened
 from .options import SINGLE_FILES, FlowModelError
 from .sizes import RULES
@@ -50,6 +51,8 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         if not (path / component).is_dir():
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
+            if tokenizers.is_comfyuis(path / component):
+                tokenizers.find(path / component)
             continue
         if files and component in files:
             _check_file(component, files[component])

@@ -1,7 +1,7 @@
 """The gradient of a frozen linear layer that keeps nothing of its weight for the backward pass, but fetches it again.
 
-Autograd would keep the matrix that a layer was multiplied with. Where that is a copy of what is stored, made for this one call, all
-these copies together would be the model once more, in more bits.
+Autograd would keep the matrix that a layer's input is multiplied with. Where that is a copy of what is stored, made for this one
+call, all these copies together would be the model once more, in more bits.
 """
 
 from __future__ import annotations

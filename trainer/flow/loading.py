@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from ...host import devices, distributed
-from . import quantized, single_file, weight_files
+from . import quantized, single_file, tokenizers, weight_files
 from .files import is_gguf
 from .folder import library_class, read_index
 from .options import FlowModelError
@@ -53,6 +53,8 @@ def load(family: type[PipelineModel], path: Path, options: LoadOptions, training
     Raises FlowModelError, before loading where possible.
     """
     check_shard(options)
+    if misfit := weight_files.conflict(training, options, options.files):
+        raise FlowModelError(str(misfit))
     if options.quantize != "none":
         quantized.check(options.quantize)
     device = resolve_device(options.device)
@@ -98,6 +100,7 @@ def load_pipeline(
             if options.quantize != "none" and name in family.EXPERTS:
                 quantized.quantize(networks[name], options.quantize, device, dtype)
         # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
+        own = {name: tokenizers.load(path / name) for name in parts if tokenizers.is_comfyuis(path / name)}
         left_out = {
             name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
         }
@@ -105,7 +108,7 @@ def load_pipeline(
             pipeline = getattr(diffusers, family.PIPELINE)
             # Code in the folder is never run. Without this diffusers would ask in a terminal, for a tokenizer too.
             safe = {"local_files_only": True, "trust_remote_code": False}
-            return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **left_out)
+            return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **own, **left_out)
         except LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 

@@ -44,16 +44,17 @@ def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) 
 
 
 def _layer(kind: str, bias: bool, weight: torch.Tensor, dtype: torch.dtype) -> torch.nn.Linear:
-    import bitsandbytes
+    from bitsandbytes import nn
 
+    library: Any = nn  # which says too little of its arguments
     rows, columns = weight.shape
     if kind == "4bit":
         more: dict[str, Any] = {"quant_type": "nf4", "compress_statistics": False}
-        layer = bitsandbytes.nn.Linear4bit(columns, rows, bias, dtype, device="meta", **more)
-        layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, module=layer, **more)
+        layer = library.Linear4bit(columns, rows, bias, dtype, device="meta", **more)
+        layer.weight = library.Params4bit(weight, requires_grad=False, module=layer, **more)
         # On some CPUs it would pack its weight for a kernel that has no gradient, as soon as one samples.
-        layer.support_avx512bf16_for_cpu = False
+        vars(layer).update(support_avx512bf16_for_cpu=False)
     else:
-        layer = bitsandbytes.nn.Linear8bitLt(columns, rows, bias, has_fp16_weights=False, device="meta")
-        layer.weight = bitsandbytes.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+        layer = library.Linear8bitLt(columns, rows, bias, has_fp16_weights=False, device="meta")
+        layer.weight = library.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
     return layer

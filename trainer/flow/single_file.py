@@ -18,6 +18,8 @@ from .stored import StoredLinear, put_in
 
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 
+FIRST = "text_encoder"  # of SD3: CLIP-L, whose published file leaves its projection out, since it is the identity
+
 
 def load(folder: Path, component: str, library: str, name: str, file: Path, dtype: torch.dtype) -> torch.nn.Module:
     """One network of the pipeline in `folder` with the weights of `file`, in diffusers' layout or their makers'.
@@ -73,7 +75,7 @@ def _in_diffusers_layout(network: Any, config: dict, tensors: dict[str, Tensor],
 
     if tensors.keys() == expected:
         return tensors
-    kind = single_file_model._get_single_file_loadable_mapping_class(network)
+    kind: Any = single_file_model._get_single_file_loadable_mapping_class(network)
     convert = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
     return convert(checkpoint=dict(tensors), config=config)
 
@@ -107,6 +109,12 @@ def _encoder(network: Any, folder: Path, component: str, file: Path, dtype: torc
         name: torch.zeros((), dtype=dtype).expand(part.tensor.shape) if name in kept else part.numbers(dtype)
         for name, part in parts.items()
     }
+    if (
+        network.__name__.endswith("WithProjection")
+        and config.projection_dim == config.hidden_size
+        and component == FIRST
+    ):
+        tensors.setdefault("text_projection.weight", torch.eye(config.hidden_size, dtype=dtype))
     options = {"config": config, "state_dict": tensors, "dtype": dtype, "output_loading_info": True}
     module, information = network.from_pretrained(None, **options)
     for kind in ("missing_keys", "mismatched_keys"):  # such files often hold more than is needed

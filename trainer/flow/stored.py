@@ -1,7 +1,7 @@
 """Linear layers that hold their weights as a file stores them, in 8 bits or fewer, and unpack them for each call.
 
-Neither the forward nor the backward pass keeps an unpacked weight: there is never more than one of them. The numbers are those of the
-layer whose weight was unpacked for good, so that velocity and gradient are the same to the bit.
+Neither the forward nor the backward pass keeps an unpacked weight: there is never more than one of them. The numbers are those of
+the layer whose weight was unpacked for good, so that velocity and gradient are the same to the bit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from .frozen import FrozenLinear
-
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Format(ABC):
@@ -64,6 +62,7 @@ class StoredLinear(torch.nn.Linear):
         super().__init__(width, len(stored), bias=False, device="meta")
         self.weight = torch.nn.Parameter(stored.view(torch.int8), requires_grad=False)
         self.form, self.dtype = form, dtype
+        self.factors: Tensor | None
         self.register_buffer("factors", factors, persistent=False)
 
     def unpacked(self) -> Tensor:
@@ -93,6 +92,10 @@ def put_in(network: torch.nn.Module, name: str, layer: torch.nn.Module) -> None:
     setattr(network.get_submodule(parent), child, layer)
 
 
-def stores(network: torch.nn.Module) -> bool:
-    """Whether any of its layers holds its weight as a file stores it."""
-    return any(isinstance(module, StoredLinear) for module in network.modules())
+def widen(network: torch.nn.Module) -> None:
+    """Makes ordinary layers of those that hold what a file stores."""
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, StoredLinear):
+            wide = torch.nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+            wide.weight = torch.nn.Parameter(layer.unpacked(), requires_grad=False)
+            put_in(network, name, wide)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..workflow.problem import Misfit
 from .files import NETWORKS, is_gguf
-from .options import FlowModelError
+from .options import FlowModelError, LoadOptions
 from .stored import Float8, Format, Gguf
 
 # ComfyUI's 8-bit files hold such a factor beside each weight, by one of these names.
@@ -87,15 +87,15 @@ def is_stored(file: Path) -> bool:
         return any(_stays(key, content.get_slice(key)) for key in content.keys())
 
 
-def conflict(training: str, options: Mapping, files: Mapping[str, Path]) -> Misfit | None:
+def conflict(training: str, options: LoadOptions, files: Mapping[str, Path]) -> Misfit | None:
     """What cannot be done with weights that stay as a file stores them; `files` by component."""
-    if options.get("quantize", "none") != "none":
+    if options.quantize != "none":
         return None
     kept = [file for component, file in files.items() if component in NETWORKS and is_stored(file)]
     if kept and training == "full":
         message = f"{kept[0].name} stores weights in 8 bits or fewer, which training = full cannot change"
         return Misfit("training", message, "training = lora, or choose that model's file in bfloat16")
-    if kept and options.get("shard"):
+    if kept and options.shard:
         message = f"shard: the weights that {kept[0].name} stores in 8 bits or fewer cannot be spread over processes"
         return Misfit("memory", message, "switch shard off, or choose that model's file in bfloat16")
     return None
@@ -129,7 +129,7 @@ def _read_gguf(file: Path, convert: Callable[[dict[str, Tensor]], Mapping[str, T
     from diffusers.models.model_loading_utils import load_gguf_checkpoint
     from diffusers.quantizers.gguf.utils import GGUFParameter
 
-    tensors = convert(load_gguf_checkpoint(str(file)))
+    tensors: Mapping[str, Any] = convert(load_gguf_checkpoint(str(file)))
     return {
         name: Part(tensor.as_tensor(), Gguf(tensor.quant_type)) if isinstance(tensor, GGUFParameter) else Part(tensor)
         for name, tensor in tensors.items()

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 WEIGHTS = Path("transformer") / "diffusion_pytorch_model.safetensors"
 
 
-def fp8(folder, target, kind=torch.float8_e4m3fn, factor=None, layers=r".*(to_.*|ff.*)\.weight", component="transformer"):
+def fp8(
+    folder, target, kind=torch.float8_e4m3fn, factor=None, layers=r".*(to_.*|ff.*)\.weight", component="transformer"
+):
     """(file, folder): a file in 8 bits, with factors by the name `factor` or plain, and a folder that has its very numbers."""
     wide = shutil.copytree(folder, target / "wide")
     (whole,) = (folder / component).glob("*.safetensors")

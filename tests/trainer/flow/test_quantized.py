@@ -24,7 +24,9 @@ def test_one_network_whatever_it_was_loaded_from(kind, sources):
     linear = {"8bit": bitsandbytes.nn.Linear8bitLt, "4bit": bitsandbytes.nn.Linear4bit}[kind]
     full, *rest = (loaded(*source, quantize=kind) for source in sources.values())
     layers = [module for module in full.transformer.modules() if isinstance(module, linear)]
-    assert len(layers) > 20 and {layer.weight.dtype for layer in layers} == {{"8bit": torch.int8, "4bit": torch.uint8}[kind]}
+    assert len(layers) > 20 and {layer.weight.dtype for layer in layers} == {
+        {"8bit": torch.int8, "4bit": torch.uint8}[kind]
+    }
     taken, figures = trained(full)
     for model in rest:
         found, of_file = trained(model)

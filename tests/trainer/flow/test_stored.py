@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.tests.device import conftest as training
 from comfyui_otca.trainer import grpo
-from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, weight_files
-from comfyui_otca.trainer.flow.stored import Float8, Gguf, StoredLinear, stores
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, saved, weight_files
+from comfyui_otca.trainer.flow.stored import Float8, Gguf, StoredLinear
 from comfyui_otca.trainer.types import UpdateSettings
 
 from . import kept
@@ -23,7 +23,15 @@ FORMS = {"scaled": (E4M3, ".scale_weight"), "new": (E4M3, ".weight_scale"), "pla
 
 GGUF = ("Q8_0", "Q4_0", "BF16")
 # Where a block of GGUF has its float16 scales; all its other bytes may be anything.
-SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,)}
+SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +57,10 @@ def loaded(folder, file=None, **options):
         if "lora_B" in name:  # as after some updates
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
     return model
+
+
+def stores(network):
+    return any(isinstance(module, StoredLinear) for module in network.modules())
 
 
 def trained(model, **options):
@@ -98,7 +110,9 @@ def test_merged_it_samples_as_the_widened_model_does_merged(form, pair):
             sampled.append(training.sampled(model, "flux").final)
     assert torch.equal(*sampled)
     after = narrow.transformer.state_dict()
-    assert all(torch.equal(after[name], tensor) and after[name].dtype == tensor.dtype for name, tensor in before.items())
+    assert all(
+        torch.equal(after[name], tensor) and after[name].dtype == tensor.dtype for name, tensor in before.items()
+    )
 
 
 def saved_bytes(model):
@@ -150,7 +164,9 @@ def test_full_training_and_shards_are_refused(pair):
     wanted = "kept.safetensors stores weights in 8 bits or fewer, which training = full cannot change. Fix: "
     with pytest.raises(FlowModelError, match=wanted):
         loaded(wide, file, training="full")
-    with pytest.raises(FlowModelError, match="shard: the weights that kept.safetensors stores .* Fix: switch shard off"):
+    with pytest.raises(
+        FlowModelError, match="shard: the weights that kept.safetensors stores .* Fix: switch shard off"
+    ):
         loaded(wide, file, shard=True)
 
 
@@ -167,7 +183,9 @@ def test_every_format_of_gguf_against_its_own_package(kind):
             blocks[:, place : place + 2] = scales.view(torch.uint8)
         packed = blocks.reshape(2, -1)
     else:
-        packed = torch.from_numpy(package.quants.quantize(torch.randn(2, numbers * 3, generator=generator).numpy(), form))
+        packed = torch.from_numpy(
+            package.quants.quantize(torch.randn(2, numbers * 3, generator=generator).numpy(), form)
+        )
     expected = torch.from_numpy(package.quants.dequantize(packed.numpy(), form).copy())
     found = Gguf(form).unpack(packed.view(torch.int8), None, torch.float32)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -175,7 +193,9 @@ def test_every_format_of_gguf_against_its_own_package(kind):
 
 def test_gguf_files_that_cannot_be_read(pair, flux_folder, tmp_path, monkeypatch):
     file, wide = pair("Q8_0")
-    with pytest.raises(FlowModelError, match="text_encoder: .*kept.gguf is a GGUF file, which is read for a transformer only"):
+    with pytest.raises(
+        FlowModelError, match="text_encoder: .*kept.gguf is a GGUF file, which is read for a transformer only"
+    ):
         load_flow_model(wide, device="cpu", files={"text_encoder": file})
     with pytest.raises(FlowModelError, match="training = full cannot change. Fix: training = lora"):
         loaded(wide, file, training="full")
@@ -202,7 +222,9 @@ def test_a_layer_by_hand(form):
 
 def test_encoders_stay_as_stored_too(tmp_path):
     folder = tiny.make("sd3", tmp_path / "sd3")
-    file, wide = kept.fp8(folder, tmp_path, factor=".scale_weight", layers=r".*\.(q|k|v|o|w.*)\.weight", component="text_encoder_3")
+    file, wide = kept.fp8(
+        folder, tmp_path, factor=".scale_weight", layers=r".*\.(q|k|v|o|w.*)\.weight", component="text_encoder_3"
+    )
     for dtype in ("float32", "bfloat16"):
         narrow = load_flow_model(wide, device="cpu", dtype=dtype, files={"text_encoder_3": file})
         full = load_flow_model(wide, device="cpu", dtype=dtype)
@@ -216,9 +238,37 @@ def test_formats_that_are_not_read(flux_folder, tmp_path):
     name = next(name for name in whole if name.endswith("to_q.weight"))
     file = tmp_path / "packed.safetensors"
     save_file(whole | {name: torch.zeros(4, 4, dtype=torch.int8)}, file)
-    with pytest.raises(FlowModelError, match=f"transformer: .*packed.safetensors stores {name} in whole numbers.* Fix: "):
+    with pytest.raises(
+        FlowModelError, match=f"transformer: .*packed.safetensors stores {name} in whole numbers.* Fix: "
+    ):
         loaded(flux_folder, file)
     note = torch.tensor(list(b'{"format": "nvfp4"}'), dtype=torch.uint8)
     save_file(whole | {name.removesuffix("weight") + "comfy_quant": note}, file)
-    with pytest.raises(FlowModelError, match="transformer: .*packed.safetensors stores layers in nvfp4, which is not read. Fix: "):
+    with pytest.raises(
+        FlowModelError, match="transformer: .*packed.safetensors stores layers in nvfp4, which is not read. Fix: "
+    ):
         loaded(flux_folder, file)
+
+
+def test_exported_it_is_the_widened_model_with_the_adapter_in_it(pair, tmp_path):
+    file, wide = pair("scaled")
+    for name, source in (("narrow", file), ("wide", None)):
+        saved.export(loaded(wide, source), tmp_path / name)
+    found, expected = (load_file(tmp_path / name / kept.WEIGHTS) for name in ("narrow", "wide"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0)
+
+
+def test_factors_follow_their_rows(tmp_path):
+    """Through a layout in which one layer is two, in another order."""
+    weight, factor = torch.arange(12.0).reshape(4, 3), torch.tensor([[1.0], [2.0], [0.5], [4.0]])
+    save_file({"qk.weight": weight.to(E4M3), "qk.scale_weight": factor}, tmp_path / "rows.safetensors")
+
+    def convert(tensors):
+        q, k = tensors["qk.weight"].chunk(2)
+        return {"k.weight": torch.cat([k]), "q.weight": q}
+
+    parts = weight_files.read(tmp_path / "rows.safetensors", convert)
+    torch.testing.assert_close(parts["k.weight"].numbers(torch.float32), (weight * factor)[2:])
+    torch.testing.assert_close(parts["q.weight"].numbers(torch.float32), (weight * factor)[:2])
