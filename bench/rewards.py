@@ -55,14 +55,14 @@ def main() -> None:
 
 
 def throughput(
-    count: int, batch: int, rounds: int, device: str, side: int = 512
+    count: int, batch: int, rounds: int, device: str, side: int = 512, tiny: bool = False
 ) -> tuple[dict[str, tuple[float, float]], str]:
     """Median seconds of each way, and how far its scores are from those of the first; and what was measured, in words."""
     pictures = torch.rand(count, side, side, 3, generator=torch.Generator().manual_seed(0))
     prompts = [PROMPTS[number * len(PROMPTS) // count] for number in range(count)]
     with tempfile.TemporaryDirectory() as folder:
         os.environ[permissions.FOLDERS] = folder  # no workflow named it: we did
-        settings = _made(Path(folder))
+        settings = _made(Path(folder), tiny)
         use = {"batch_size": batch, "device": device}
         together = [reward_class(kind)(**own, **use) for kind, own in settings.items()]
         apart = []
@@ -86,7 +86,10 @@ def throughput(
         way: (statistics.median(times), (scores[way] - scores["one by one"]).abs().max().item())
         for way, times in seconds.items()
     }
-    return found, f"{count} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}"
+    return (
+        found,
+        f"{count} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}",
+    )
 
 
 def _one_by_one(rewards, pictures, prompts) -> torch.Tensor:
@@ -107,14 +110,16 @@ def _forget(rewards) -> None:
         getattr(reward.network, "_texts", {}).clear()
 
 
-def _made(folder: Path) -> dict[str, dict[str, str]]:
-    clip = str(tiny_rewards.clip(folder / "clip", **WIDE))
-    blip = tiny_rewards.image_reward(folder / "image_reward", width=384, layers=6, text_layers=4, patch=16, image=224)
-    hps = tiny_rewards.hps(folder / "hps.pt", width=384, text_width=256, layers=6, text_layers=4, patch=16, image=224)
+def _made(folder: Path, tiny: bool) -> dict[str, dict[str, str]]:
+    deep: dict[str, int] = {} if tiny else dict(width=384, layers=6, text_layers=4, patch=16, image=224)
+    wide = {} if tiny else WIDE
+    clip = str(tiny_rewards.clip(folder / "clip", **wide))
+    blip = tiny_rewards.image_reward(folder / "image_reward", **deep)
+    hps = tiny_rewards.hps(folder / "hps.pt", **(deep and {**deep, "text_width": 256}))
     return {
         "clip_t": {"model": clip},
         "aesthetic": {"model": clip, "path": str(tiny_rewards.aesthetic(folder / "head.pth"))},
-        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **WIDE)), "processor": clip},
+        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **wide)), "processor": clip},
         "hpsv2": {"path": str(hps), "tokenizer": clip},
         "image_reward": {
             "path": str(blip / "ImageReward.pt"),
