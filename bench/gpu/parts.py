@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -25,11 +24,11 @@ class Skipped(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    measure: Callable[[Place], dict]
+    measure: partial[dict]  # of a Place
     seconds: int
 
 
-def _of(module: str, function: str, **arguments: Any) -> Callable[[Place], dict]:
+def _of(module: str, function: str, **arguments: Any) -> partial[dict]:
     """A function of one of the modules here, which is imported when it is called."""
     return partial(_call, module, function, arguments)
 

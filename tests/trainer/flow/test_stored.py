@@ -55,7 +55,8 @@ def loaded(folder, file=None, **options):
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.policy.trainable_named().items():
         if "lora_B" in name:  # as after some updates
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.05
+            values = torch.randn(parameter.shape, generator=generator) * 0.05
+            parameter.data = values.to(parameter.device)
     return model
 
 
