@@ -52,8 +52,9 @@ def flux(place: Place, fp8: bool = False) -> tuple[Flux, dict[str, Any]]:
     network = _made(FluxTransformer2DModel, of_network, device, dtype)
     if fp8:
         store_in_8_bits(network, dtype)
+    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(parts["scheduler"])
     pipeline = FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler.from_config(parts["scheduler"]),
+        scheduler=scheduler,
         vae=_made(AutoencoderKL, of_vae, device, dtype),
         text_encoder=None,  # pyright: ignore[reportArgumentType] prompts are random embeddings
         tokenizer=None,  # pyright: ignore[reportArgumentType]

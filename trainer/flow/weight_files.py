@@ -130,10 +130,12 @@ def _read_gguf(file: Path, convert: Callable[[dict[str, Tensor]], Mapping[str, T
     from diffusers.quantizers.gguf.utils import GGUFParameter
 
     tensors: Mapping[str, Any] = convert(load_gguf_checkpoint(str(file)))
-    return {
-        name: Part(tensor.as_tensor(), Gguf(tensor.quant_type)) if isinstance(tensor, GGUFParameter) else Part(tensor)
-        for name, tensor in tensors.items()
-    }
+    parts = {}
+    for name, tensor in tensors.items():
+        packed: Any = tensor  # the library sets `quant_type` where type checkers do not see it
+        is_packed = isinstance(tensor, GGUFParameter)
+        parts[name] = Part(packed.as_tensor(), Gguf(packed.quant_type)) if is_packed else Part(tensor)
+    return parts
 
 
 def _read_safetensors(file: Path, convert: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]) -> dict[str, Part]:
