@@ -70,11 +70,11 @@ def main() -> None:
             model = trained_model(graph)
             model.wish = NextRollout(changes["unconditional_gradient"])  # in a training the update before this one
             trajectories = None  # the previous iteration's must not weigh on this one's peak
-            peak = None if number else _Peak(model)
+            peak = None if number else Peak(model)
             with peak or contextlib.nullcontext():
                 started = time.perf_counter()
                 report = graph.run(overrides=overrides, targets=[step])[step][1]
-                _wait(model)
+                wait(model)
                 elapsed = time.perf_counter() - started
             trajectories = report.trajectories
             if peak is not None:
@@ -85,9 +85,9 @@ def main() -> None:
                     phases[mode][phase].append(report.metrics[f"seconds/{phase}"])
             del report
             model.wish = NextRollout()
-        floor = _floor(trained_model(workflow), trajectories)
+        bare = floor(trained_model(workflow), trajectories)
         if number:
-            seconds["floor"].append(floor)
+            seconds["floor"].append(bare)
     _print(trajectories, seconds, phases, memory)
 
 
@@ -126,20 +126,24 @@ def _compiled(workflow: Workflow) -> Workflow:
     return Workflow(graph, NODE_CLASS_MAPPINGS)
 
 
-def _floor(model, trajectories) -> float:
-    """T bare forwards and T' bare forward + backward passes of the whole batch, in seconds."""
+def floor(model, trajectories, batch_size: int = 0) -> float:
+    """T bare forwards and T' bare forward + backward passes of all samples, so many or all at once, in seconds."""
     settings = trajectories.settings
-    condition = model.condition(trajectories.prompts, settings).rows(trajectories.groups)
-    x = trajectories.latents[:, 1].to(model.device)
+    condition = model.condition(trajectories.prompts, settings)
+    groups, x = trajectories.groups, trajectories.latents[:, 1].to(model.device)
+    parts = torch.arange(len(groups)).split(batch_size or len(groups))
+    rows = [(x[part], condition.rows(groups[part])) for part in parts]
     gc.collect()
-    _wait(model)
+    wait(model)
     started = time.perf_counter()
     with torch.no_grad():
         for sigma in trajectories.sigmas[:-1]:
-            model.velocity(x, sigma, condition, settings.guidance)
+            for part, own in rows:
+                model.velocity(part, sigma, own, settings.guidance)
     for step in trajectories.trained:
-        model.velocity(x, trajectories.sigmas[step], condition, settings.guidance).sum().backward()
-    _wait(model)
+        for part, own in rows:
+            model.velocity(part, trajectories.sigmas[step], own, settings.guidance).sum().backward()
+    wait(model)
     elapsed = time.perf_counter() - started
     for parameter in model.policy.trainable_parameters():
         parameter.grad = None
@@ -147,7 +151,7 @@ def _floor(model, trajectories) -> float:
 
 
 def _print(trajectories, seconds, phases, memory) -> None:
-    floor = statistics.median(seconds["floor"])
+    bare = statistics.median(seconds["floor"])
     steps, trained = trajectories.settings.steps, len(trajectories.trained)
     print(f"B = {len(trajectories.groups)} samples, T = {steps} steps, T' = {trained} trained, ", end="")
     print(f"{torch.get_num_threads()} CPU threads, {len(seconds['floor'])} rounds, medians\n")
@@ -158,22 +162,22 @@ def _print(trajectories, seconds, phases, memory) -> None:
         total = statistics.median(seconds[mode])
         ratio = statistics.median(a / b for a, b in zip(seconds[mode], seconds["floor"], strict=True))
         print(f"| {mode} | {' | '.join(row)} | {total:.3f} | {ratio:.2f} | {memory[mode]:.0f} |")
-    print(f"| floor ({steps} forwards, {trained} forward + backward) | | | | | {floor:.3f} | 1.00 | |")
+    print(f"| floor ({steps} forwards, {trained} forward + backward) | | | | | {bare:.3f} | 1.00 | |")
 
 
-def _wait(model) -> None:
+def wait(model) -> None:
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
 
 
-class _Peak:
+class Peak:
     """The most megabytes taken while it is active: of the accelerator, or of the process, sampled every 2 ms."""
 
     def __init__(self, model):
         self.device = model.device
         self.megabytes = 0.0
 
-    def __enter__(self) -> _Peak:
+    def __enter__(self) -> Peak:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:

@@ -14,6 +14,7 @@ take turns, so that whatever else the machine does weighs on all alike; medians,
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from comfyui_otca.assets.make import tiny_rewards
+from comfyui_otca.host.access import permissions
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.trainer.networks import network
 from comfyui_otca.trainer.rewards import reward_class
@@ -43,11 +45,25 @@ def main() -> None:
     quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
-    pictures = torch.rand(options.pictures, 512, 512, 3, generator=torch.Generator().manual_seed(0))
-    prompts = [PROMPTS[number * len(PROMPTS) // options.pictures] for number in range(options.pictures)]
+    ways, about = throughput(options.pictures, options.batch, options.rounds, options.device)
+    print(about + "\n")
+    print("| | seconds | pictures a second | ÷ one by one | largest difference of a score |")
+    print("|---|---|---|---|---|")
+    slowest = ways["one by one"][0]
+    for way, (median, difference) in ways.items():
+        print(f"| {way} | {median:.2f} | {options.pictures / median:.1f} | {slowest / median:.2f} | {difference:.0e} |")
+
+
+def throughput(
+    count: int, batch: int, rounds: int, device: str, side: int = 512, tiny: bool = False
+) -> tuple[dict[str, tuple[float, float]], str]:
+    """Median seconds of each way, and how far its scores are from those of the first; and what was measured, in words."""
+    pictures = torch.rand(count, side, side, 3, generator=torch.Generator().manual_seed(0))
+    prompts = [PROMPTS[number * len(PROMPTS) // count] for number in range(count)]
     with tempfile.TemporaryDirectory() as folder:
-        settings = _made(Path(folder))
-        use = {"batch_size": options.batch, "device": options.device}
+        os.environ[permissions.FOLDERS] = folder  # no workflow named it: we did
+        settings = _made(Path(folder), tiny)
+        use = {"batch_size": batch, "device": device}
         together = [reward_class(kind)(**own, **use) for kind, own in settings.items()]
         apart = []
         for kind, own in settings.items():
@@ -60,22 +76,20 @@ def main() -> None:
         }
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         scores = {}
-        for number in range(options.rounds + 1):  # the first round warms up
+        for number in range(rounds + 1):  # the first round warms up
             for way, run in ways.items():
                 started = time.perf_counter()
                 scores[way] = run()
                 if number:
                     seconds[way].append(time.perf_counter() - started)
-    slowest = statistics.median(seconds["one by one"])
-    print(
-        f"{options.pictures} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}\n"
+    found = {
+        way: (statistics.median(times), (scores[way] - scores["one by one"]).abs().max().item())
+        for way, times in seconds.items()
+    }
+    return (
+        found,
+        f"{count} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}",
     )
-    print("| | seconds | pictures a second | ÷ one by one | largest difference of a score |")
-    print("|---|---|---|---|---|")
-    for way, times in seconds.items():
-        median = statistics.median(times)
-        difference = (scores[way] - scores["one by one"]).abs().max()
-        print(f"| {way} | {median:.2f} | {options.pictures / median:.1f} | {slowest / median:.2f} | {difference:.0e} |")
 
 
 def _one_by_one(rewards, pictures, prompts) -> torch.Tensor:
@@ -96,14 +110,16 @@ def _forget(rewards) -> None:
         getattr(reward.network, "_texts", {}).clear()
 
 
-def _made(folder: Path) -> dict[str, dict[str, str]]:
-    clip = str(tiny_rewards.clip(folder / "clip", **WIDE))
-    blip = tiny_rewards.image_reward(folder / "image_reward", width=384, layers=6, text_layers=4, patch=16, image=224)
-    hps = tiny_rewards.hps(folder / "hps.pt", width=384, text_width=256, layers=6, text_layers=4, patch=16, image=224)
+def _made(folder: Path, tiny: bool) -> dict[str, dict[str, str]]:
+    deep: dict[str, int] = {} if tiny else dict(width=384, layers=6, text_layers=4, patch=16, image=224)
+    wide = {} if tiny else WIDE
+    clip = str(tiny_rewards.clip(folder / "clip", **wide))
+    blip = tiny_rewards.image_reward(folder / "image_reward", **deep)
+    hps = tiny_rewards.hps(folder / "hps.pt", **(deep and {**deep, "text_width": 256}))
     return {
         "clip_t": {"model": clip},
         "aesthetic": {"model": clip, "path": str(tiny_rewards.aesthetic(folder / "head.pth"))},
-        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **WIDE)), "processor": clip},
+        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **wide)), "processor": clip},
         "hpsv2": {"path": str(hps), "tokenizer": clip},
         "image_reward": {
             "path": str(blip / "ImageReward.pt"),

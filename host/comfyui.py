@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,18 @@ def in_comfyui() -> bool:
 def comfy_loaded() -> bool:
     """Whether ComfyUI's packages are in this process, by its server or by `--comfyui`: its memory, devices and model folders."""
     return "comfy.model_management" in sys.modules
+
+
+def folder() -> Path | None:
+    """ComfyUI's own folder: the one that runs us, the one that is named, or the one that we are a custom node of."""
+    if comfy_loaded():
+        import folder_paths
+
+        return Path(folder_paths.base_path)
+    if named := os.environ.get("COMFYUI_PATH"):
+        return Path(named).expanduser()
+    nodes = Path(__file__).absolute().parents[2]  # not resolved: the pack may be linked into it
+    return nodes.parent if nodes.name == "custom_nodes" else None
 
 
 def our_prompt_running() -> bool:

@@ -92,7 +92,7 @@ def download(name: str, without: Collection[str] = ()) -> Path:
 
 
 def weights(name: str, kind: str) -> Path:
-    """A single .safetensors file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
+    """A single .safetensors or .gguf file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
 
     Args:
         kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.

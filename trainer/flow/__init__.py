@@ -43,7 +43,7 @@ def load_flow_model(
             trained is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
-        files: single-file weights by component, as ComfyUI users have them, instead of the folder's own.
+        files: single files by component, instead of the folder's own; fp8 and GGUF stay so, only with "lora", not with "shard".
         quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
         offload_encoders: the text encoders are on the device only while they embed new prompts.
         offload_vae: the autoencoder is on the device only while it decodes.

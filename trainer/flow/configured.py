@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
 from .folder import check_model_folder
-from .options import FlowModelError
+from .options import FlowModelError, LoadOptions
 from .sizes import RULES, Config, LatentGrid
 
 
@@ -23,10 +23,17 @@ class Configuration:
     grid: LatentGrid
     scheduler: Config
     whole: bool
+    files: Mapping[str, Path] = field(default_factory=dict)  # single files by component
 
     def shift(self, height: int, width: int) -> float:
         """The timestep shift that it asks for at this size, which it can make. Raises ValueError, with the fix, if it is none."""
         return RULES[self.family].shift(self.scheduler, self.grid, height, width)
+
+    def conflict(self, training: str, options: Mapping) -> Misfit | None:
+        """What cannot be done with weights that stay as a single file stores them."""
+        from . import weight_files
+
+        return weight_files.conflict(training, LoadOptions(**options), self.files) if self.files else None
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""
@@ -59,7 +66,7 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
         raise FlowModelError(
             f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
-    return Configuration(folder, family, grid, scheduler, not any(name in files for name in NETWORKS))
+    return Configuration(folder, family, grid, scheduler, not any(name in files for name in NETWORKS), files)
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:

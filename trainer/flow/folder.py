@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .files import opened
+from . import tokenizers
+from .files import is_gguf, opened
 from .options import SINGLE_FILES, FlowModelError
 from .sizes import RULES
 
@@ -50,9 +51,11 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         if not (path / component).is_dir():
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
+            if tokenizers.is_comfyuis(path / component):
+                tokenizers.find(path / component)
             continue
         if files and component in files:
-            _check_header(files[component])
+            _check_file(component, files[component])
             continue
         weights = sorted((path / component).glob("*.safetensors"))
         if not weights and files is not None:
@@ -116,6 +119,17 @@ def _foreign(index: Path, component: str, source: object) -> FlowModelError:
         f"{index} wants {str(component)[:100]} to be {str(source)[:200]}, and only classes of {' and '.join(LIBRARIES)} are "
         "loaded. Fix: use a model in diffusers' own layout, from whom you trust"
     )
+
+
+def _check_file(component: str, file: Path) -> None:
+    """Raises FlowModelError where a single file is truncated, or in a format that is not read."""
+    from . import weight_files
+
+    if not is_gguf(file):
+        _check_header(file)
+    elif file.open("rb").read(4) != b"GGUF":
+        raise FlowModelError(f"{component}: {file} is truncated or no GGUF file. Fix: copy or download that file again")
+    weight_files.check(component, file)
 
 
 def _check_header(file: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 from safetensors import safe_open
 
 from ...host import devices, distributed
-from . import single_file
+from . import quantized, single_file, tokenizers, weight_files
+from .files import is_gguf
 from .folder import library_class, read_index
 from .options import FlowModelError
 from .single_file import LOADING_ERRORS
@@ -47,8 +48,15 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load(family: type[PipelineModel], path: Path, options: LoadOptions, training: str) -> PipelineModel:
-    """Builds the handle from a diffusers folder, in main memory. Raises FlowModelError, before loading where possible."""
+    """Builds the handle from a diffusers folder, in main memory; layers that are quantized are on the device already.
+
+    Raises FlowModelError, before loading where possible.
+    """
     check_shard(options)
+    if misfit := weight_files.conflict(training, options, options.files):
+        raise FlowModelError(str(misfit))
+    if options.quantize != "none":
+        quantized.check(options.quantize)
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
     check_memory(family, path, options, training, device, dtype)
@@ -87,10 +95,12 @@ def load_pipeline(
                 continue
             if name in options.files:
                 networks[name] = single_file.load(path, name, *parts[name], options.files[name], dtype)
-                continue
-            more = _quantization(options.quantize, device, dtype) if name in family.EXPERTS else {}
-            networks[name] = _load_network(path / name, *parts[name], dtype, **more)
+            else:
+                networks[name] = _load_network(path / name, *parts[name], dtype)
+            if options.quantize != "none" and name in family.EXPERTS:
+                quantized.quantize(networks[name], options.quantize, device, dtype)
         # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
+        own = {name: tokenizers.load(path / name) for name in parts if tokenizers.is_comfyuis(path / name)}
         left_out = {
             name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
         }
@@ -98,7 +108,7 @@ def load_pipeline(
             pipeline = getattr(diffusers, family.PIPELINE)
             # Code in the folder is never run. Without this diffusers would ask in a terminal, for a tokenizer too.
             safe = {"local_files_only": True, "trust_remote_code": False}
-            return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **left_out)
+            return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **own, **left_out)
         except LOADING_ERRORS as error:
             raise _unfit(path, error) from error
 
@@ -137,8 +147,12 @@ def memory_needed(
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
     counts = {}
     for name in set(family.COMPONENTS) & set(_parts(path)):
-        files = [options.files[name]] if name in options.files else (path / name).glob("*.safetensors")
-        counts[name] = sum(map(_elements, files))
+        if name in options.files:  # as many parameters in `dtype` as would take what it takes
+            counts[name] = weight_files.bytes_held(options.files[name], dtype) // dtype.itemsize
+            if options.quantize != "none" and name in family.EXPERTS and not is_gguf(options.files[name]):
+                counts[name] = _elements(options.files[name])
+        else:
+            counts[name] = sum(map(_elements, (path / name).glob("*.safetensors")))
     return bytes_held(counts, family.EXPERTS, options, training, dtype)
 
 
@@ -189,23 +203,6 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
         network.compile_repeated_blocks()
 
 
-def _quantization(kind: str, device: torch.device, dtype: torch.dtype) -> dict:
-    if kind == "none":
-        return {}
-    from diffusers import BitsAndBytesConfig
-    from diffusers.utils import is_bitsandbytes_available
-
-    if not is_bitsandbytes_available() or device.type == "cpu":
-        raise FlowModelError(
-            f"quantize = {kind} needs the package bitsandbytes and a GPU, here is {device}. Fix: pip install bitsandbytes, "
-            "or quantize = none"
-        )
-    if kind == "8bit":
-        return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
-    chosen = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
-    return {"quantization_config": chosen}
-
-
 def _parts(path: Path) -> dict[str, tuple[str, str]]:
     """(library, class) of the components that the checkpoint has."""
     index = read_index(path).items()
@@ -218,9 +215,9 @@ def _elements(file: Path) -> int:
         return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
 
 
-def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype, **more) -> torch.nn.Module:
+def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:
     network = library_class(folder, library, name)
-    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True, **more}
+    options = {"local_files_only": True, "use_safetensors": True, "output_loading_info": True}
     if library == "transformers":
         options["trust_remote_code"] = False  # else it would ask in a terminal whether to run the folder's own
     try:

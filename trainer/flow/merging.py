@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .stored import StoredLinear
+
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
@@ -32,8 +34,9 @@ def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
     try:
         for layer in layers:
             weight = layer.get_base_layer().get_parameter("weight")
+            total = _sum(layer)
             aside.append(weight.data)
-            weight.data = _sum(layer, weight)
+            weight.data = total
             # By this peft's layers know that A and B are in the weight already.
             layer.merged_adapters.extend(layer.active_adapters)
         yield
@@ -44,7 +47,10 @@ def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _sum(layer: LoraLayer, weight: torch.Tensor) -> torch.Tensor:
+def _sum(layer: LoraLayer) -> torch.Tensor:
+    base = layer.get_base_layer()
+    # What a file stores in few bits is unpacked for as long as it is merged: the sum is that of weights that always were.
+    weight = base.unpacked() if isinstance(base, StoredLinear) else base.get_parameter("weight").detach()
     if not weight.is_floating_point():
         raise ValueError(
             f"merge_adapter: the weights are quantized ({weight.dtype}), and rounding to so few bits would lose the adapter. "

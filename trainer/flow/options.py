@@ -53,9 +53,6 @@ def conflict(training: str, options: Mapping, files: Mapping) -> Misfit | None:
     if training == "full":
         message = f"quantize = {quantize} freezes the weights that training = full changes"
         return Misfit("training", message, "quantize = none, or training = lora")
-    if any(name.startswith("transformer") for name in files):
-        message = "quantize does not go with a transformer from a single file"
-        return Misfit("transformer_file", message, "quantize = none, or the folder's own transformer")
     if options.get("shard"):
         message = f"shard: weights in quantize = {quantize} cannot be spread over processes"
         return Misfit("memory", message, "quantize = none, or switch shard off")

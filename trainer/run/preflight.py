@@ -299,6 +299,8 @@ def _models(graph: _Graph) -> Iterator[Problem]:
             yield graph.misfit(loader, misfit)
         if isinstance(model, Misfit):
             yield graph.misfit(loader, model)
+        elif model is not None and (misfit := model.conflict(values["training"], values.get("memory") or {})):
+            yield graph.misfit(loader, misfit)
         elif model is not None and values["training"] == "lora":
             yield from (graph.misfit(loader, misfit) for misfit in model.lora_targets(values["lora_targets"]))
 

@@ -268,7 +268,6 @@ def test_what_sharding_cannot_have(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quantize": "4bit"}, "quantize = 4bit needs the package bitsandbytes and a GPU.*Fix: "),
         ({"attention": "no_such_backend"}, "attention 'no_such_backend' cannot be had here.*Fix: auto"),
     ],
 )

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..frozen import FrozenLinear
 
 
 def is_fetched(module: torch.nn.Module) -> bool:
@@ -50,8 +53,14 @@ def linear(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
     """`forward(x)` of a linear layer; its gradient is g·W, with W fetched when the backward pass asks."""
     if not (torch.is_grad_enabled() and x.requires_grad):
         return layer.forward(x, *args, **kwargs)
-    kind = _Linear if layer.is_plain else _Again
-    return kind.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]
+    if not layer.is_plain:
+        return _Again.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]
+    forward = partial(_called, layer, args, kwargs)
+    return FrozenLinear.apply(x, forward, partial(_times_weight, layer))  # pyright: ignore[reportReturnType]
+
+
+def _called(layer: Layer, args: tuple, kwargs: dict, x: Tensor) -> Tensor:
+    return layer.forward(x, *args, **kwargs)
 
 
 def other(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
@@ -69,27 +78,20 @@ def _is_resident(module: torch.nn.Module, x: Tensor) -> bool:
     return all(p is None or (p.device == x.device and p.dtype == x.dtype and type(p.data) is Tensor) for p in own)
 
 
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, layer, args, kwargs):
-        ctx.layer, ctx.dtype = layer, x.dtype
-        return layer.forward(x.detach(), *args, **kwargs)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        [gradient] = gradients
-        ctx.layer.prepare()
-        module = ctx.layer.module
-        with weight_of(module, gradient) as weight:
-            result = (gradient @ weight).to(ctx.dtype)
-        # Of files in scaled fp8, which ComfyUI 0.3.64 applies to the product.
-        scale = getattr(module, "scale_weight", None)
-        if scale is not None:
-            result = result * scale.to(result)
-        smoothing = getattr(module, "pre_quant_scale", None)  # of the input, as some quantizations bring it
-        if smoothing is not None:
-            result = result * smoothing.to(result)
-        return result, None, None, None
+def _times_weight(layer: Layer, gradient: Tensor) -> Tensor:
+    """g·W, with W fetched anew."""
+    layer.prepare()
+    module = layer.module
+    with weight_of(module, gradient) as weight:
+        result = gradient @ weight
+    # Of files in scaled fp8, which ComfyUI 0.3.64 applies to the product.
+    scale = getattr(module, "scale_weight", None)
+    if scale is not None:
+        result = result * scale.to(result)
+    smoothing = getattr(module, "pre_quant_scale", None)  # of the input, as some quantizations bring it
+    if smoothing is not None:
+        result = result * smoothing.to(result)
+    return result
 
 
 class _Again(torch.autograd.Function):

@@ -1,0 +1,196 @@
+"""bench/gpu.sh in small: every part that needs no process of its own, the runner, and the look of its report."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+
+from comfyui_otca.bench.gpu import __main__ as runner
+from comfyui_otca.bench.gpu import machine, report, shapes, training
+from comfyui_otca.bench.gpu.parts import ATTENTIONS, PARTS, Place, Skipped
+from comfyui_otca.trainer.flow import FAMILIES
+from comfyui_otca.trainer.flow.stored import StoredLinear
+
+OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing", "fp8")
+
+
+@pytest.fixture(scope="module")
+def place(device, tmp_path_factory):
+    return Place(device, True, tmp_path_factory.mktemp("parts"))
+
+
+@pytest.mark.anywhere
+def test_an_iteration_of_every_kind(place):
+    """The work counted is that of the shape, and each kind differs from the plain one as it should."""
+    if place.device == "cpu":
+        done = {"part": "rate", "state": "done", "result": machine.rate(place)}
+        (place.folder / "rate.json").write_text(json.dumps(done))
+    found = {name: PARTS[name].measure(place) for name in OF_ONE_FORWARD}
+    plain = found["batch_4"]
+    for part in found.values():
+        assert all(math.isfinite(part["seconds"][name]) and part["seconds"][name] > 0 for name in part["seconds"])
+        assert part["floor_seconds"] > 0 and part["trained_steps"] == 3 and part["estimated_bytes"] > 0
+        assert (part["update_share_of_rate"] is not None) == (place.device == "cpu")
+    assert (
+        plain["forward_operations"] * 1.8 < plain["forward_and_backward_operations"] < plain["forward_operations"] * 3
+    )
+    assert len({part["forward_and_backward_operations"] for part in found.values()}) == 1, "work that is of use"
+    assert (found["batch_1"]["samples"], plain["samples"]) == (2, 4)
+    assert found["fp8"]["weights_bytes"] < 0.8 * plain["weights_bytes"]
+
+
+def test_the_operations_are_those_of_the_matrices():
+    """By hand: 2 · rows · in · out of each linear layer, and twice that of the attention's two products."""
+    place = Place("cpu", True, None)
+    case = training._Case(place, 1, False, 0, None, False)
+    network, tokens, image = case.model.transformer, 8, 4
+    rows = dict.fromkeys(("x_embedder", "proj_out"), image) | {"context_embedder": tokens}
+    expected = 0
+    for name, layer in network.named_modules():
+        if type(layer) is not torch.nn.Linear and "lora_" not in name or not isinstance(layer, torch.nn.Linear):
+            continue
+        whole = name.startswith("single_transformer_blocks") and ".norm." not in name
+        modulation = "norm" in name or "time_text_embed" in name
+        of_text = "add_" in name or "context" in name
+        count = 1 if modulation else tokens + image if whole else tokens if of_text else image
+        expected += 2 * layer.in_features * layer.out_features * rows.get(name, count)
+    attention = 2 * (2 * 2 * (tokens + image) ** 2 * 32)  # two blocks; queries by keys, and weights by values
+    assert case.forward == expected + attention
+
+
+def test_fp8_shapes_hold_what_they_held():
+    place = Place("cpu", True, None)
+    exact, _ = shapes.flux(place)
+    narrow, _ = shapes.flux(place, fp8=True)
+    layers = dict(narrow.transformer.named_modules())
+    for name, layer in exact.transformer.named_modules():
+        if isinstance(layers[name], StoredLinear):
+            error = (layers[name].unpacked() - layer.weight).abs().max() / layer.weight.abs().max()
+            assert 0 < error < 0.05
+
+
+def test_profile_decode_and_rewards(place):
+    found = PARTS["profile"].measure(place)
+    assert len(found["largest"]) == training.TOP
+    assert sum(row["seconds"] for row in found["largest"]) <= found["total_seconds"]
+    for name, ways in (("decode", 1), ("rewards", 3)):
+        rates = PARTS[name].measure(place)["pictures_per_second"]
+        assert len(rates) == ways and all(rate > 0 for rate in rates.values())
+
+
+def test_what_cannot_be_had_is_left_out(place, monkeypatch):
+    if not torch.cuda.is_available():
+        with pytest.raises(Skipped, match="attention 'flash' cannot be had here"):
+            PARTS["attention_flash"].measure(place)
+    if "ZImagePipeline" not in FAMILIES:
+        with pytest.raises(Skipped, match="the diffusers route does not know ZImagePipeline"):
+            PARTS["z_image"].measure(place)
+
+    def run(case, seed):
+        raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
+
+    monkeypatch.setattr(training._Case, "run", run)
+    with pytest.raises(Skipped, match="this device has no such kernel of scaled_dot_product_attention"):
+        PARTS["batch_1"].measure(place)
+
+
+def test_the_runner_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def run(name, device, tiny, seconds, folder):
+        ran.append(name)
+        state = {"rate": "done", "decode": "failed", "rewards": "skipped"}[name]
+        more = {"result": machine.rate(Place("cpu", True, folder))} if name == "rate" else {"reason": "made up"}
+        return {"part": name, "device": device, "tiny": tiny, "state": state, "seconds": 1.0, **more}
+
+    monkeypatch.setattr(runner, "run", run)
+    command = ["gpu.sh", "--device", "cpu", "--tiny", "--parts", str(tmp_path / "parts"), "--report", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [*command, "--only", "rate", "decode", "rewards"])
+    assert runner.main() == 1 and ran == ["rate", "decode", "rewards"], "the ones after a failed part are run too"
+    assert runner.main() == 1 and ran[3:] == ["decode"], "what failed is tried again, and nothing else"
+    assert "rate: done before" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", [*command, "--only", "rate", "--again"])
+    runner.main()
+    assert ran[4:] == ["rate"]
+    monkeypatch.setattr(sys, "argv", [*command, "--only", "decode", "--minutes", "0"])
+    runner.main()
+    assert ran[5:] == [] and "no time is left" in capsys.readouterr().out
+
+
+def test_a_part_is_a_process_that_may_fail_or_be_stopped(tmp_path):
+    found = runner.run("rate", "cpu", True, 120, tmp_path)
+    assert found["state"] == "done" and found["result"]["rate"] > 0
+    failed = runner.run("rate", "cuda:63", True, 120, tmp_path)
+    assert failed["state"] == "failed" and failed["reason"] and "result" not in failed
+    stopped = runner.run("rate", "cpu", True, 0.01, tmp_path)
+    assert (stopped["state"], stopped["reason"]) == ("failed", "stopped after 0 s")
+
+
+def part(name, result=None, **more):
+    state = "done" if result is not None else "failed"
+    return {"part": name, "device": "cuda:0", "tiny": False, "state": state, "result": result, **more}
+
+
+def iteration(sampling, update, **more):
+    return {
+        **{"batch": 1, "samples": 2, "share_of_blocks": 1.0, "weights_bytes": 24e9, "floor_seconds": 4.0},
+        **{"seconds": {"sampling": sampling, "update": update, "iteration": sampling + update}},
+        **{"rollout_share_of_rate": 0.5, "update_share_of_rate": 0.478, "peak_bytes": 30e9, "estimated_bytes": 28e9},
+        **more,
+    }
+
+
+def test_the_report(tmp_path):
+    of_rate = {"device": "Some GPU", "memory": 80 * 2**30, "torch": "2.13", "cuda": "13", "rate": 700e12}
+    parts = {
+        "rate": part("rate", of_rate),
+        "gpu_tests": part("gpu_tests", {"passed": 14, "failed": 1, "skipped": 0, "failures": ["test_cuda::test_x"]}),
+        "batch_1": part("batch_1", iteration(1.0, 3.2)),
+        "kept_graph": part("kept_graph", iteration(1.5, 1.5)),
+        "batch_8": part("batch_8", reason="OutOfMemoryError: CUDA out of memory | 9 GiB"),
+        "profile": part(
+            "profile", {"batch": 4, "total_seconds": 2.0, "largest": [{"name": "gemm", "calls": 7, "seconds": 1.5}]}
+        ),
+        "decode": part("decode", {"pictures_per_second": {"512, batch 1": 25.0}}),
+    }
+    for name, content in parts.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    report.write(tmp_path, tmp_path / "report")
+    page = (tmp_path / "report" / report.PAGE).read_text()
+    assert "Nobody has run this" not in page and "rehearsal" not in page
+    for line in (
+        f"6 parts done, 1 failed, 0 left out, {len(PARTS) - 7} not reached.",
+        "Some GPU, 80 GiB, torch 2.13, CUDA 13. The *matrix rate* below,",
+        "measured in the same run with bfloat16 matrices, is 700 TFLOP/s.",
+        "| batch_8 | **failed** | OutOfMemoryError: CUDA out of memory \\| 9 GiB |",
+        "| marked `gpu` | 14 | 1 | 0 |",
+        "- failed: `test_cuda::test_x`",
+        "| batch 1 | 2 | 1.000 | 3.200 | 1.05 | 50.0 % | 47.8 % |",
+        "Kept graph: 1.40 × as fast as recomputing. The aim is 1.25, and 45 % of the matrix rate for the update.",
+        "| batch 1 | 24.00 | 30.00 | 28.00 | 1.07 |",
+        "| `gemm` | 7 | 1.5000 | 75.0 % |",
+        "| decoded | 512, batch 1 | 25.0 |",
+    ):
+        assert line in page.splitlines(), line
+    assert json.loads((tmp_path / "report" / report.DATA).read_text()) == parts
+
+
+def test_the_page_that_is_committed_says_what_was_run():
+    """It is the one that its own figures make; without any it says that there are none."""
+    folder = report.HERE.parent
+    parts = json.loads((folder / report.DATA).read_text(encoding="utf-8"))
+    assert (folder / report.PAGE).read_text(encoding="utf-8") == "\n".join(report.page(parts)) + "\n"
+    assert parts or report.NOBODY in (folder / report.PAGE).read_text(encoding="utf-8")
+
+
+def test_a_rehearsal_says_so():
+    parts = {"decode": part("decode", {"pictures_per_second": {}}) | {"device": "cpu", "tiny": True}}
+    assert "**A rehearsal on cpu, in small.**" in "\n".join(report.page(parts))
+
+
+def test_every_part_is_in_the_report():
+    assert {*report.ITERATIONS} >= {*OF_ONE_FORWARD, *(f"attention_{name}" for name in ATTENTIONS)}
