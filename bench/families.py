@@ -17,10 +17,6 @@ from pathlib import Path
 
 from comfyui_otca.assets.make import tiny
 
-IMAGE = ["3.width=32", "3.height=32", "3.guidance=4.5"]
-VIDEO = ["3.width=32", "3.height=32", "3.frames=5", "3.guidance=4.5"]
-SETTINGS = {"sd3": IMAGE, "wan21": VIDEO, "wan22": VIDEO}
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -29,10 +25,12 @@ def main() -> None:
     options = parser.parse_args()
     common = ["--rounds", str(options.rounds)] + (["--threads", str(options.threads)] if options.threads else [])
     with tempfile.TemporaryDirectory() as folder:
-        for family in ("shapes-flux", *SETTINGS):
-            changes = SETTINGS.get(family, [])
-            if family in SETTINGS:
-                changes = [*changes, f"1.path={tiny.make(family, Path(folder) / family)}"]
+        for family in ("shapes-flux", *tiny.SIZES):
+            changes = []
+            if family in tiny.SIZES:
+                inputs = {**tiny.SIZES[family], "height": 32, "guidance": 4.5}
+                changes = [f"3.{name}={value}" for name, value in inputs.items()]
+                changes += [f"1.path={tiny.make(family, Path(folder) / family)}"]
             print(f"\n## {family}\n", flush=True)
             command = [sys.executable, Path(__file__).with_name("iteration.py"), *common]
             command += [argument for change in changes for argument in ("--set", change)]

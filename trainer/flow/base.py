@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .adapters import Adapters
 
 
+EXAMPLE = "one word after another, as in a prompt; " * 8  # where a prompt's length counts, and it is not known
+
+
 def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
     """[B] float64: a noise level for each sample of x, from one for all or from [B]. On the CPU: not every device has float64."""
     return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
@@ -163,7 +166,7 @@ class FlowModel(Resident, ABC):
                     saved[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
-            condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
+            condition, x = self.condition([EXAMPLE], settings), torch.zeros((1, *shape), device=self.device)
             with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())

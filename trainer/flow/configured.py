@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..types import SamplerSettings
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
 from .folder import check_model_folder
 from .options import FlowModelError
-from .sizes import RULES, Config, LatentGrid
+from .sizes import Checkpoint, Config, LatentGrid
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,12 @@ class Configuration:
     """What a folder says of itself. `whole`: its transformer comes from the folder, and not from a single file."""
 
     folder: Path
-    family: str
-    grid: LatentGrid
-    scheduler: Config
+    checkpoint: Checkpoint
     whole: bool
 
-    def shift(self, height: int, width: int) -> float:
-        """The timestep shift that it asks for at this size, which it can make. Raises ValueError, with the fix, if it is none."""
-        return RULES[self.family].shift(self.scheduler, self.grid, height, width)
+    @property
+    def grid(self) -> LatentGrid:
+        return self.checkpoint.grid
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""
@@ -48,18 +47,18 @@ class Configuration:
 def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
     """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
     family = check_model_folder(folder, files)
-    names = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
-    vae, transformer, scheduler = (_object(folder / name) for name in names)
+    names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
+    checkpoint = Checkpoint(family, *(_object(folder / name) for name in names))
     try:
-        grid = RULES[family].grid(vae, transformer)
-        grid.shape(*_some_size(grid))
-        RULES[family].shift(scheduler, grid, *_some_size(grid))
+        height, width = _some_size(checkpoint.grid)
+        checkpoint.grid.shape(height, width)
+        checkpoint.shift(SamplerSettings("ode", 0.0, 1, width, height))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
         raise FlowModelError(
             f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
-    return Configuration(folder, family, grid, scheduler, not any(name in files for name in NETWORKS))
+    return Configuration(folder, checkpoint, not any(name in files for name in NETWORKS))
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:

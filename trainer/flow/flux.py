@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host import devices
-from .base import noise_levels
 from .condition import Condition
 from .image import DOUBLE_BLOCK, ImageModel
 
@@ -31,7 +30,7 @@ class Flux(ImageModel):
         )
         return Condition({"tokens": tokens, "pooled": pooled})
 
-    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
         batch, channels, height, width = x.shape
         dtype, pipeline = self.dtype, self.pipeline
         tokens = condition.tensors["tokens"].to(dtype)
@@ -40,7 +39,7 @@ class Flux(ImageModel):
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
-                timestep=devices.upload(noise_levels(sigma, x).to(dtype), x.device),
+                timestep=devices.upload(levels.to(dtype), x.device),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,

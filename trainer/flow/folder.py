@@ -76,7 +76,7 @@ def check_libraries() -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What model_index.json in a diffusers folder says; its components are classes of LIBRARIES and nothing else.
+    """What model_index.json in a diffusers folder says; its components, the lists, are classes of LIBRARIES and nothing else.
 
     Raises:
         FlowModelError: it cannot be read, or names foreign code.
@@ -96,6 +96,9 @@ def read_index(path: Path) -> dict[str, Any]:
             continue
         if source in ([None, None], []):
             components[component] = [None, None]  # as diffusers itself writes that there is none
+            continue
+        if all(type(part) in (int, float) for part in source):
+            components[component] = tuple(source)  # a setting, such as the numbers of layers, and no class
             continue
         plain = len(source) == 2 and all(isinstance(part, str) for part in source)
         if not (plain and component.isidentifier() and source[0] in LIBRARIES and source[1].isidentifier()):

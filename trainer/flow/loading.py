@@ -54,6 +54,7 @@ def load(family: type[PipelineModel], path: Path, options: LoadOptions, training
     check_memory(family, path, options, training, device, dtype)
     pipeline = load_pipeline(family, path, options, device, dtype)
     tokenizer = getattr(pipeline, family.TOKENIZER)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor, which reads pictures too
     limit = min(family.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else family.MOST_TOKENS
     model = family(pipeline, path, options.max_sequence_length or limit)
     model.visitors = {name for name in family.COMPONENTS if options.offloads(name)}

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host import devices
-from .base import noise_levels
-from .condition import NEGATIVE, Condition
-from .pipeline import PipelineModel
+from .condition import Condition
+from .normalized import NormalizedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +31,7 @@ _WAN_NAMES = {
 }
 
 
-class Wan(PipelineModel):
+class Wan(NormalizedModel):
     """`diffusers.WanPipeline`."""
 
     PIPELINE = "WanPipeline"
@@ -40,7 +39,6 @@ class Wan(PipelineModel):
     EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
     LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
     TOKENIZER, MOST_TOKENS = "tokenizer", 512
-    CLASSIFIER_FREE = True
     LORA_PREFIX = "diffusion_model."
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
@@ -66,53 +64,23 @@ class Wan(PipelineModel):
     def same_network(self, sigma: float, other: float) -> bool:
         return self._is_low_noise(sigma) == self._is_low_noise(other)
 
-    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
-        network, dtype = self.expert(float(torch.as_tensor(sigma).flatten()[0])), self.dtype
-        timestep = self._timestep(x, sigma)
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        with self.autocast():
+            return self.expert(float(levels[0]))(
+                hidden_states=x.to(self.dtype),
+                timestep=self._timestep(x, levels),
+                encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
+                return_dict=False,
+            )[0].float()
 
-        def predict(tokens: Tensor) -> Tensor:
-            with self.autocast():
-                return network(
-                    hidden_states=x.to(dtype),
-                    timestep=timestep,
-                    encoder_hidden_states=tokens.to(dtype),
-                    return_dict=False,
-                )[0].float()
-
-        velocity = predict(condition.tensors["tokens"])
-        if NEGATIVE + "tokens" in condition.tensors:
-            with self.negative_half():
-                negative = predict(condition.tensors[NEGATIVE + "tokens"])
-            velocity = negative + guidance * (velocity - negative)
-        return velocity
-
-    def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
+    def _timestep(self, x: Tensor, levels: Tensor) -> Tensor:
         steps = self.pipeline.scheduler.config.num_train_timesteps
-        values = devices.upload((noise_levels(sigma, x) * steps).float(), x.device)
+        values = devices.upload((levels * steps).float(), x.device)
         if not self.pipeline.config["expand_timesteps"]:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size
         return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
-
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(latents.device)
-        video = vae.decode((latents * std + mean).to(vae.dtype), return_dict=False)[0]
-        return video.float().permute(0, 2, 3, 4, 1) / 2 + 0.5
-
-    def encode_images(self, images: Tensor) -> Tensor:
-        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(images.device)
-        video = images if images.ndim == 5 else images.unsqueeze(1)  # a picture is a video of one frame
-        (posterior,) = vae.encode((video * 2 - 1).permute(0, 4, 1, 2, 3).to(vae.dtype), return_dict=False)
-        return (posterior.mode().float() - mean) / std
-
-    def _latent_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The mean and the std of each of the autoencoder's channels, [1, C, 1, 1, 1]."""
-        config = self.pipeline.vae.config
-        mean, std = (
-            torch.tensor(of, device=device).view(1, -1, 1, 1, 1) for of in (config.latents_mean, config.latents_std)
-        )
-        return mean, std
 
     @classmethod
     def lora_key(cls, name: str) -> str:
