@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
 from .folder import check_model_folder
 from .options import FlowModelError
-from .sizes import Checkpoint, Config, LatentGrid
+from .sizes import RULES, Checkpoint, Config, LatentGrid
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,32 @@ class Configuration:
     @property
     def grid(self) -> LatentGrid:
         return self.checkpoint.grid
+
+    def too_long(self, texts: Sequence[str], most: int) -> tuple[int, int, int] | None:
+        """The longest prompt's number, its tokens and how many the text encoder takes; None where it takes them all.
+
+        What a template adds to the prompt is not counted.
+
+        Args:
+            most: tokens that it shall take; 0: its own limit.
+        """
+        rules = RULES[self.checkpoint.family]
+        folder = self.folder / rules.tokenizer
+        if not (folder / "tokenizer.json").is_file():
+            return None  # in an older form, or left out
+        from tokenizers import Tokenizer
+
+        own = _object(folder / "tokenizer_config.json").get("model_max_length")
+        limit = most or min(rules.most_tokens, own if isinstance(own, int | float) and own > 0 else rules.most_tokens)
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # the library has no narrower one
+            return None  # damaged, as loading it will say
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch(list(texts))]
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        return (longest, lengths[longest], limit) if lengths[longest] > limit else None
 
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""

@@ -22,8 +22,6 @@ class Flux(ImageModel):
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
     LORA_TARGETS = (*DOUBLE_BLOCK, "proj_mlp", "proj_out")
 
-    TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
-
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, pooled, _ = self.pipeline.encode_prompt(
             list(texts), None, device=device, max_sequence_length=self.max_sequence_length

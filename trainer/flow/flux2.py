@@ -29,7 +29,6 @@ class Flux2(PipelineModel):
         *("ff.linear_in", "ff.linear_out", "ff_context.linear_in", "ff_context.linear_out"),
         *("attn.to_qkv_mlp_proj", "attn.to_out"),  # of blocks with one stream
     )
-    TOKENIZER, MOST_TOKENS = "tokenizer", 512
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(

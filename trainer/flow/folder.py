@@ -29,6 +29,11 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         FlowModelError: as `load_flow_model`.
     """
     index = path / "model_index.json"
+    if not index.is_file() and (path / "modular_model_index.json").is_file():
+        raise FlowModelError(
+            f"{path} is a modular pipeline of diffusers, which says nothing of how its parts work together. Fix: train the model "
+            "as ComfyUI loads it, by Make Trainable, or choose a folder with a model_index.json"
+        )
     if not index.is_file():
         raise FlowModelError(
             f"{path} is not a diffusers model folder: it has no model_index.json. Fix: choose the folder that holds "

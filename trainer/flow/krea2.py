@@ -24,7 +24,6 @@ class Krea2(NormalizedModel):
         *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_gate", "attn.to_out.0"),
         *("ff.gate", "ff.up", "ff.down"),
     )
-    TOKENIZER, MOST_TOKENS = "tokenizer", 512
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, mask = self.pipeline.encode_prompt(list(texts), device, max_sequence_length=self.max_sequence_length)

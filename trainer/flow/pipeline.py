@@ -38,8 +38,6 @@ class PipelineModel(FlowModel):
     """
 
     PIPELINE: str  # the class's name in diffusers
-    TOKENIZER: str  # the one of the longest text encoder …
-    MOST_TOKENS: int  # … and the length that the family was trained for
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
     EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called

@@ -25,7 +25,6 @@ class QwenImage(NormalizedModel):
         *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "attn.to_add_out"),
         *("img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"),
     )
-    TOKENIZER, MOST_TOKENS = "tokenizer", 1024
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, mask = self.pipeline.encode_prompt(list(texts), device, max_sequence_length=self.max_sequence_length)

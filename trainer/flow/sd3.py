@@ -23,7 +23,6 @@ class StableDiffusion3(ImageModel):
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
     # The second attention is that of SD3.5-medium's first blocks.
     LORA_TARGETS = (*DOUBLE_BLOCK, "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
-    TOKENIZER, MOST_TOKENS = "tokenizer_3", 256
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _, pooled, _ = self.pipeline.encode_prompt(

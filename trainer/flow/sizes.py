@@ -231,21 +231,31 @@ def _says_so(checkpoint: Checkpoint) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """The rules of one row of FAMILIES: of a checkpoint, its tokens and the steps, see `Checkpoint`."""
+    """The rules of one row of FAMILIES.
+
+    Attributes:
+        grid: of its latents, by the configuration of its autoencoder and its network.
+        asked: the shift that a checkpoint asks for, for so many tokens of a picture and so many steps.
+        guidance, distilled: see `Checkpoint`.
+        tokenizer: the folder of the one of its longest text encoder.
+        most_tokens: of a prompt, the most that it was trained for.
+    """
 
     grid: Callable[[Config, Config], LatentGrid]
     asked: Callable[[Checkpoint, int, int], float]
     guidance: Guidance | None = SCALE
     distilled: Callable[[Checkpoint], bool] = _says_so
+    tokenizer: str = "tokenizer"
+    most_tokens: int = 512
 
 
 RULES = {
-    "FluxPipeline": Family(flux, image_shift, guidance=None),
+    "FluxPipeline": Family(flux, image_shift, guidance=None, tokenizer="tokenizer_2"),
     "Flux2Pipeline": Family(flux2, empirical_shift, guidance=None),
     "Flux2KleinPipeline": Family(flux2, empirical_shift),
-    "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift),
+    "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256),
     "WanPipeline": Family(wan, video_shift),
-    "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True)),
+    "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024),
     "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
     # Z-Image's folder does not say that it is Turbo's, but Turbo alone has a shift of 3: the base model's is 6.
     "ZImagePipeline": Family(flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3),

@@ -38,7 +38,6 @@ class Wan(NormalizedModel):
     COMPONENTS = ("transformer", "transformer_2", "vae", "text_encoder")
     EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
     LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
-    TOKENIZER, MOST_TOKENS = "tokenizer", 512
     LORA_PREFIX = "diffusion_model."
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:

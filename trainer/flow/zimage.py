@@ -24,7 +24,6 @@ class ZImage(ImageModel):
         *("attention.to_q", "attention.to_k", "attention.to_v", "attention.to_out.0"),
         *("feed_forward.w1", "feed_forward.w2", "feed_forward.w3"),
     )
-    TOKENIZER, MOST_TOKENS = "tokenizer", 512
     LATENTS = "x"
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:

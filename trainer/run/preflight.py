@@ -36,7 +36,7 @@ from ..types import (
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import method, offered, verdicts
+from . import method, offered, texts, verdicts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -387,5 +387,6 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
+    texts.check,
     *method.CHECKS,
 )

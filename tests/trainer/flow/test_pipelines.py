@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 from collections.abc import Callable
@@ -15,8 +16,9 @@ from torch import Tensor
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import load_flow_model, lora
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, lora
 from comfyui_otca.trainer.flow.image import packed, unpacked
+from comfyui_otca.trainer.flow.krea2 import Krea2
 from comfyui_otca.trainer.flow.pipeline import PipelineModel
 from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
@@ -245,6 +247,49 @@ def test_what_is_known_before_it_is_loaded(family, folder, small_graph, settings
     assert problems(small_graph, changes | {"OTCA_SDESampler": sampler}) == []
     [problem] = problems(small_graph, changes | {"OTCA_SDESampler": sampler | {"width": 30}})
     assert problem.input == "width" and "must be multiples of" in problem.message
+
+
+# -- refused before anything is loaded ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["sd3", "qwen-image", "flux2-dev", "wan21"])
+def test_a_prompt_that_the_text_encoder_cuts_is_named(family, small_graph, tmp_path):
+    folder = tiny.make(family, tmp_path / family)
+    changes = {
+        "OTCA_LoadFlowModel": {"path": str(folder), "max_sequence_length": 40},
+        "OTCA_SDESampler": {**tiny.SIZES[family], "guidance": 3.0},
+        "OTCA_PromptDataset": {"prompts": "a red circle\na green square " + "on a very long road " * 30, "file": ""},
+    }
+    [problem] = problems(small_graph, changes)
+    assert (problem.input, problem.severity, problem.fix) == ("prompts", "warning", "shorten it")
+    assert "prompt 2, 'a green square on" in problem.message and "the text encoder reads 40" in problem.message
+    changes["OTCA_PromptDataset"]["prompts"] = "a red circle"
+    assert problems(small_graph, changes) == []
+
+
+def test_a_modular_pipeline_is_refused_by_name(small_graph, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "modular_model_index.json").write_text("{}")
+    with pytest.raises(
+        FlowModelError, match="is a modular pipeline of diffusers.*Fix: train the model as ComfyUI loads"
+    ):
+        load_flow_model(tmp_path / "model", device="cpu")
+    [problem] = problems(small_graph, {"OTCA_LoadFlowModel": {"path": str(tmp_path / "model")}})
+    assert problem.input == "path" and "modular pipeline" in problem.message
+
+
+def test_libraries_that_lack_something(tmp_path, monkeypatch):
+    folder = tiny.make("krea2", tmp_path / "krea2")
+    index = json.loads((folder / "model_index.json").read_text())
+    (folder / "model_index.json").write_text(json.dumps(index | {"tokenizer": ["transformers", "PixtralProcessor"]}))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(FlowModelError, match="its tokenizer reads pictures too.*Fix: pip install torchvision"):
+        load_flow_model(folder, device="cpu")
+    monkeypatch.setattr(Krea2, "PIPELINE", "Krea9Pipeline")
+    with pytest.raises(
+        FlowModelError, match="is a Krea9Pipeline, which diffusers .* does not know. Fix: pip install -U"
+    ):
+        load_flow_model(folder, device="cpu")
 
 
 # -- distilled checkpoints ---------------------------------------------------------------------------------------------
