@@ -28,8 +28,9 @@ READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
 PROMPT_SUFFIXES = (".txt", ".jsonl")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HOMES = ("/home", "/Users")  # above those of other people
-MOST_PROMPT_BYTES = 16 * 1024**2
+MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
 
 
 class NotAllowed(PermissionError):
@@ -222,14 +223,23 @@ def open_prompts(name: str) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
+    return _open_input(name, PROMPT_SUFFIXES, MOST_PROMPT_BYTES)
+
+
+def open_picture(name: str) -> tuple[Path, int]:
+    """As `open_prompts`, of a picture that a prompt names."""
+    return _open_input(name, PICTURE_SUFFIXES, MOST_PICTURE_BYTES)
+
+
+def _open_input(name: str, suffixes: tuple[str, ...], most_bytes: int) -> tuple[Path, int]:
     why, among = PROMPTS, paths.input_folders()
     candidate_paths, readable = candidates(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.
-    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(path) in readable for path in candidate_paths):
-        raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")
+    if not str(name).lower().endswith(suffixes) and not any(str(path) in readable for path in candidate_paths):
+        raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(suffixes)}. Fix: rename the file")
     for path in candidate_paths:
         try:
-            return path, opening.opened(path, readable, MOST_PROMPT_BYTES)
+            return path, opening.opened(path, readable, most_bytes)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except opening.Refused as refusal:

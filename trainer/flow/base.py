@@ -94,8 +94,11 @@ class FlowModel(Resident, ABC):
         """
 
     @abstractmethod
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w].
+
+        `texts` are their B prompts, which may give a part of the picture, see `sample_shape`.
+        """
 
     @abstractmethod
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
@@ -109,6 +112,10 @@ class FlowModel(Resident, ABC):
     @abstractmethod
     def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+
+    def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
+        """One sample's latent for these prompts: `latent_shape` without what they give, which is neither noised nor trained."""
+        return self.latent_shape(settings.height, settings.width, settings.frames)
 
     @abstractmethod
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:

@@ -211,8 +211,7 @@ class PipelineModel(FlowModel):
             raise ValueError(str(misfit))
         return schedule.noise_levels(settings, settings.shift or self.shift(settings), checkpoint.terminal)
 
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
 
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:

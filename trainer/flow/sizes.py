@@ -149,6 +149,11 @@ class Checkpoint:
         return self._rules.distilled(self)
 
     @property
+    def takes_pictures(self) -> bool:
+        """Whether a prompt's picture may be the first frame of its video: the network takes a timestep for each token."""
+        return bool(self.index.get("expand_timesteps"))
+
+    @property
     def terminal(self) -> float:
         """The last noise level before 0 of its own schedule; 0: wherever the shift puts it."""
         return self.scheduler.get("shift_terminal") or 0.0

@@ -1,24 +1,31 @@
 """Wan 2.1 and 2.2: video latents [C, F, h, w]; UMT5 gives the sequence; guidance is classifier-free.
 
 Wan 2.2-A14B has two networks of one shape: `transformer` denoises down to the boundary noise level, `transformer_2` below it.
+Of Wan 2.2-TI2V-5B prompts may give the first frame: it is a part of the condition then, and latents are those of the others.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ...host import devices
-from .condition import Condition
+from .. import given
+from .condition import NEGATIVE, Condition, Embeddings
 from .normalized import NormalizedModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..types import SamplerSettings
+
+FIRST = "first"  # latents of the first frame, where a picture gives it
 
 # diffusers' names on the left, Wan's own, which ComfyUI's LoraLoader knows, on the right.
 _WAN_NAMES = {
@@ -39,6 +46,10 @@ class Wan(NormalizedModel):
     EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
     LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
     LORA_PREFIX = "diffusion_model."
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self._pictures = Embeddings(self._encode_pictures)
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(
@@ -64,22 +75,65 @@ class Wan(NormalizedModel):
         return self._is_low_noise(sigma) == self._is_low_noise(other)
 
     def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        first = condition.tensors.get(FIRST)
+        frames = x if first is None else torch.cat([first, x], 2)
+        known = frames.shape[2] - x.shape[2]
         with self.autocast():
-            return self.expert(float(levels[0]))(
-                hidden_states=x.to(self.dtype),
-                timestep=self._timestep(x, levels),
+            velocity = self.expert(float(levels[0]))(
+                hidden_states=frames.to(self.dtype),
+                timestep=self._timestep(frames, levels, known),
                 encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
                 return_dict=False,
             )[0].float()
+        return velocity[:, :, known:]
 
-    def _timestep(self, x: Tensor, levels: Tensor) -> Tensor:
+    def _timestep(self, x: Tensor, levels: Tensor, known: int) -> Tensor:
         steps = self.pipeline.scheduler.config.num_train_timesteps
         values = devices.upload((levels * steps).float(), x.device)
-        if not self.pipeline.config["expand_timesteps"]:
+        if not self.checkpoint.takes_pictures:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size
-        return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
+        of_frames = values[:, None].repeat(1, frames)
+        of_frames[:, :known] = 0  # what is given has no noise
+        return of_frames.repeat_interleave((height // patch_height) * (width // patch_width), 1)
+
+    # -- the first frame, where prompts give it ---------------------------------------------------------------------------
+
+    def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
+        channels, frames, height, width = super().sample_shape(texts, settings)
+        known = bool(self._pictures_of(texts))
+        if frames == known:
+            raise ValueError(f"frames {settings.frames}: the prompts give the first one. Fix: 5 or more")
+        return channels, frames - known, height, width
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        condition = super().condition(texts, settings)
+        names = self._pictures_of(texts)
+        if not names:
+            return condition
+        first = self._first_frames(names, settings.height, settings.width)
+        keys = [FIRST] if condition.negative() is None else [FIRST, NEGATIVE + FIRST]
+        return replace(condition, tensors=condition.tensors | dict.fromkeys(keys, first))
+
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        if names := self._pictures_of(texts):
+            scale = self.latent_grid.scale
+            first = self._first_frames(names, latents.shape[-2] * scale, latents.shape[-1] * scale)
+            latents = torch.cat([first.to(latents), latents], 2)
+        return super().decode(latents, batch_size)
+
+    def _pictures_of(self, texts: Sequence[str]) -> list[str]:
+        return given.names(texts) if self.checkpoint.takes_pictures else []
+
+    def _first_frames(self, names: Sequence[str], height: int, width: int) -> Tensor:
+        """Latents [P, C, 1, h, w] of pictures by their names, on the model's device; made once for each picture and size."""
+        keys = [json.dumps([name, width, height]) for name in names]
+        return self._pictures.of(keys, self.device).tensors[FIRST]
+
+    def _encode_pictures(self, keys: Sequence[str]) -> Condition:
+        pictures = np.stack([given.picture(*json.loads(key)) for key in keys])
+        return Condition({FIRST: self.encode(torch.from_numpy(pictures).float() / 255, batch_size=1)})
 
     @classmethod
     def lora_key(cls, name: str) -> str:

@@ -1,4 +1,4 @@
-"""What is seen of a graph's prompts before its model is loaded: whether its text encoder takes the whole of them."""
+"""What is seen of a graph's prompts before its model is loaded: whether it takes the whole of them, and pictures they name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...host.access.permissions import NotAllowed
+from .. import given
 from ..flow.configured import Configuration
 from ..prompts import PromptError, read_prompts
 from ..types import DATASET_NODE, SAMPLER_NODE
-from ..workflow.problem import Problem
+from ..workflow.problem import Misfit, Problem
 
 if TYPE_CHECKING:
     from .preflight import _Graph
@@ -27,8 +28,21 @@ def check(graph: _Graph) -> Iterator[Problem]:
             prompts = read_prompts(values["prompts"], values["file"])
         except (PromptError, NotAllowed):
             continue  # which the node itself refuses
+        name = "file" if values["file"] else "prompts"
+        if model.checkpoint.takes_pictures:
+            yield from (graph.misfit(dataset, Misfit(name, *wrong)) for wrong in _wrong_pictures(prompts))
         if found := model.too_long(prompts, graph.values[loader]["max_sequence_length"]):
             number, length, limit = found
             message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, and the text encoder reads {limit}"
-            problem = graph.problem(dataset, "file" if values["file"] else "prompts", message, "shorten it")
+            problem = graph.problem(dataset, name, message, "shorten it")
             yield replace(problem, severity="warning")
+
+
+def _wrong_pictures(prompts: list[str]) -> Iterator[tuple[str, str]]:
+    """What is wrong with the first picture that cannot be had, and the fix."""
+    try:
+        for name in dict.fromkeys(given.names(prompts)):
+            given.check(name)
+    except (PromptError, NotAllowed) as error:
+        message, _, fix = str(error).partition(". Fix: ")
+        yield message, fix
