@@ -82,8 +82,14 @@ def wan_5b():
     return _wan_pipeline(shape | packs, 1, expand_timesteps=True)
 
 
-def _wan_pipeline(vae: dict, experts: int, **more):
-    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanPipeline, WanTransformer3DModel
+def wan_i2v():
+    shape = dict(base_dim=3, z_dim=16, num_res_blocks=1)
+    return _wan_pipeline(shape, 2, "WanImageToVideoPipeline", more_channels=20, boundary_ratio=0.875)
+
+
+def _wan_pipeline(vae: dict, experts: int, pipeline: str = "WanPipeline", more_channels: int = 0, **more):
+    import diffusers
+    from diffusers import AutoencoderKLWan, FlowMatchEulerDiscreteScheduler, WanTransformer3DModel
     from transformers import UMT5Config, UMT5EncoderModel
 
     tokenizer = _t5_tokenizer()
@@ -96,7 +102,7 @@ def _wan_pipeline(vae: dict, experts: int, **more):
                 patch_size=(1, 2, 2),
                 num_attention_heads=2,
                 attention_head_dim=12,
-                in_channels=vae["z_dim"],
+                in_channels=vae["z_dim"] + more_channels,
                 out_channels=vae["z_dim"],
                 text_dim=32,
                 freq_dim=16,
@@ -109,7 +115,7 @@ def _wan_pipeline(vae: dict, experts: int, **more):
         )
         for _ in range(experts)
     ]
-    return WanPipeline(
+    return getattr(diffusers, pipeline)(
         tokenizer=tokenizer,
         text_encoder=encoder.eval(),
         transformer=networks[0],
@@ -273,6 +279,7 @@ FAMILIES = {
     "wan21": wan,
     "wan22": lambda: wan(experts=2),
     "wan22-5b": wan_5b,
+    "wan22-i2v": wan_i2v,
     "z-image": z_image,
     "z-image-turbo": lambda: z_image(turbo=True),
     "qwen-image": qwen_image,

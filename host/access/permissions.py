@@ -214,8 +214,8 @@ def is_plain(name: str) -> bool:
     return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
 
 
-def open_prompts(name: str) -> tuple[Path, int]:
-    """The path and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
+def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
+    """The path and a descriptor, which the caller closes, of a prompt file or a prompt's picture: see `opening.opened`.
 
     Raises:
         NotAllowed: it may not be read, also where a link leads out of the folders.
@@ -223,15 +223,7 @@ def open_prompts(name: str) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
-    return _open_input(name, PROMPT_SUFFIXES, MOST_PROMPT_BYTES)
-
-
-def open_picture(name: str) -> tuple[Path, int]:
-    """As `open_prompts`, of a picture that a prompt names."""
-    return _open_input(name, PICTURE_SUFFIXES, MOST_PICTURE_BYTES)
-
-
-def _open_input(name: str, suffixes: tuple[str, ...], most_bytes: int) -> tuple[Path, int]:
+    suffixes, most = (PICTURE_SUFFIXES, MOST_PICTURE_BYTES) if picture else (PROMPT_SUFFIXES, MOST_PROMPT_BYTES)
     why, among = PROMPTS, paths.input_folders()
     candidate_paths, readable = candidates(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.
@@ -239,7 +231,7 @@ def _open_input(name: str, suffixes: tuple[str, ...], most_bytes: int) -> tuple[
         raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(suffixes)}. Fix: rename the file")
     for path in candidate_paths:
         try:
-            return path, opening.opened(path, readable, most_bytes)
+            return path, opening.opened(path, readable, most)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except opening.Refused as refusal:

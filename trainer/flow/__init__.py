@@ -24,6 +24,7 @@ FAMILIES = {
     "Flux2KleinPipeline": "flux2.Flux2Klein",
     "StableDiffusion3Pipeline": "sd3.StableDiffusion3",
     "WanPipeline": "wan.Wan",
+    "WanImageToVideoPipeline": "wan.WanImageToVideo",
     "QwenImagePipeline": "qwen.QwenImage",
     "ZImagePipeline": "zimage.ZImage",
     "Krea2Pipeline": "krea2.Krea2",

@@ -117,6 +117,10 @@ def check_pipeline(family: type[PipelineModel], path: Path) -> None:
             f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: pip install -U "
             "diffusers"
         )
+    if refused := [name for name in family.REFUSED if name in _parts(path)]:
+        raise FlowModelError(
+            f"{path} has a component {refused[0]}, and {family.PIPELINE} is supported without one. Fix: choose a model of Wan 2.2"
+        )
     processors = [name for name, (_, kind) in _parts(path).items() if kind.endswith("Processor")]
     if processors and importlib.util.find_spec("torchvision") is None:
         raise FlowModelError(

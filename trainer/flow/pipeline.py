@@ -41,6 +41,7 @@ class PipelineModel(FlowModel):
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
     EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
     LORA_PREFIX = "transformer."
     LATENTS = "hidden_states"  # what the networks call the noisy latents
 

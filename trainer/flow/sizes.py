@@ -154,6 +154,11 @@ class Checkpoint:
         return bool(self.index.get("expand_timesteps"))
 
     @property
+    def needs_pictures(self) -> bool:
+        """Whether it makes videos of pictures, and of nothing else."""
+        return self._rules.needs_pictures
+
+    @property
     def terminal(self) -> float:
         """The last noise level before 0 of its own schedule; 0: wherever the shift puts it."""
         return self.scheduler.get("shift_terminal") or 0.0
@@ -244,6 +249,7 @@ class Family:
         guidance, distilled: see `Checkpoint`.
         tokenizer: the folder of the one of its longest text encoder.
         most_tokens: of a prompt, the most that it was trained for.
+        needs_pictures: prompts have to name a picture each.
     """
 
     grid: Callable[[Config, Config], LatentGrid]
@@ -252,6 +258,7 @@ class Family:
     distilled: Callable[[Checkpoint], bool] = _says_so
     tokenizer: str = "tokenizer"
     most_tokens: int = 512
+    needs_pictures: bool = False
 
 
 RULES = {
@@ -260,6 +267,7 @@ RULES = {
     "Flux2KleinPipeline": Family(flux2, empirical_shift),
     "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256),
     "WanPipeline": Family(wan, video_shift),
+    "WanImageToVideoPipeline": Family(wan, video_shift, needs_pictures=True),
     "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024),
     "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
     # Z-Image's folder does not say that it is Turbo's, but Turbo alone has a shift of 3: the base model's is 6.

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from ...host import devices
-from .. import given
+from . import given
+from .base import EXAMPLE
 from .condition import NEGATIVE, Condition, Embeddings
 from .normalized import NormalizedModel
+from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,17 +77,20 @@ class Wan(NormalizedModel):
         return self._is_low_noise(sigma) == self._is_low_noise(other)
 
     def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
-        first = condition.tensors.get(FIRST)
-        frames = x if first is None else torch.cat([first, x], 2)
-        known = frames.shape[2] - x.shape[2]
+        seen = self._seen(x, condition)
+        known = seen.shape[2] - x.shape[2]
         with self.autocast():
             velocity = self.expert(float(levels[0]))(
-                hidden_states=frames.to(self.dtype),
-                timestep=self._timestep(frames, levels, known),
+                hidden_states=seen.to(self.dtype),
+                timestep=self._timestep(seen, levels, known),
                 encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
                 return_dict=False,
             )[0].float()
         return velocity[:, :, known:]
+
+    def _seen(self, x: Tensor, condition: Condition) -> Tensor:
+        """The frames that the network sees: those that prompts give, and then those that are made."""
+        return torch.cat([condition.tensors[FIRST], x], 2) if FIRST in condition.tensors else x
 
     def _timestep(self, x: Tensor, levels: Tensor, known: int) -> Tensor:
         steps = self.pipeline.scheduler.config.num_train_timesteps
@@ -112,9 +117,7 @@ class Wan(NormalizedModel):
         names = self._pictures_of(texts)
         if not names:
             return condition
-        first = self._first_frames(names, settings.height, settings.width)
-        keys = [FIRST] if condition.negative() is None else [FIRST, NEGATIVE + FIRST]
-        return replace(condition, tensors=condition.tensors | dict.fromkeys(keys, first))
+        return _beside_both(condition, self._first_frames(names, settings.height, settings.width))
 
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         if names := self._pictures_of(texts):
@@ -140,3 +143,46 @@ class Wan(NormalizedModel):
         for pattern, replacement in _WAN_NAMES.items():
             name = re.sub(pattern, replacement, name)
         return cls.LORA_PREFIX + name
+
+
+def _beside_both(condition: Condition, pictures: Tensor) -> Condition:
+    """With pictures' latents for the prompts, and for the negative prompt the same."""
+    keys = [FIRST] if condition.negative() is None else [FIRST, NEGATIVE + FIRST]
+    return replace(condition, tensors=condition.tensors | dict.fromkeys(keys, pictures))
+
+
+class WanImageToVideo(Wan):
+    """`diffusers.WanImageToVideoPipeline` of Wan 2.2: the network sees the picture in channels of its own, beside all frames."""
+
+    PIPELINE = "WanImageToVideoPipeline"
+    REFUSED = ("image_encoder",)  # of Wan 2.1
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        condition = PipelineModel.condition(self, texts, settings)
+        _, frames, height, width = self.sample_shape(texts, settings)
+        names = given.names(texts)
+        if names:
+            keys = [json.dumps([name, settings.width, settings.height, settings.frames]) for name in names]
+            pictures = self._pictures.of(keys, self.device).tensors[FIRST]
+        elif list(texts) == [EXAMPLE]:  # of which only the size counts
+            channels = self.transformer.config.in_channels - self.latent_grid.channels
+            pictures = torch.zeros((1, channels, frames, height, width), device=self.device)
+        else:
+            raise given.missing(texts[0])
+        return _beside_both(condition, pictures)
+
+    def _encode_pictures(self, keys: Sequence[str]) -> Condition:
+        """A video that begins with the picture and is grey after it, and before its channels which frames are known."""
+        encoded = []
+        for key in keys:
+            name, width, height, frames = json.loads(key)
+            video = torch.full((1, frames, height, width, 3), 0.5)
+            video[0, 0] = torch.from_numpy(given.picture(name, width, height)).float() / 255
+            latents = self.encode(video)
+            known = latents.new_zeros((1, self.latent_grid.time, *latents.shape[2:]))
+            known[:, :, 0] = 1
+            encoded.append(torch.cat([known, latents], 1))
+        return Condition({FIRST: torch.cat(encoded)})
+
+    def _seen(self, x: Tensor, condition: Condition) -> Tensor:
+        return torch.cat([x, condition.tensors[FIRST]], 1)

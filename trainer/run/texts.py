@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...host.access.permissions import NotAllowed
-from .. import given
+from ..flow import given
 from ..flow.configured import Configuration
 from ..prompts import PromptError, read_prompts
 from ..types import DATASET_NODE, SAMPLER_NODE
@@ -29,8 +29,10 @@ def check(graph: _Graph) -> Iterator[Problem]:
         except (PromptError, NotAllowed):
             continue  # which the node itself refuses
         name = "file" if values["file"] else "prompts"
-        if model.checkpoint.takes_pictures:
-            yield from (graph.misfit(dataset, Misfit(name, *wrong)) for wrong in _wrong_pictures(prompts))
+        checkpoint = model.checkpoint
+        if checkpoint.takes_pictures or checkpoint.needs_pictures:
+            wrong = _wrong_pictures(prompts, checkpoint.needs_pictures)
+            yield from (graph.misfit(dataset, Misfit(name, *parts)) for parts in wrong)
         if found := model.too_long(prompts, graph.values[loader]["max_sequence_length"]):
             number, length, limit = found
             message = f"prompt {number + 1}, {prompts[number][:40]!r}…, has {length} tokens, and the text encoder reads {limit}"
@@ -38,10 +40,13 @@ def check(graph: _Graph) -> Iterator[Problem]:
             yield replace(problem, severity="warning")
 
 
-def _wrong_pictures(prompts: list[str]) -> Iterator[tuple[str, str]]:
+def _wrong_pictures(prompts: list[str], needed: bool) -> Iterator[tuple[str, str]]:
     """What is wrong with the first picture that cannot be had, and the fix."""
     try:
-        for name in dict.fromkeys(given.names(prompts)):
+        names = given.names(prompts)
+        if needed and not names:
+            raise given.missing(prompts[0])
+        for name in dict.fromkeys(names):
             given.check(name)
     except (PromptError, NotAllowed) as error:
         message, _, fix = str(error).partition(". Fix: ")

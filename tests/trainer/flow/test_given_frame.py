@@ -1,8 +1,10 @@
-"""Image to video: a prompt's picture is the first frame, which is not noised, not trained and not looked at by credit."""
+"""Image to video. Of Wan 2.2 5B a prompt's picture is the first frame, which is not noised, not trained and not looked at by
+credit; the 14 B model sees it beside all frames, which it makes."""
 
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.prompts import PromptError
 from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
@@ -54,20 +56,37 @@ def video(small_settings):
     return lambda **changes: small_settings(**{**tiny.SIZES["wan22-5b"], "guidance": 1.0, **changes})
 
 
-@pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (5.0, "a blue square")])
-def test_the_deterministic_sampler_is_the_pipelines(folder, video, prompts, pictures, guidance, negative, monkeypatch):
-    model, settings = load_flow_model(folder, device="cpu"), video(guidance=guidance, negative_prompt=negative)
+def pipeline_of(folder):
+    if folder.name == "wan22-i2v":
+        return WanImageToVideoPipeline.from_pretrained(folder, torch_dtype=torch.float32)
     parts = WanPipeline.from_pretrained(folder, torch_dtype=torch.float32, transformer_2=None).components
     parts = {name: part for name, part in parts.items() if name != "transformer_2"}
-    pipeline = WanImageToVideoPipeline(**parts, expand_timesteps=True)
+    return WanImageToVideoPipeline(**parts, expand_timesteps=True)
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory):
+    """The model that sees the picture beside all frames."""
+    return tiny.make("wan22-i2v", tmp_path_factory.mktemp("tiny") / "wan22-i2v")
+
+
+@pytest.mark.parametrize(("guidance", "negative"), [(1.0, ""), (5.0, "a blue square")])
+@pytest.mark.parametrize("family", ["wan22-5b", "wan22-i2v"])
+def test_the_deterministic_sampler_is_the_pipelines(
+    family, folder, beside, video, prompts, pictures, guidance, negative, monkeypatch
+):
+    path = folder if family == "wan22-5b" else beside
+    model, settings = load_flow_model(path, device="cpu"), video(guidance=guidance, negative_prompt=negative)
+    pipeline = pipeline_of(path)
     scheduler, ours = pipeline.scheduler, [1 - j / settings.steps for j in range(settings.steps)]
     original = scheduler.set_timesteps
     monkeypatch.setattr(scheduler, "set_timesteps", lambda *_, device=None, **__: original(sigmas=ours, device=device))
     shape = model.latent_shape(settings.height, settings.width, settings.frames)
-    assert model.sample_shape(prompts, settings) == (shape[0], shape[1] - 1, *shape[2:])
+    given = int(family == "wan22-5b")
+    assert model.sample_shape(prompts, settings) == (shape[0], shape[1] - given, *shape[2:])
     assert model.sample_shape(TEXTS, settings) == shape, "without pictures it makes all of the video"
     noise = torch.randn((2, *shape), generator=torch.Generator().manual_seed(11))
-    condition, sigmas, x = model.condition(prompts, settings), model.sigmas(settings), noise[:, :, 1:]
+    condition, sigmas, x = model.condition(prompts, settings), model.sigmas(settings), noise[:, :, given:]
     with torch.no_grad():
         for sigma, sigma_next in zip(sigmas, sigmas[1:], strict=False):
             x = transition("ode", model.velocity(x, sigma, condition, guidance), x, sigma, sigma_next, eta=0.0).mean
@@ -86,7 +105,7 @@ def test_the_deterministic_sampler_is_the_pipelines(folder, video, prompts, pict
             max_sequence_length=model.max_sequence_length,
         )
         latents = pipeline(output_type="latent", **asked).frames
-        torch.testing.assert_close(x[row : row + 1], latents[:, :, 1:], rtol=0, atol=1e-4)
+        torch.testing.assert_close(x[row : row + 1], latents[:, :, given:], rtol=0, atol=1e-4)
         frames = torch.from_numpy(pipeline(output_type="np", **asked).frames)
         torch.testing.assert_close(videos[row : row + 1], frames, rtol=0, atol=1e-4)
 
@@ -144,6 +163,35 @@ def graph_of(small_graph, folder, lines, tmp_path):
     )
 
 
+def test_a_model_of_pictures_alone(beside, perturb, sample, video, prompts, small_graph, tmp_path):
+    model, settings = perturb(load_flow_model(beside, lora_rank=2, lora_alpha=3.0, device="cpu")), video(guidance=5.0)
+    with pytest.raises(PromptError, match="has no image, and this model makes videos of pictures. Fix: "):
+        model.condition(TEXTS, settings)
+    graph = graph_of(small_graph, beside, [{"prompt": "a"}], tmp_path)
+    [problem] = preflight.problems(Workflow(graph, NODE_CLASS_MAPPINGS))
+    assert problem.input == "file" and "makes videos of pictures" in problem.message
+    assert model.graph_bytes(settings) > 0
+    trajectories = sample(model, settings, prompts=tuple(prompts))
+    rows = torch.arange(6)
+    for position, step in enumerate(trajectories.trained):
+        velocity = rollout.velocity_at(model, trajectories, step, rows)
+        log_prob = rollout.trained_transition(trajectories, step, velocity, rows).log_prob(
+            trajectories.latents[:, step + 1]
+        )
+        torch.testing.assert_close(log_prob.detach(), trajectories.log_probs[:, position], rtol=0, atol=1e-5)
+        velocity.square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.policy.trainable_parameters()), "both experts learn"
+
+
+def test_another_encoder_is_refused_before_loading(beside, tmp_path):
+    copied = shutil.copytree(beside, tmp_path / "model")
+    index = json.loads((copied / "model_index.json").read_text())
+    (copied / "model_index.json").write_text(json.dumps(index | {"image_encoder": ["transformers", "CLIPVisionModel"]}))
+    shutil.copytree(copied / "text_encoder", copied / "image_encoder")
+    with pytest.raises(FlowModelError, match="has a component image_encoder.*Fix: choose a model of Wan 2.2"):
+        load_flow_model(copied, device="cpu")
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -159,7 +207,11 @@ def test_pictures_are_looked_for_before_anything_is_loaded(small_graph, folder, 
     assert problem.input == "file" and problem.severity == "error" and message in problem.message and problem.fix
 
 
-def test_trains_on_prompts_with_pictures_and_resumes_to_the_bit(small_graph, folder, pictures, tmp_path):
+@pytest.mark.parametrize("family", ["wan22-5b", "wan22-i2v"])
+def test_trains_on_prompts_with_pictures_and_resumes_to_the_bit(
+    family, small_graph, folder, beside, pictures, tmp_path
+):
+    folder = folder if family == "wan22-5b" else beside
     lines = [{"prompt": text, "image": name} for text, name in zip(TEXTS, pictures, strict=True)]
     workflow = tmp_path / "workflow.json"
     workflow.write_text(json.dumps(graph_of(small_graph, folder, lines, tmp_path)))

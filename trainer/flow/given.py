@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..host.access import opening, permissions
-from .prompts import PromptError
-from .types import metadata_of
+from ...host.access import opening, permissions
+from ..prompts import PromptError
+from ..types import metadata_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +33,14 @@ def names(prompts: Sequence[str]) -> list[str]:
     return [name for name in found if isinstance(name, str)]
 
 
+def missing(prompt: str) -> PromptError:
+    """Of a model that needs a picture."""
+    return PromptError(
+        f"prompt {prompt[:60]!r} has no {KEY}, and this model makes videos of pictures. Fix: a .jsonl file with lines like "
+        '{"prompt": "…", "image": "start.png"}'
+    )
+
+
 def check(name: str) -> None:
     """Raises as `picture` where that file may not be opened."""
     opening.in_time(lambda: os.close(_opened(name)))
@@ -45,7 +53,7 @@ def picture(name: str, width: int, height: int) -> np.ndarray:
         NotAllowed: a file that workflows may not read.
         PromptError: no picture of that name.
     """
-    from .pictures import media
+    from ..pictures import media
 
     content = opening.in_time(lambda: opening.read(_opened(name), permissions.MOST_PICTURE_BYTES))
     try:
@@ -56,7 +64,7 @@ def picture(name: str, width: int, height: int) -> np.ndarray:
 
 def _opened(name: str) -> int:
     try:
-        return permissions.open_picture(name)[1]
+        return permissions.open_prompts(name, picture=True)[1]
     except permissions.NotAllowed:
         raise
     except (OSError, ValueError) as error:
