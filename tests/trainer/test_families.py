@@ -76,9 +76,16 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
         assert len(frames) == 5 and frames.shape[1:3] != iio.imread(run / "samples-1.png").shape[:2], "after alone"
 
 
-@pytest.mark.parametrize("family", ["sd3"], indirect=True)
+KEPT = {"unconditional_gradient": False}
+
+
 @pytest.mark.parametrize(
-    ("keep_graph", "option"), [("on", {"unconditional_gradient": False}), ("off", {"sampled_steps": 1})]
+    ("family", "keep_graph", "option"),
+    [
+        ("sd3", "off", {"sampled_steps": 1}),
+        *((name, "on", KEPT) for name in tiny.SIZES if name not in ("wan21", "wan22")),
+    ],
+    indirect=["family"],
 )
 def test_what_makes_an_update_cheaper_resumes_to_the_bit(workflow, tmp_path, keep_graph, option):
     content = json.loads(workflow.read_text())

@@ -16,7 +16,7 @@ from torch import Tensor
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, lora
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, lora, saved
 from comfyui_otca.trainer.flow.image import packed, unpacked
 from comfyui_otca.trainer.flow.krea2 import Krea2
 from comfyui_otca.trainer.flow.pipeline import PipelineModel
@@ -238,6 +238,30 @@ def test_saved_and_loaded_it_is_the_same(still, load, settings, tmp_path):
     loaded, trained = (m.velocity(x, 0.7, m.condition(TEXTS, asked), asked.guidance) for m in (again, still))
     torch.testing.assert_close(loaded, trained, rtol=0, atol=1e-6)
     assert (load().velocity(x, 0.7, again.condition(TEXTS, asked), asked.guidance) - trained).abs().max() > 1e-4
+
+
+def test_ways_to_save_memory_change_no_gradient(still, load, settings, perturb, family):
+    asked = settings(guidance=CASES[family].off + 3.5)
+    spared = perturb(load(gradient_checkpointing=True, offload_encoders=True, offload_vae=True))
+    found = []
+    for model in (still, spared):
+        x = noise_for(model, asked)
+        model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).square().mean().backward()
+        found.append([p.grad for p in model.policy.trainable_parameters() if p.grad is not None])
+        model.policy.forget_gradients()
+    assert len(found[0]) == len(found[1]) > 20
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+def test_exported_it_is_the_trained_model(load, settings, perturb, tmp_path):
+    model, asked = perturb(load()), settings()
+    x = noise_for(model, asked)
+    trained = model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).detach()
+    saved.export(model, tmp_path / "whole")
+    again = load_flow_model(tmp_path / "whole", lora_rank=2, device="cpu")
+    velocity = again.velocity(x, 0.7, again.condition(TEXTS, asked), asked.guidance)
+    torch.testing.assert_close(velocity, trained, rtol=0, atol=2e-5)
 
 
 def test_what_is_known_before_it_is_loaded(family, folder, small_graph, settings):
