@@ -6,6 +6,7 @@ Tokenizers are those of shapes-flux; pictures are noise.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -155,7 +156,7 @@ def qwen_image():
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     tokenizer = _qwen_tokenizer()
-    text = dict(_qwen_config(tokenizer), rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
+    text = _qwen_config(tokenizer, rope_scaling={"type": "mrope", "mrope_section": [2, 3, 3]})
     vision = dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, fullatt_block_indexes=[0]
     )
@@ -185,10 +186,8 @@ def krea2(distilled: bool = False):
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     tokenizer = _qwen_tokenizer()
-    text = _qwen_config(tokenizer) | {
-        "head_dim": 16,
-        "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2]},
-    }
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2]}
+    text = _qwen_config(tokenizer, head_dim=16, rope_scaling=rope)
     vision = dict(
         depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, deepstack_visual_indexes=[0]
     )
@@ -223,7 +222,7 @@ def flux2(distilled: bool = False):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = _qwen_tokenizer()
-    config = _qwen_config(tokenizer) | {"num_hidden_layers": 27}  # of which the pipeline takes three
+    config = _qwen_config(tokenizer, num_hidden_layers=27)  # of which the pipeline takes three
     encoder = Qwen3ForCausalLM(Qwen3Config(**config, head_dim=16)).eval()
     return Flux2KleinPipeline(
         **_flux2_parts(guidance=False), text_encoder=encoder, tokenizer=tokenizer, is_distilled=distilled
@@ -236,7 +235,7 @@ def flux2_dev():
 
     # The real one is a processor of pictures too, which needs torchvision.
     tokenizer = _qwen_tokenizer("{% for message in messages %}{{ message.content[0].text[-60:] }}{% endfor %}")
-    text = _qwen_config(tokenizer) | {"model_type": "mistral", "num_hidden_layers": 30, "head_dim": 16}
+    text = _qwen_config(tokenizer, model_type="mistral", num_hidden_layers=30, head_dim=16)
     vision = dict(
         model_type="pixtral", hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1
     )
@@ -256,8 +255,7 @@ def _flux2_parts(guidance: bool) -> dict:
         latent_channels=4,
         sample_size=32,
     )
-    vae.bn.running_mean.copy_(torch.rand(16) - 0.5)
-    vae.bn.running_var.copy_(torch.rand(16) + 0.5)
+    vae.bn.running_mean, vae.bn.running_var = torch.rand(16) - 0.5, torch.rand(16) + 0.5
     transformer = Flux2Transformer2DModel(
         in_channels=16,
         num_layers=1,
@@ -356,7 +354,7 @@ CHAT = (
 WORDS = "the image by detailing color shape size texture quantity text spatial relationships of objects and background"
 
 
-def _qwen_tokenizer(chat: str = CHAT):
+def _qwen_tokenizer(chat: str = CHAT) -> Any:
     """Qwen's with a token for every byte, and so much of its template for chats as is used here."""
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -374,27 +372,34 @@ def _qwen3():
     from transformers import Qwen3Config, Qwen3Model
 
     tokenizer = _qwen_tokenizer()
-    return Qwen3Model(Qwen3Config(**_qwen_config(tokenizer), head_dim=16)).eval(), tokenizer
+    return Qwen3Model(Qwen3Config(**_qwen_config(tokenizer, head_dim=16))).eval(), tokenizer
 
 
-def _qwen_config(tokenizer) -> dict:
-    return dict(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+def _qwen_config(tokenizer, **more: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "pad_token_id": tokenizer.pad_token_id,
+        **more,
+    }
 
 
 def _qwen_vae():
     from diffusers import AutoencoderKLQwenImage
 
-    mean, std = (torch.rand(8) - 0.5).tolist(), (torch.rand(8) + 0.5).tolist()
-    shape = dict(base_dim=4, z_dim=8, dim_mult=[1, 1, 1], num_res_blocks=1, temperal_downsample=[False, True])
-    return AutoencoderKLQwenImage(**shape, latents_mean=mean, latents_std=std).eval()
+    return AutoencoderKLQwenImage(
+        base_dim=4,
+        z_dim=8,
+        dim_mult=[1, 1, 1],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=(torch.rand(8) - 0.5).tolist(),
+        latents_std=(torch.rand(8) + 0.5).tolist(),
+    ).eval()
 
 
 def _awake(network, by: float = 0.05):

@@ -42,7 +42,8 @@ class Configuration:
         from tokenizers import Tokenizer
 
         own = _object(folder / "tokenizer_config.json").get("model_max_length")
-        limit = most or min(rules.most_tokens, own if isinstance(own, int | float) and own > 0 else rules.most_tokens)
+        own = int(min(own, rules.most_tokens)) if isinstance(own, int | float) and own > 0 else rules.most_tokens
+        limit = most or own
         try:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception:  # the library has no narrower one

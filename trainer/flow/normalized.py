@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...host import devices
 from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class NormalizedModel(PipelineModel):
         """The mean and the std of each of the autoencoder's channels, [1, C, 1, 1, 1]."""
         config = self.pipeline.vae.config
         mean, std = (
-            torch.tensor(of, device=device).view(1, -1, 1, 1, 1) for of in (config.latents_mean, config.latents_std)
+            devices.upload(torch.tensor(of).view(1, -1, 1, 1, 1), device)
+            for of in (config.latents_mean, config.latents_std)
         )
         return mean, std

@@ -179,7 +179,7 @@ class WanImageToVideo(Wan):
             video = torch.full((1, frames, height, width, 3), 0.5)
             video[0, 0] = torch.from_numpy(given.picture(name, width, height)).float() / 255
             latents = self.encode(video)
-            known = latents.new_zeros((1, self.latent_grid.time, *latents.shape[2:]))
+            known = latents.new_zeros((1, self.latent_grid.time or 1, *latents.shape[2:]))
             known[:, :, 0] = 1
             encoded.append(torch.cat([known, latents], 1))
         return Condition({FIRST: torch.cat(encoded)})
