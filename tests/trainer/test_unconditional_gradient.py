@@ -79,9 +79,8 @@ def halves(model, condition):
 def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(load, guided, noise, sigma):
     model = load()
     condition = model.condition(TEXTS, guided)
-    direction = torch.randn(
-        noise.shape, generator=torch.Generator().manual_seed(5)
-    )  # the norm may be the positive half's
+    # Of one direction and not of the square: the norm may be the positive half's alone.
+    direction = torch.randn(noise.shape, generator=torch.Generator().manual_seed(5)).to(model.device)
 
     def velocity(unconditional):
         model.wish = NextRollout(unconditional)

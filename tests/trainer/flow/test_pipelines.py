@@ -24,8 +24,6 @@ from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
 from comfyui_otca.trainer.workflow.running import Workflow
 
-pytestmark = pytest.mark.anywhere
-
 TEXTS = ["a red circle on a blue background", "a green square"]
 
 
