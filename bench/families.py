@@ -10,6 +10,7 @@ the ratio is an upper bound.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ def main() -> None:
             print(f"\n## {family}\n", flush=True)
             command = [sys.executable, Path(__file__).with_name("iteration.py"), *common]
             command += [argument for change in changes for argument in ("--set", change)]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            allowed = {**os.environ, "OTCA_ALLOW_FOLDERS": folder}  # else a workflow may not name it
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=allowed)
 
 
 if __name__ == "__main__":
