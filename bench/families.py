@@ -10,16 +10,13 @@ the ratio is an upper bound.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from comfyui_otca.assets.make import tiny
-
-IMAGE = ["3.width=32", "3.height=32", "3.guidance=4.5"]
-VIDEO = ["3.width=32", "3.height=32", "3.frames=5", "3.guidance=4.5"]
-SETTINGS = {"sd3": IMAGE, "wan21": VIDEO, "wan22": VIDEO}
 
 
 def main() -> None:
@@ -29,14 +26,17 @@ def main() -> None:
     options = parser.parse_args()
     common = ["--rounds", str(options.rounds)] + (["--threads", str(options.threads)] if options.threads else [])
     with tempfile.TemporaryDirectory() as folder:
-        for family in ("shapes-flux", *SETTINGS):
-            changes = SETTINGS.get(family, [])
-            if family in SETTINGS:
-                changes = [*changes, f"1.path={tiny.make(family, Path(folder) / family)}"]
+        for family in ("shapes-flux", *tiny.SIZES):
+            changes = []
+            if family in tiny.SIZES:
+                inputs = {**tiny.SIZES[family], "height": 32, "guidance": 4.5}
+                changes = [f"3.{name}={value}" for name, value in inputs.items()]
+                changes += [f"1.path={tiny.make(family, Path(folder) / family)}"]
             print(f"\n## {family}\n", flush=True)
             command = [sys.executable, Path(__file__).with_name("iteration.py"), *common]
             command += [argument for change in changes for argument in ("--set", change)]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            allowed = {**os.environ, "OTCA_ALLOW_FOLDERS": folder}  # else a workflow may not name it
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=allowed)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _modes(model, guidance: float, count: int, samples: int) -> dict[str, tuple[
     )
     if model.policy.is_adapted:
         modes["LoRA merged for the rollout"] = {**off, "merge_adapter": True}, whole
-    if model.CLASSIFIER_FREE and guidance > 1:
+    if model.guides(guidance):
         half = {**whole, "unconditional_gradient": False}
         modes["no unconditional gradient, recomputed"] = off, half
         modes["no unconditional gradient, kept graph"] = on, half

@@ -31,7 +31,7 @@ def model(name: str, marker: str, published: str = "") -> Path:
     if is_hub_id(name) and (cached := _in_hub_cache(name)):
         candidates.append(cached)
     for path in candidates:
-        if (path / marker).is_file():
+        if (path / marker).is_file() or (path / f"modular_{marker}").is_file():  # which its reader then refuses by name
             return path
     listed, models = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
     if published:

@@ -103,6 +103,7 @@ def load(
         if side is None and not size:
             raise ValueError(f"{path} does not say what size it is for. Fix: add --size, for example --size 832x480")
         usual = SamplerSettings("ode", 0.0, _DEFAULT_STEPS, side or 0, side or 0, shift=0.0, guidance=3.5)
+        usual = model.unguided(usual) if model.checkpoint.is_distilled else usual
     if pixels:
         settings |= dict(zip(("width", "height"), pixels, strict=True))
     return model, replace(usual, **{name: value for name, value in settings.items() if value is not None})

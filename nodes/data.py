@@ -28,8 +28,8 @@ class PromptDataset:
             },
             "optional": {
                 "file": text(
-                    tip="A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, in ComfyUI's "
-                    "input folder or one that you allow. Used instead of the text box.",
+                    tip="A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
+                    "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box.",
                     suggest="prompt_files",
                 ),
             },

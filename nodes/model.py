@@ -15,7 +15,8 @@ class LoadFlowModel:
     TITLE = "Load Flow Model"
     CATEGORY = "OTCA/model"
     DESCRIPTION = (
-        "Loads a flow-matching model (FLUX, SD3, Wan) and makes it trainable, by a LoRA adapter or as a whole."
+        "Loads a flow-matching model (FLUX, SD3, Z-Image, Qwen-Image, Krea 2, Wan) and makes it trainable, by a LoRA "
+        "adapter or as a whole."
     )
     RETURN_TYPES = ("OTCA_MODEL",)
     RETURN_NAMES = ("model",)

@@ -45,7 +45,7 @@ class Look:
     def __init__(self, trajectories: Trajectories, predictions: Tensor, model: FlowModel, made_by: str):
         self.made_by, self.bytes = made_by, predictions.nbytes
         self.model = weakref.ref(model, lambda _: self.let_go())  # without it nothing can be decoded
-        self._trajectories = weakref.ref(trajectories)
+        self._trajectories, self.texts = weakref.ref(trajectories), trajectories.texts
         self._kept = predictions if predictions.nbytes <= MOST_KEPT_BYTES else None
 
     def let_go(self) -> None:
@@ -186,7 +186,7 @@ def preview_png(node: str, sample: int, step: int, workflow: str | None = None, 
     samples, steps = predictions.shape[:2]
     if not (0 <= sample < samples and 0 <= step < steps):
         raise LookupError(f"sample {sample}, step {step}: there are {samples} samples and {steps} steps, from 0")
-    image = grids.stills(model.decode(predictions[sample, step][None]))[0]
+    image = grids.stills(model.decode(predictions[sample, step][None], 0, look.texts[sample : sample + 1]))[0]
     file = io.BytesIO()
     payloads.picture_of(image).save(file, "PNG")
     return file.getvalue()

@@ -19,12 +19,13 @@ GUIDANCE = number(
     0,
     100,
     step=0.1,
-    tip="Guidance scale. FLUX.1-dev: its guidance embedding. SD3, Wan: classifier-free guidance; 1: none.",
+    tip="Guidance scale. FLUX.1-dev, FLUX.2-dev: the guidance embedding. Others: classifier-free guidance; 1: none. Z-Image and "
+    "Krea 2, as in their own pipelines: 0: none.",
 )
 GUIDANCE_2 = number(
     SamplerSettings.guidance_2, 0, 100, step=0.1, tip="Guidance of Wan 2.2's second, low-noise expert. 0: the first's."
 )
-NEGATIVE_PROMPT = lines(tip="What guidance leads away from, for models with classifier-free guidance (SD3, Wan).")
+NEGATIVE_PROMPT = lines(tip="What guidance leads away from, for models with classifier-free guidance.")
 BATCH_SIZE = integer(SamplerSettings.batch_size, 0, 4096, tip="Samples to one forward pass. 0: all at once.")
 
 

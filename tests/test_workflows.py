@@ -40,6 +40,12 @@ OTHERS = {
     "pcpo_flux": ("hpsv2", "clip_t pickscore"),
     "vipo_flux": ("hpsv2 clip_t", "pickscore"),
     "stepwise_flow_grpo_sd3": ("pickscore", "clip_t hpsv2 aesthetic"),
+    "z_image_cluster": ("pickscore", "clip_t hpsv2 aesthetic"),
+    "qwen_image_cluster": ("pickscore clip_t", "hpsv2 aesthetic"),
+    "flux2_klein_cluster": ("pickscore", "clip_t hpsv2 aesthetic"),
+    "flux2_dev_cluster": ("pickscore clip_t", "hpsv2 aesthetic"),
+    "krea2_cluster": OTCA_REWARDS,
+    "wan22_5b_cluster": OTCA_VIDEO_REWARDS,
 }
 OTCA = [name for name in ALL if name.startswith("otca_")]
 LARGE = [*OTCA, *OTHERS]
@@ -98,6 +104,12 @@ def models(tmp_path_factory):
     shutil.copytree(ROOT / "assets" / "shapes-flux", folder / "black-forest-labs" / "FLUX.1-dev")
     tiny.make("sd3", folder / "stabilityai" / "stable-diffusion-3.5-medium")
     tiny.make("wan22", folder / "Wan-AI" / "Wan2.2-T2V-A14B-Diffusers")
+    tiny.make("wan22-5b", folder / "Wan-AI" / "Wan2.2-TI2V-5B-Diffusers")
+    tiny.make("z-image", folder / "Tongyi-MAI" / "Z-Image")
+    tiny.make("qwen-image", folder / "Qwen" / "Qwen-Image-2512")
+    tiny.make("flux2-klein-base", folder / "black-forest-labs" / "FLUX.2-klein-base-4B")
+    tiny.make("flux2-dev", folder / "black-forest-labs" / "FLUX.2-dev")
+    tiny.make("krea2", folder / "krea" / "Krea-2-Raw")
     tiny_rewards.clip(folder / "openai" / "clip-vit-large-patch14")
     tiny_rewards.hps(folder / "HPS_v2.1_compressed.pt")
     tiny_rewards.aesthetic(folder / "sac+logos+ava1-l14-linearMSE.pth")
@@ -108,7 +120,6 @@ def models(tmp_path_factory):
     (folder / "bert-base-uncased").rename(folder / "google-bert" / "bert-base-uncased")
     _dinov2(folder / "facebook" / "dinov2-base")
     tiny_video_rewards.video_align(folder / "KlingTeam")
-    (folder / "Qwen").mkdir()
     (folder / "KlingTeam" / "Qwen2-VL").rename(folder / "Qwen" / "Qwen2-VL-2B-Instruct")
     return folder
 

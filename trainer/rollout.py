@@ -66,7 +66,7 @@ def sample(
     groups = torch.tensor([row // group_size for row in share.rows])
     keep_graph = keep_graph and policy.samples_with == THETA
     walk = partial(_walk, model, condition, sigmas, settings, keep_graph, keep_predictions, on_step)
-    shape = model.latent_shape(settings.height, settings.width, settings.frames)
+    shape = model.sample_shape(prompts.texts, settings)
     members = ((prompts.positions[row // group_size], row % group_size) for row in share.rows)
     noise = [_noise(shape, settings, seed, *member) for member in members]
     overlap, merge = overlap or Overlap(), settings.merge_adapter and not keep_graph
@@ -106,7 +106,7 @@ def generate(
     model.come_back()
     settings = replace(settings, kind="ode", window=None)  # all steps, since those after a window may be fewer
     sigmas = model.sigmas(settings)
-    shape = model.latent_shape(settings.height, settings.width, settings.frames)
+    shape = model.sample_shape(texts, settings)
     images = []
 
     def predict(x: Tensor, sigma: float, condition: Condition) -> Tensor:
@@ -122,7 +122,7 @@ def generate(
                 call = partial(predict, x, sigma, condition)
                 velocity = compose(step, call) if compose else call()
                 x = transition("ode", velocity, x, sigma, sigma_next, eta=0.0).mean
-        images.append(model.decode(x.cpu(), settings.batch_size))
+        images.append(model.decode(x.cpu(), settings.batch_size, [texts[row] for row in rows]))
     return torch.cat(images)
 
 
@@ -234,11 +234,13 @@ def _with_images(model, walk, groups, noise, texts, settings, overlap, merge) ->
         for rows in torch.arange(len(groups)).split(settings.batch_size or len(groups)):
             parts.append(walk(groups[rows], [noise[row] for row in rows]))
             if scored:
-                pictures.append(model.decode(parts[-1].final))
-                scored.add(pictures[-1], [texts[group] for group in groups[rows].tolist()])
+                prompts = [texts[group] for group in groups[rows].tolist()]
+                pictures.append(model.decode(parts[-1].final, 0, prompts))
+                scored.add(pictures[-1], prompts)
     paths = _joined(parts)
     if not scored:
-        return paths, model.decode(paths.final, settings.batch_size), 0.0
+        prompts = [texts[group] for group in groups.tolist()]
+        return paths, model.decode(paths.final, settings.batch_size, prompts), 0.0
     images = torch.cat(pictures)
     scored.images = weakref.ref(images)
     return paths, images, scored.waited

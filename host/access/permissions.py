@@ -28,8 +28,9 @@ READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
 PROMPT_SUFFIXES = (".txt", ".jsonl")
+PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HOMES = ("/home", "/Users")  # above those of other people
-MOST_PROMPT_BYTES = 16 * 1024**2
+MOST_PROMPT_BYTES, MOST_PICTURE_BYTES = 16 * 1024**2, 64 * 1024**2
 
 
 class NotAllowed(PermissionError):
@@ -213,8 +214,8 @@ def is_plain(name: str) -> bool:
     return not (os.path.isabs(name) or opening.remote(name) or name[:1] in ("~", "/", "\\") or up)
 
 
-def open_prompts(name: str) -> tuple[Path, int]:
-    """The path and a descriptor, which the caller closes, of a prompt file: see `opening.opened`.
+def open_prompts(name: str, picture: bool = False) -> tuple[Path, int]:
+    """The path and a descriptor, which the caller closes, of a prompt file or a prompt's picture: see `opening.opened`.
 
     Raises:
         NotAllowed: it may not be read, also where a link leads out of the folders.
@@ -222,14 +223,15 @@ def open_prompts(name: str) -> tuple[Path, int]:
         ValueError: another kind of file, or too large.
         OSError: it cannot be read.
     """
+    suffixes, most = (PICTURE_SUFFIXES, MOST_PICTURE_BYTES) if picture else (PROMPT_SUFFIXES, MOST_PROMPT_BYTES)
     why, among = PROMPTS, paths.input_folders()
     candidate_paths, readable = candidates(name, among, why), folders(why)
     # A single file that the user named himself may be called as he likes.
-    if not str(name).lower().endswith(PROMPT_SUFFIXES) and not any(str(path) in readable for path in candidate_paths):
-        raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(PROMPT_SUFFIXES)}. Fix: rename the file")
+    if not str(name).lower().endswith(suffixes) and not any(str(path) in readable for path in candidate_paths):
+        raise ValueError(f"{shown(name)} ({why}) is not {' or '.join(suffixes)}. Fix: rename the file")
     for path in candidate_paths:
         try:
-            return path, opening.opened(path, readable, MOST_PROMPT_BYTES)
+            return path, opening.opened(path, readable, most)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except opening.Refused as refusal:

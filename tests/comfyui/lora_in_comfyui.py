@@ -98,6 +98,88 @@ def wan(config: dict):
     return model.get_model({}, "", device="cpu")
 
 
+def z_image(config: dict):
+    unet = {
+        "image_model": "lumina2",
+        "patch_size": 2,
+        "in_channels": config["in_channels"],
+        "dim": config["dim"],
+        "cap_feat_dim": config["cap_feat_dim"],
+        "n_layers": config["n_layers"],
+        "n_refiner_layers": config["n_refiner_layers"],
+        "qk_norm": True,
+        "n_heads": config["n_heads"],
+        "n_kv_heads": config["n_kv_heads"],
+        "axes_dims": config["axes_dims"],
+        "axes_lens": config["axes_lens"],
+        "rope_theta": config["rope_theta"],
+        "ffn_dim_multiplier": 8.0 / 3.0,
+        "multiple_of": 1,  # its feed-forward layers are rounded up to 256, where the real ones are anyway
+        "z_image_modulation": True,
+        "time_scale": 1000.0,
+        "pad_tokens_multiple": 32,
+    }
+    model = comfy.supported_models.ZImage(unet)
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
+def flux2(config: dict):
+    width = config["num_attention_heads"] * config["attention_head_dim"]
+    unet = {
+        "image_model": "flux2",
+        "patch_size": 1,
+        "in_channels": config["in_channels"],
+        "out_channels": config["in_channels"],
+        "vec_in_dim": None,
+        "context_in_dim": config["joint_attention_dim"],
+        "hidden_size": width,
+        "mlp_ratio": config["mlp_ratio"],
+        "num_heads": config["num_attention_heads"],
+        "depth": config["num_layers"],
+        "depth_single_blocks": config["num_single_layers"],
+        "axes_dim": config["axes_dims_rope"],
+        "theta": config["rope_theta"],
+        "qkv_bias": False,
+        "ops_bias": False,
+        "global_modulation": True,
+        "mlp_silu_act": True,
+        "guidance_embed": config["guidance_embeds"],
+        "txt_ids_dims": [3],
+    }
+    model = comfy.supported_models.Flux2(unet)
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
+def krea2(config: dict):
+    unet = {
+        "image_model": "krea2",
+        "features": config["num_attention_heads"] * config["attention_head_dim"],
+        "tdim": config["timestep_embed_dim"],
+        "txtdim": config["text_hidden_dim"],
+        "heads": config["num_attention_heads"],
+        "kvheads": config["num_key_value_heads"],
+        "layers": config["num_layers"],
+        "patch": 2,
+        "channels": config["in_channels"] // 4,
+        "txtlayers": config["num_text_layers"],
+        "txtheads": config["text_num_attention_heads"],
+        "txtkvheads": config["text_num_key_value_heads"],
+    }
+    model = comfy.supported_models.Krea2(unet)
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
+def qwen_image(config: dict):
+    names = ("num_layers", "num_attention_heads", "attention_head_dim", "joint_attention_dim", "out_channels")
+    unet = {name: config[name] for name in names} | {"image_model": "qwen_image", "in_channels": config["in_channels"]}
+    model = comfy.supported_models.QwenImage(unet | {"axes_dims_rope": tuple(config["axes_dims_rope"])})
+    model.set_inference_dtype(torch.float32, None)
+    return model.get_model({}, "", device="cpu")
+
+
 # By diffusers' name: the model in ComfyUI, and a module whose place in it needs no table, with that place's weight. The
 # first rows of that weight must be B·A and nothing else.
 FAMILIES = {
@@ -115,6 +197,26 @@ FAMILIES = {
         wan,
         "diffusion_model.blocks.0.self_attn.q",
         "blocks.0.self_attn.q.weight",
+    ),
+    "Flux2Transformer2DModel": (
+        flux2,
+        "transformer.transformer_blocks.0.attn.to_q",
+        "double_blocks.0.img_attn.qkv.weight",
+    ),
+    "Krea2Transformer2DModel": (
+        krea2,
+        "transformer.transformer_blocks.0.attn.to_q",
+        "blocks.0.attn.wq.weight",
+    ),
+    "ZImageTransformer2DModel": (
+        z_image,
+        "transformer.layers.0.attention.to_q",
+        "layers.0.attention.qkv.weight",
+    ),
+    "QwenImageTransformer2DModel": (
+        qwen_image,
+        "transformer.transformer_blocks.0.attn.to_q",
+        "transformer_blocks.0.attn.to_q.weight",
     ),
 }
 

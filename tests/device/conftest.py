@@ -18,10 +18,8 @@ from comfyui_otca.trainer.updates import forward_process
 
 SIZES = {
     "flux": {"width": 16, "height": 16, "guidance": 3.5},
-    "sd3": {"width": 32, "height": 32, "guidance": 4.5},
-    "wan21": {"width": 32, "height": 16, "frames": 5, "guidance": 4.5},
+    **{family: size | {"guidance": 4.5} for family, size in tiny.SIZES.items()},
 }
-SIZES["wan22"] = SIZES["wan21"]
 PROMPTS = Prompts(("a red circle", "a blue square"), (0, 1))
 
 

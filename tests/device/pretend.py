@@ -188,12 +188,15 @@ ANSWERED = {
 }
 # Take a CPU number beside tensors of the device, though they are not pointwise.
 WITH_NUMBERS = {aten.fill_.Tensor, aten.masked_fill_.Tensor, aten.masked_fill.Tensor} | INDEXED
+# Only mark a tensor, and nobody below us heeds the mark: what they mean is computed at once.
+MARKING = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 # Would change the shape of a tensor in place, which a wrapper cannot follow.
 RESHAPING = {aten.resize_.default, aten.set_.source_Tensor, aten.squeeze_.dim, aten.unsqueeze_.default, aten.t_.default}
 
 
 def _run(func, args: tuple, kwargs: dict):
     """One operator with at least one argument of ours, or made for our device."""
+    func = MARKING.get(func, func)
     tensors = list(_tensors((args, kwargs)))
     ours = [tensor for tensor in tensors if _is_ours(tensor)]
     if func is COPY:

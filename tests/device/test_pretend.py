@@ -50,6 +50,13 @@ def test_views_share_their_memory():
     assert x.tolist() == [0, 0, 3, 3]
 
 
+def test_conjugate_numbers_are_conjugate():
+    """The gradient of rotated positions, of Z-Image and Qwen-Image, multiplies by them."""
+    x = torch.polar(torch.ones(3), torch.arange(3.0))
+    assert torch.equal((x.to(ONE).conj() * 2).cpu(), x.conj() * 2)
+    assert torch.equal((x.to(ONE).conj().imag + 1).cpu(), x.conj().imag + 1)
+
+
 def test_a_module_moves_as_it_does_to_a_gpu():
     """Its parameters stay the same objects, so that whoever holds them sees them where they are."""
     layer = nn.Linear(3, 2)

@@ -19,6 +19,10 @@ CASES = {
     "flux": ("flux", {}),
     "sd3": ("sd3", {}),
     "wan21": ("wan21", {}),
+    **{
+        family: (family, {})
+        for family in ("z-image", "qwen-image", "flux2-klein-base", "flux2-dev", "krea2", "wan22-5b")
+    },
     "wan22": ("wan22", {"update": {"batch_size": 3}}),
     "all weights": ("flux", {"load": {"training": "full"}, "update": {"kl_coefficient": 0.1, **EPOCHS}}),
     "offloaded": ("sd3", {"load": {"offload_encoders": True, "offload_vae": True, "vae_tiling": True}}),

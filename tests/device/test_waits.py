@@ -89,13 +89,15 @@ def test_trajectories_of_an_earlier_policy_wait_once_too(models):
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_size": 2}, {"kind": "ode", "shared_noise": False}], ids=str)
-@pytest.mark.parametrize("family", ["flux", "sd3", "wan22"])
+# Not Qwen-Image: where prompts are of different length, its network makes a number on the device, and waits for it.
+@pytest.mark.parametrize("family", ["flux", "sd3", "wan22", "z-image", "krea2", "flux2-klein-base", "wan22-5b"])
 def test_a_rollout_waits_at_the_end_of_each_part_alone(family, changes, models):
     """Latents, what came out and log-probs leave the device when a part has been sampled, and pictures when they are decoded.
 
     `on_step`, which looks whether to stop, and comes before every model call, costs no wait.
     """
     steps = []
+    conftest.sampled(models(family), family, sampler=changes)  # prompts are embedded once, and tables of positions made
     with pretend.watched() as seen:
         taken = conftest.sampled(models(family), family, sampler=changes, on_step=lambda: steps.append(len(seen.waits)))
     parts = 2 if changes.get("batch_size") else 1
@@ -103,9 +105,8 @@ def test_a_rollout_waits_at_the_end_of_each_part_alone(family, changes, models):
     assert len(steps) == parts * len(taken.stds) and steps[: len(taken.stds)] == [0] * len(taken.stds)
     at_the_end = {line: count for line, count in seen.waits.items() if line.startswith("trainer/rollout.py")}
     assert len(at_the_end) == leaving and set(at_the_end.values()) == {parts}
-    others = seen.within("trainer/flow/") - seen.within("trainer/flow/pipeline.py")
     assert sum(seen.within("trainer/flow/pipeline.py").values()) == parts, "decoded pictures"
-    assert sum(others.values()) <= 2 * parts * (family == "wan22"), "the mean and std of Wan's autoencoder"
+    assert seen.within("trainer/flow/") == seen.within("trainer/flow/pipeline.py")
     assert sum(seen.waits.values()) == sum(at_the_end.values()) + sum(seen.within("trainer/flow/").values()), seen.waits
 
 

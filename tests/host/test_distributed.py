@@ -354,12 +354,22 @@ def _whole_and_sharded(*arguments, **options):
 
 @pytest.mark.parametrize(
     ("family", "options"),
-    [("sd3", {"gradient_checkpointing": True}), ("wan22", {"dtype": "bfloat16"})],  # Wan keeps its norms in float32
+    [
+        ("sd3", {"gradient_checkpointing": True}),
+        ("wan22", {"dtype": "bfloat16"}),  # Wan keeps its norms in float32
+        ("z-image", {}),
+        ("qwen-image", {}),
+        ("flux2-klein-base", {}),
+        ("krea2", {}),
+        ("wan22-5b", {}),
+    ],
 )
 def test_an_adapter_learns_the_same_on_a_sharded_model(family, options, small_settings, tmp_path):
     """With KL, both halves of guidance and, of Wan, two experts; the frozen weights are held once."""
     path = tiny.make(family, tmp_path / family)
-    settings = small_settings(steps=3, width=32, height=16, frames=5 if family == "wan22" else 1, guidance=4.5)
+    settings = small_settings(
+        **{**tiny.SIZES[family], "height": 32 if family == "wan22-5b" else 16}, steps=3, guidance=4.5
+    )
     gradients, adapter, metrics, _, size = _adapter_update(path, settings, options)
     assert family != "wan22" or len({name.startswith("transformer_2.") for name in gradients}) == 2
     found = together(2, functools.partial(_whole_and_sharded, path, settings, **options))

@@ -81,6 +81,14 @@ def test_a_component_that_a_model_does_without(hostile, nothing):
     assert check_model_folder(hostile(feature_extractor=nothing), {}) == "FluxPipeline"
 
 
+def test_a_list_of_numbers_is_a_setting_and_nothing_else_is(hostile):
+    """Krea 2's index lists layers of its encoder, Qwen-Image 2.1's noise levels."""
+    assert folder.read_index(hostile(layers=[2, 5.5]))["layers"] == (2, 5.5)
+    for wrong in ([2, "evil_module"], ["evil_module", 2], [True, False], [[2], [5]]):
+        with pytest.raises(FlowModelError, match="wants layers to be .*Fix: "):
+            folder.read_index(hostile(layers=wrong))
+
+
 @pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
 def test_a_pipeline_of_its_own(hostile, family):
     with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):

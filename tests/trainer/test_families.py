@@ -15,18 +15,15 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
 pytestmark = pytest.mark.anywhere
 
-SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
-SIZES["wan22"] = SIZES["wan21"]
 
-
-@pytest.fixture(params=list(SIZES))
+@pytest.fixture(params=list(tiny.SIZES))
 def family(request):
     return request.param
 
 
 @pytest.fixture
 def workflow(family, small_graph, tmp_path):
-    sampler = {**SIZES[family], "guidance": 4.5, "steps": 4, "group_size": 3}
+    sampler = {**tiny.SIZES[family], "guidance": 4.5, "steps": 4, "group_size": 3}
     changes = {
         "OTCA_LoadFlowModel": {"path": str(tiny.make(family, tmp_path / "model"))},
         "OTCA_SDESampler": sampler,
@@ -79,9 +76,16 @@ def test_trains_saves_and_resumes(family, workflow, tmp_path):
         assert len(frames) == 5 and frames.shape[1:3] != iio.imread(run / "samples-1.png").shape[:2], "after alone"
 
 
-@pytest.mark.parametrize("family", ["sd3"], indirect=True)
+KEPT = {"unconditional_gradient": False}
+
+
 @pytest.mark.parametrize(
-    ("keep_graph", "option"), [("on", {"unconditional_gradient": False}), ("off", {"sampled_steps": 1})]
+    ("family", "keep_graph", "option"),
+    [
+        ("sd3", "off", {"sampled_steps": 1}),
+        *((name, "on", KEPT) for name in tiny.SIZES if name not in ("wan21", "wan22")),
+    ],
+    indirect=["family"],
 )
 def test_what_makes_an_update_cheaper_resumes_to_the_bit(workflow, tmp_path, keep_graph, option):
     content = json.loads(workflow.read_text())
@@ -117,6 +121,6 @@ def test_the_sampler_hands_frames_to_comfyui_as_a_batch(workflow, family, tmp_pa
     terminal.output = tmp_path / "run"
     loaded = Workflow.load(workflow, NODE_CLASS_MAPPINGS)
     trajectories, images = loaded.run(targets=["3"])["3"]
-    size = SIZES[family]
+    size = tiny.SIZES[family]
     assert images.shape == (6 * size.get("frames", 1), size["height"], size["width"], 3)
     assert len(trajectories.images) == 6

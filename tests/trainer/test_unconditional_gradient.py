@@ -11,6 +11,7 @@ from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.flow.base import EXAMPLE
 from comfyui_otca.trainer.flow.condition import NEGATIVE, Condition
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
@@ -18,15 +19,15 @@ from comfyui_otca.trainer.types import NextRollout, Scores
 
 pytestmark = pytest.mark.anywhere
 
-SIZES = {"sd3": {"width": 32, "height": 32}, "wan21": {"width": 32, "height": 16, "frames": 5}}
-SIZES["wan22"] = SIZES["wan21"]
 TEXTS = ["a red circle on a blue background", "a green square"]
 GUIDANCE = 4.5
 FULL = UpdateSettings(learning_rate=0.0, max_grad_norm=1e9)
 HALF = replace(FULL, unconditional_gradient=False)
 
 
-@pytest.fixture(scope="module", params=list(SIZES))
+@pytest.fixture(
+    scope="module", params=[family for family in tiny.SIZES if family != "flux2-dev"]
+)  # its guidance has no half
 def folder(request, tmp_path_factory):
     return tiny.make(request.param, tmp_path_factory.mktemp("tiny") / request.param)
 
@@ -39,7 +40,7 @@ def load(folder, perturb, device):
 
 @pytest.fixture
 def guided(folder, small_settings):
-    return small_settings(**SIZES[folder.name], guidance=GUIDANCE, negative_prompt="a blue square")
+    return small_settings(**tiny.SIZES[folder.name], guidance=GUIDANCE, negative_prompt="a blue square")
 
 
 @pytest.fixture
@@ -63,28 +64,36 @@ def distance(one, other):
 
 def halves(model, condition):
     """The positive and the negative condition, each without guidance."""
-    names = [name for name in condition.tensors if not name.startswith(NEGATIVE)]
-    assert names and all(NEGATIVE + name in condition.tensors for name in names)
-    return (Condition({name: condition.tensors[prefix + name] for name in names}) for prefix in ("", NEGATIVE))
+    positive = Condition(
+        *(
+            {name: of[name] for name in of if not name.startswith(NEGATIVE)}
+            for of in (condition.tensors, condition.lengths)
+        )
+    )
+    negative = condition.negative()
+    assert positive.tensors and negative.tensors.keys() == positive.tensors.keys()
+    return positive, negative
 
 
 @pytest.mark.parametrize("sigma", [0.9, 0.5])  # Wan 2.2 has one network for each
 def test_the_velocity_is_the_same_and_the_gradient_that_of_the_positive_half(load, guided, noise, sigma):
     model = load()
     condition = model.condition(TEXTS, guided)
+    # Of one direction and not of the square: the norm may be the positive half's alone.
+    direction = torch.randn(noise.shape, generator=torch.Generator().manual_seed(5)).to(model.device)
 
     def velocity(unconditional):
         model.wish = NextRollout(unconditional)
         result = model.velocity(noise.to(model.device), sigma, condition, GUIDANCE)
-        result.square().mean().backward()
+        (result * direction).mean().backward()
         return result.detach(), gradients(model)
 
     (full, both), (half, one) = velocity(True), velocity(False)
     torch.testing.assert_close(half, full, rtol=1e-5, atol=1e-5)
     positive, negative = (model.velocity(noise.to(model.device), sigma, part, 1.0) for part in halves(model, condition))
-    by_hand = negative.detach() + GUIDANCE * (positive - negative.detach())
+    by_hand = model.guided(positive, negative.detach(), GUIDANCE)
     torch.testing.assert_close(full, by_hand.detach(), rtol=1e-5, atol=1e-5)
-    by_hand.square().mean().backward()
+    (by_hand * direction).mean().backward()
     assert distance(one, gradients(model)) < 1e-5
     assert distance(one, both) > 0.05
 
@@ -93,7 +102,7 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
     model, calls = load(), []
     for network in model.experts.values():
         network.register_forward_pre_hook(
-            lambda module, args, kwargs: calls.append((len(kwargs["hidden_states"]), torch.is_grad_enabled())),
+            lambda module, args, kwargs: calls.append((len(kwargs[model.LATENTS]), torch.is_grad_enabled())),
             with_kwargs=True,
         )
     condition = model.condition(TEXTS, guided)
@@ -108,10 +117,11 @@ def test_without_gradient_both_halves_are_called_as_before(load, guided, noise):
 
 
 def test_autograd_saves_half(load, guided):
-    model = load()
+    model, guided = load(), replace(guided, negative_prompt=EXAMPLE)
     full = model.graph_bytes(guided)
     model.wish = NextRollout(unconditional_gradient=False)
-    assert 0.4 * full < model.graph_bytes(guided) < 0.6 * full
+    # Both halves of Qwen-Image save one table of positions, which is large beside a tiny network.
+    assert 0.4 * full < model.graph_bytes(guided) < 0.75 * full
 
 
 def test_in_bfloat16_the_half_without_gradient_leaves_no_casts_behind(load, guided, noise):

@@ -93,8 +93,9 @@ def rewards_along(
     asked = [point for point in points if not is_final(trajectories, point, tweedie_steps)]
     looks = predictions(model, trajectories, asked, tweedie_steps)
     for point, (clean, rows, inverse) in zip(asked, looks, strict=True):
-        images = model.decode(clean, trajectories.settings.batch_size)
-        values = score(rewards, images, [texts[row] for row in rows.tolist()])
+        prompts = [texts[row] for row in rows.tolist()]
+        images = model.decode(clean, trajectories.settings.batch_size, prompts)
+        values = score(rewards, images, prompts)
         along[point] = torch.where(values.isfinite(), values, torch.nan)[inverse]
     return torch.stack([along[point] for point in points], 1)
 

@@ -78,9 +78,11 @@ def similarity(
     asked = [point for point in points if not is_final(trajectories, point)]
     features = partial(_features, encoder)
     final = trajectories.final if proxy == "prediction" else features(trajectories.images)
-    for point, (clean, _, inverse) in zip(asked, predictions(model, trajectories, asked), strict=True):
+    texts = trajectories.texts
+    for point, (clean, rows, inverse) in zip(asked, predictions(model, trajectories, asked), strict=True):
         if proxy == "image_features":
-            clean = features(model.decode(clean, trajectories.settings.batch_size))
+            prompts = [texts[row] for row in rows.tolist()]
+            clean = features(model.decode(clean, trajectories.settings.batch_size, prompts))
         similar[:, point] = torch.nn.functional.cosine_similarity(clean[inverse].flatten(1), final.flatten(1))
     return similar
 

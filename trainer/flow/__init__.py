@@ -18,7 +18,17 @@ from .options import LoadOptions, conflict
 if TYPE_CHECKING:
     from .pipeline import PipelineModel
 
-FAMILIES = {"FluxPipeline": "flux.Flux", "StableDiffusion3Pipeline": "sd3.StableDiffusion3", "WanPipeline": "wan.Wan"}
+FAMILIES = {
+    "FluxPipeline": "flux.Flux",
+    "Flux2Pipeline": "flux2.Flux2",
+    "Flux2KleinPipeline": "flux2.Flux2Klein",
+    "StableDiffusion3Pipeline": "sd3.StableDiffusion3",
+    "WanPipeline": "wan.Wan",
+    "WanImageToVideoPipeline": "wan.WanImageToVideo",
+    "QwenImagePipeline": "qwen.QwenImage",
+    "ZImagePipeline": "zimage.ZImage",
+    "Krea2Pipeline": "krea2.Krea2",
+}
 
 
 def load_flow_model(

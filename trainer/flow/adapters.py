@@ -100,6 +100,10 @@ class PeftAdapters(Adapters):
             r=adapter.rank,
             lora_alpha=adapter.alpha,  # pyright: ignore[reportArgumentType] peft only divides it by the rank
             target_modules=adapter.ends(self.targets),
+            # FLUX.2's to_out is a layer in some blocks, and a list of layers in others.
+            exclude_modules=[
+                name for name, part in self.network.named_modules() if isinstance(part, torch.nn.ModuleList)
+            ],
         )
         try:
             with warnings.catch_warnings():  # peft warns of several adapters, which are what guides want

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from .adapters import Adapters
 
 
+EXAMPLE = "one word after another, as in a prompt; " * 8  # where a prompt's length counts, and it is not known
+
+
 def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
     """[B] float64: a noise level for each sample of x, from one for all or from [B]. On the CPU: not every device has float64."""
     return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
@@ -91,8 +94,11 @@ class FlowModel(Resident, ABC):
         """
 
     @abstractmethod
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w].
+
+        `texts` are their B prompts, which may give a part of the picture, see `sample_shape`.
+        """
 
     @abstractmethod
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
@@ -106,6 +112,10 @@ class FlowModel(Resident, ABC):
     @abstractmethod
     def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+
+    def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
+        """One sample's latent for these prompts: `latent_shape` without what they give, which is neither noised nor trained."""
+        return self.latent_shape(settings.height, settings.width, settings.frames)
 
     @abstractmethod
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
@@ -163,7 +173,7 @@ class FlowModel(Resident, ABC):
                     saved[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
-            condition, x = self.condition([""], settings), torch.zeros((1, *shape), device=self.device)
+            condition, x = self.condition([EXAMPLE], settings), torch.zeros((1, *shape), device=self.device)
             with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())

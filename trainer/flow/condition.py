@@ -1,12 +1,16 @@
-"""Embeddings of prompts, which condition a flow model's network, and a cache of them."""
+"""Embeddings of prompts, which condition a flow model's network, and a cache of them.
+
+Embeddings of prompts may be of different length: those of a batch are padded to its longest one, and those in the cache are not.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ...host import devices
 
@@ -19,12 +23,62 @@ MOST_BYTES = 2 * 1024**3  # of main memory, for prompts that may come again
 
 @dataclass(frozen=True)
 class Condition:
-    """Text embeddings by name, each [P, …]."""
+    """Text embeddings by name, each [P, …].
+
+    Attributes:
+        lengths: of those whose rows are of different length, how much of each row counts, [P] on the CPU; the rest is padding.
+    """
 
     tensors: dict[str, Tensor]
+    lengths: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_rows(cls, name: str, rows: Sequence[Tensor]) -> Condition:
+        """Of embeddings [L, …] of different length."""
+        tensors = {name: pad_sequence(list(rows), batch_first=True)}
+        return cls(tensors, {name: torch.tensor([len(row) for row in rows])})
+
+    @classmethod
+    def masked(cls, name: str, tensor: Tensor, mask: Tensor | None) -> Condition:
+        """Of embeddings [P, L, …] whose padding, at the end, a mask [P, L] leaves out; None: there is none."""
+        lengths = torch.full((len(tensor),), tensor.shape[1]) if mask is None else mask.sum(1).cpu()
+        return cls({name: tensor}, {name: lengths})
 
     def rows(self, index: Tensor) -> Condition:
-        return Condition({name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()})
+        """Those of these numbers, without the padding that none of them needs."""
+        lengths = {name: length[index] for name, length in self.lengths.items()}
+        tensors = {name: tensor[devices.upload(index, tensor.device)] for name, tensor in self.tensors.items()}
+        return Condition({name: _cut(tensor, lengths.get(name)) for name, tensor in tensors.items()}, lengths)
+
+    def beside(self, negative: Condition) -> Condition:
+        """This one and the negative prompt's."""
+        return Condition(
+            self.tensors | {NEGATIVE + name: tensor for name, tensor in negative.tensors.items()},
+            self.lengths | {NEGATIVE + name: length for name, length in negative.lengths.items()},
+        )
+
+    def negative(self) -> Condition | None:
+        """The negative prompt's alone, or None."""
+        tensors, lengths = (
+            {name.removeprefix(NEGATIVE): value for name, value in of.items() if name.startswith(NEGATIVE)}
+            for of in (self.tensors, self.lengths)
+        )
+        return Condition(tensors, lengths) if tensors else None
+
+    def mask(self, name: str) -> Tensor | None:
+        """[P, L], true where a row of that name is no padding; None where nothing is."""
+        lengths, tensor = self.lengths[name], self.tensors[name]
+        if bool((lengths == tensor.shape[1]).all()):
+            return None
+        return devices.upload(torch.arange(tensor.shape[1]) < lengths[:, None], tensor.device)
+
+    def ragged(self, name: str) -> list[Tensor]:
+        """The rows of that name without padding."""
+        return [row[:length] for row, length in zip(self.tensors[name], self.lengths[name].tolist(), strict=True)]
+
+
+def _cut(tensor: Tensor, lengths: Tensor | None) -> Tensor:
+    return tensor if lengths is None else tensor[:, : int(lengths.max())]
 
 
 class Embeddings:
@@ -33,19 +87,30 @@ class Embeddings:
     def __init__(self, embed: Callable[[Sequence[str]], Condition]):
         self._embed = embed
         self._rows: dict[str, dict[str, Tensor]] = {}  # the latest used ones last
+        self._ragged: list[str] = []  # names of those whose rows are of different length
 
     def of(self, texts: Sequence[str], device: torch.device) -> Condition:
         """Embeddings of P prompts, on that device."""
         distinct = list(dict.fromkeys(texts))
         if missing := [text for text in distinct if text not in self._rows]:
-            tensors = {name: tensor.cpu() for name, tensor in self._embed(missing).tensors.items()}
+            embedded = self._embed(missing)
+            tensors = {name: tensor.cpu() for name, tensor in embedded.tensors.items()}
+            self._ragged = list(embedded.lengths)
             for row, text in enumerate(missing):  # each in memory of its own, which can be given back
-                self._rows[text] = {name: tensor[row].clone() for name, tensor in tensors.items()}
+                ends = {name: int(lengths[row]) for name, lengths in embedded.lengths.items()}
+                self._rows[text] = {name: tensor[row][: ends.get(name)].clone() for name, tensor in tensors.items()}
         for text in distinct:
             self._rows[text] = self._rows.pop(text)
         names = self._rows[texts[0]]
         size = sum(tensor.nbytes for tensor in names.values())
         for text in list(self._rows)[: max(0, len(self._rows) - max(len(texts), MOST_BYTES // size))]:
             del self._rows[text]
-        stacked = {name: torch.stack([self._rows[text][name] for text in texts]) for name in names}
-        return Condition({name: devices.upload(tensor, device) for name, tensor in stacked.items()})
+        stacked, lengths = {}, {}
+        for name in names:
+            rows = [self._rows[text][name] for text in texts]
+            if name in self._ragged:
+                lengths[name] = torch.tensor([len(row) for row in rows])
+                stacked[name] = pad_sequence(rows, batch_first=True)
+            else:
+                stacked[name] = torch.stack(rows)
+        return Condition({name: devices.upload(tensor, device) for name, tensor in stacked.items()}, lengths)

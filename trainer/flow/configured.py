@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..types import SamplerSettings
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
 from .folder import check_model_folder
 from .options import FlowModelError, LoadOptions
-from .sizes import RULES, Config, LatentGrid
+from .sizes import RULES, Checkpoint, Config, LatentGrid
 
 
 @dataclass(frozen=True)
@@ -19,15 +20,40 @@ class Configuration:
     """What a folder says of itself. `whole`: its transformer comes from the folder, and not from a single file."""
 
     folder: Path
-    family: str
-    grid: LatentGrid
-    scheduler: Config
+    checkpoint: Checkpoint
     whole: bool
     files: Mapping[str, Path] = field(default_factory=dict)  # single files by component
 
-    def shift(self, height: int, width: int) -> float:
-        """The timestep shift that it asks for at this size, which it can make. Raises ValueError, with the fix, if it is none."""
-        return RULES[self.family].shift(self.scheduler, self.grid, height, width)
+    @property
+    def grid(self) -> LatentGrid:
+        return self.checkpoint.grid
+
+    def too_long(self, texts: Sequence[str], most: int) -> tuple[int, int, int] | None:
+        """The longest prompt's number, its tokens and how many the text encoder takes; None where it takes them all.
+
+        What a template adds to the prompt is not counted.
+
+        Args:
+            most: tokens that it shall take; 0: its own limit.
+        """
+        rules = RULES[self.checkpoint.family]
+        folder = self.folder / rules.tokenizer
+        if not (folder / "tokenizer.json").is_file():
+            return None  # in an older form, or left out
+        from tokenizers import Tokenizer
+
+        own = _object(folder / "tokenizer_config.json").get("model_max_length")
+        own = int(min(own, rules.most_tokens)) if isinstance(own, int | float) and own > 0 else rules.most_tokens
+        limit = most or own
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # the library has no narrower one
+            return None  # damaged, as loading it will say
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch(list(texts))]
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        return (longest, lengths[longest], limit) if lengths[longest] > limit else None
 
     def conflict(self, training: str, options: Mapping) -> Misfit | None:
         """What cannot be done with weights that stay as a single file stores them."""
@@ -55,18 +81,18 @@ class Configuration:
 def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
     """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
     family = check_model_folder(folder, files)
-    names = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
-    vae, transformer, scheduler = (_object(folder / name) for name in names)
+    names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
+    checkpoint = Checkpoint(family, *(_object(folder / name) for name in names))
     try:
-        grid = RULES[family].grid(vae, transformer)
-        grid.shape(*_some_size(grid))
-        RULES[family].shift(scheduler, grid, *_some_size(grid))
+        height, width = _some_size(checkpoint.grid)
+        checkpoint.grid.shape(height, width)
+        checkpoint.shift(SamplerSettings("ode", 0.0, 1, width, height))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
         reason = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
         raise FlowModelError(
             f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
-    return Configuration(folder, family, grid, scheduler, not any(name in files for name in NETWORKS), files)
+    return Configuration(folder, checkpoint, not any(name in files for name in NETWORKS), files)
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:

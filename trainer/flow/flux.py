@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host import devices
-from .base import noise_levels
 from .condition import Condition
 from .image import DOUBLE_BLOCK, ImageModel
 
@@ -23,15 +22,13 @@ class Flux(ImageModel):
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
     LORA_TARGETS = (*DOUBLE_BLOCK, "proj_mlp", "proj_out")
 
-    TOKENIZER, MOST_TOKENS = "tokenizer_2", 512
-
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, pooled, _ = self.pipeline.encode_prompt(
             list(texts), None, device=device, max_sequence_length=self.max_sequence_length
         )
         return Condition({"tokens": tokens, "pooled": pooled})
 
-    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
         batch, channels, height, width = x.shape
         dtype, pipeline = self.dtype, self.pipeline
         tokens = condition.tensors["tokens"].to(dtype)
@@ -40,7 +37,7 @@ class Flux(ImageModel):
         with self.autocast():
             packed = self.transformer(
                 hidden_states=pipeline._pack_latents(x.to(dtype), batch, channels, height, width),
-                timestep=devices.upload(noise_levels(sigma, x).to(dtype), x.device),
+                timestep=devices.upload(levels.to(dtype), x.device),
                 guidance=self._guidance(batch, guidance),
                 pooled_projections=condition.tensors["pooled"].to(dtype),
                 encoder_hidden_states=tokens,

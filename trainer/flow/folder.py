@@ -30,6 +30,11 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         FlowModelError: as `load_flow_model`.
     """
     index = path / "model_index.json"
+    if not index.is_file() and (path / "modular_model_index.json").is_file():
+        raise FlowModelError(
+            f"{path} is a modular pipeline of diffusers, which says nothing of how its parts work together. Fix: train the model "
+            "as ComfyUI loads it, by Make Trainable, or choose a folder with a model_index.json"
+        )
     if not index.is_file():
         raise FlowModelError(
             f"{path} is not a diffusers model folder: it has no model_index.json. Fix: choose the folder that holds "
@@ -79,7 +84,7 @@ def check_libraries() -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """What model_index.json in a diffusers folder says; its components are classes of LIBRARIES and nothing else.
+    """What model_index.json in a diffusers folder says; its components, the lists, are classes of LIBRARIES and nothing else.
 
     Raises:
         FlowModelError: it cannot be read, or names foreign code.
@@ -99,6 +104,9 @@ def read_index(path: Path) -> dict[str, Any]:
             continue
         if source in ([None, None], []):
             components[component] = [None, None]  # as diffusers itself writes that there is none
+            continue
+        if all(type(part) in (int, float) for part in source):
+            components[component] = tuple(source)  # a setting, such as the numbers of layers, and no class
             continue
         plain = len(source) == 2 and all(isinstance(part, str) for part in source)
         if not (plain and component.isidentifier() and source[0] in LIBRARIES and source[1].isidentifier()):

@@ -23,11 +23,13 @@ class Forwards:
     def forget(self) -> None:
         self._samples = [0, 0]  # all, and those with gradient
 
-    def watch(self, network: torch.nn.Module) -> None:
-        network.register_forward_hook(self._count, with_kwargs=True)
+    def watch(self, network: torch.nn.Module, latents: str) -> None:
+        """Counts calls of a network, whose noisy latents have that name."""
 
-    def _count(self, network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
-        self.count(len(inputs["hidden_states"]))
+        def count(network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
+            self.count(len(inputs[latents]))
+
+        network.register_forward_hook(count, with_kwargs=True)
 
     def count(self, samples: int, twice: bool = False) -> None:
         """Notes a forward pass of so many samples. `twice`: it has a negative half, which counts like the other."""

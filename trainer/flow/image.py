@@ -1,10 +1,11 @@
-"""What FLUX and SD3 share: latents of 2x2 patches from an autoencoder with one scale and one shift."""
+"""What families of pictures share: latents of 2x2 patches, and those from an autoencoder with one scale and one shift."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from .pipeline import PipelineModel
+from .sizes import PATCH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,18 @@ DOUBLE_BLOCK = (
     "ff_context.net.0.proj",
     "ff_context.net.2",
 )
+
+
+def packed(x: Tensor) -> Tensor:
+    """[B, C, h, w] as tokens [B, h·w/4, 4·C], one for every 2 x 2 positions."""
+    patches = x.unflatten(-2, (-1, PATCH)).unflatten(-1, (-1, PATCH))  # [B, C, h/2, 2, w/2, 2]
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+
+
+def unpacked(tokens: Tensor, height: int, width: int) -> Tensor:
+    """The inverse of `packed`."""
+    patches = tokens.unflatten(1, (height // PATCH, width // PATCH)).unflatten(-1, (-1, PATCH, PATCH))
+    return patches.permute(0, 3, 1, 4, 2, 5).flatten(-2).flatten(2, 3)
 
 
 class ImageModel(PipelineModel):

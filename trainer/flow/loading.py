@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import warnings
@@ -18,6 +19,7 @@ from .files import is_gguf
 from .folder import library_class, read_index
 from .options import FlowModelError
 from .single_file import LOADING_ERRORS
+from .sizes import RULES
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
@@ -57,12 +59,15 @@ def load(family: type[PipelineModel], path: Path, options: LoadOptions, training
         raise FlowModelError(str(misfit))
     if options.quantize != "none":
         quantized.check(options.quantize)
+    check_pipeline(family, path)
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
     check_memory(family, path, options, training, device, dtype)
     pipeline = load_pipeline(family, path, options, device, dtype)
-    tokenizer = getattr(pipeline, family.TOKENIZER)
-    limit = min(family.MOST_TOKENS, tokenizer.model_max_length) if tokenizer is not None else family.MOST_TOKENS
+    rules = RULES[family.PIPELINE]
+    tokenizer = getattr(pipeline, rules.tokenizer)
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor, which reads pictures too
+    limit = min(rules.most_tokens, tokenizer.model_max_length) if tokenizer is not None else rules.most_tokens
     model = family(pipeline, path, options.max_sequence_length or limit)
     model.visitors = {name for name in family.COMPONENTS if options.offloads(name)}
     if options.vae_tiling:
@@ -111,6 +116,26 @@ def load_pipeline(
             return pipeline.from_pretrained(path, torch_dtype=dtype, **safe, **networks, **own, **left_out)
         except LOADING_ERRORS as error:
             raise _unfit(path, error) from error
+
+
+def check_pipeline(family: type[PipelineModel], path: Path) -> None:
+    """Raises FlowModelError where the installed libraries lack what this pipeline is made of."""
+    import diffusers
+
+    if not hasattr(diffusers, family.PIPELINE):
+        raise FlowModelError(
+            f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: pip install -U "
+            "diffusers"
+        )
+    if refused := [name for name in family.REFUSED if name in _parts(path)]:
+        raise FlowModelError(
+            f"{path} has a component {refused[0]}, and {family.PIPELINE} is supported without one. Fix: choose a model of Wan 2.2"
+        )
+    processors = [name for name, (_, kind) in _parts(path).items() if kind.endswith("Processor")]
+    if processors and importlib.util.find_spec("torchvision") is None:
+        raise FlowModelError(
+            f"{path}: its {processors[0]} reads pictures too, and needs the package torchvision. Fix: pip install torchvision"
+        )
 
 
 def check_memory(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,9 @@ import torch
 from ...host import devices
 from .. import schedule
 from .adapters import PeftAdapters
-from .base import FlowModel, frame_size
-from .condition import NEGATIVE, Condition, Embeddings
-from .sizes import RULES
+from .base import FlowModel, frame_size, noise_levels
+from .condition import Condition, Embeddings
+from .sizes import Checkpoint
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -25,22 +27,23 @@ if TYPE_CHECKING:
     from ..types import SamplerSettings
     from .sizes import LatentGrid
 
+logger = logging.getLogger(__name__)
+
 
 class PipelineModel(FlowModel):
     """The networks of one pipeline of diffusers.
 
-    A family says besides what its pipeline consists of. What sizes it can make and which noise schedule it was trained for is
-    in `sizes`.
+    A family says besides what its pipeline consists of. What sizes it can make, which noise schedule it was trained for and how
+    it is guided is in `sizes`.
     """
 
     PIPELINE: str  # the class's name in diffusers
-    TOKENIZER: str  # the one of the longest text encoder …
-    MOST_TOKENS: int  # … and the length that the family was trained for
     LORA_TARGETS: tuple[str, ...]
     COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
     EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
     LORA_PREFIX = "transformer."
-    CLASSIFIER_FREE = False  # guidance > 1 calls the network a second time, for the negative prompt
+    LATENTS = "hidden_states"  # what the networks call the noisy latents
 
     def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
         self.pipeline = pipeline
@@ -56,15 +59,25 @@ class PipelineModel(FlowModel):
         adapters = {name: PeftAdapters(network, self.LORA_TARGETS) for name, network in experts.items()}
         super().__init__(experts, adapters, pipeline.transformer.dtype)
         for network in self.experts.values():
-            self.forwards.watch(network)
+            self.forwards.watch(network, self.LATENTS)
         self._embeddings = Embeddings(self._embed)
         self._decoding = threading.RLock()
+        if self.checkpoint.is_distilled:
+            logger.warning(
+                "%s is distilled: trained by rewards alone, its pictures become blurred. Fix: kl_coefficient of 0.001 or more on "
+                "GRPO Step, or train the base model",
+                path.name,
+            )
 
     # -- what a family provides ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         """Runs the text encoders, which are on that device."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        """The network's velocity at noise levels [B], float64 on the CPU; `guidance` is for networks that take it."""
 
     @abstractmethod
     def decode_latents(self, latents: Tensor) -> Tensor:
@@ -86,8 +99,14 @@ class PipelineModel(FlowModel):
         return str(self.path.resolve())
 
     @property
+    def checkpoint(self) -> Checkpoint:
+        pipeline = self.pipeline
+        configs = (part.config for part in (pipeline, pipeline.scheduler, pipeline.vae, self.transformer))
+        return Checkpoint(self.PIPELINE, *configs)
+
+    @property
     def latent_grid(self) -> LatentGrid:
-        return RULES[self.PIPELINE].grid(self.pipeline.vae.config, self.transformer.config)
+        return self.checkpoint.grid
 
     def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
         """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
@@ -95,12 +114,20 @@ class PipelineModel(FlowModel):
 
     def shift(self, settings: SamplerSettings) -> float:
         """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
-        rule = RULES[self.PIPELINE].shift
-        return rule(self.pipeline.scheduler.config, self.latent_grid, settings.height, settings.width)
+        return self.checkpoint.shift(settings)
 
     @property
     def guidance_is_embedded(self) -> bool:
-        return not self.CLASSIFIER_FREE
+        return self.checkpoint.guidance is None
+
+    def guides(self, *guidance: float) -> bool:
+        """Whether one of these calls the network a second time, for the negative prompt."""
+        convention = self.checkpoint.guidance
+        return convention is not None and max(guidance) > convention.off
+
+    def unguided(self, settings: SamplerSettings) -> SamplerSettings:
+        convention = self.checkpoint.guidance
+        return settings if convention is None else replace(settings, guidance=convention.off, guidance_2=0.0)
 
     @property
     def device(self) -> torch.device:
@@ -148,18 +175,44 @@ class PipelineModel(FlowModel):
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
         """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
-        tensors = self.embeddings(texts).tensors
-        if self.CLASSIFIER_FREE and max(settings.guidance, settings.guidance_2) > 1:
-            negative = self.embeddings([settings.negative_prompt] * len(texts)).tensors
-            tensors = tensors | {NEGATIVE + name: tensor for name, tensor in negative.items()}
-        return Condition(tensors)
+        condition = self.embeddings(texts)
+        if self.guides(settings.guidance, settings.guidance_2):
+            return condition.beside(self.embeddings([settings.negative_prompt] * len(texts)))
+        return condition
+
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+        levels, negative = noise_levels(sigma, x), condition.negative()
+        velocity = self.predict(x, levels, condition, guidance)
+        if negative is None:
+            return velocity
+        with self.negative_half():
+            away = self.predict(x, levels, negative, guidance)
+        return self.guided(velocity, away, guidance)
+
+    def guided(self, towards: Tensor, away: Tensor, guidance: float) -> Tensor:
+        """The velocities with the prompt and with the negative one put together, see `sizes.Guidance`."""
+        convention = self.checkpoint.guidance
+        assert convention is not None, "asked only where guidance is classifier-free"
+        velocity = away + convention.weight(guidance) * (towards - away)
+        return (
+            velocity * self._token_norms(towards) / self._token_norms(velocity) if convention.keeps_norm else velocity
+        )
+
+    def _token_norms(self, velocity: Tensor) -> Tensor:
+        """The norm of each position's token, [B, 1, h, w] of [B, C, h, w]."""
+        side = self.latent_grid.patch
+        rows = velocity.unflatten(-2, (-1, side)).unflatten(-1, (-1, side))  # [B, C, h/p, p, w/p, p]
+        norms = torch.linalg.vector_norm(rows, dim=(1, 3, 5))
+        return norms.repeat_interleave(side, -2).repeat_interleave(side, -1).unsqueeze(1)
 
     def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
-        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
-        return schedule.noise_levels(settings, settings.shift or self.shift(settings))
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`. Raises ValueError for what it cannot sample with."""
+        checkpoint = self.checkpoint
+        if misfit := next(checkpoint.misfits(settings), None):
+            raise ValueError(str(misfit))
+        return schedule.noise_levels(settings, settings.shift or self.shift(settings), checkpoint.terminal)
 
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
-        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w]."""
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
 
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 
 from ...host import devices
 from .base import noise_levels
-from .condition import NEGATIVE, Condition
+from .condition import Condition
 from .image import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ class StableDiffusion3(ImageModel):
     COMPONENTS = ("transformer", "vae", "text_encoder", "text_encoder_2", "text_encoder_3")
     # The second attention is that of SD3.5-medium's first blocks.
     LORA_TARGETS = (*DOUBLE_BLOCK, "attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0")
-    TOKENIZER, MOST_TOKENS = "tokenizer_3", 256
-    CLASSIFIER_FREE = True
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _, pooled, _ = self.pipeline.encode_prompt(
@@ -38,26 +36,22 @@ class StableDiffusion3(ImageModel):
         return Condition({"tokens": tokens, "pooled": pooled})
 
     def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
-        tensors, levels = condition.tensors, noise_levels(sigma, x)
-        positive = x, tensors["tokens"], tensors["pooled"]
-        if NEGATIVE + "tokens" not in tensors:
-            return self._predict(levels, *positive)
-        negative = x, tensors[NEGATIVE + "tokens"], tensors[NEGATIVE + "pooled"]
-        if torch.is_grad_enabled() and not self.wish.unconditional_gradient:
-            with self.negative_half():
-                away = self._predict(levels, *negative)
-            towards = self._predict(levels, *positive)
-        else:  # both halves in one call, the negative one first, as the pipeline does it
-            both = map(torch.cat, zip(negative, positive, strict=True))
-            away, towards = self._predict(levels.repeat(2), *both).chunk(2)
-        return away + guidance * (towards - away)
+        levels, negative = noise_levels(sigma, x), condition.negative()
+        if negative is None or (torch.is_grad_enabled() and not self.wish.unconditional_gradient):
+            return super().velocity(x, sigma, condition, guidance)
+        # Both halves in one call, the negative one first, as the pipeline does it.
+        both = {name: torch.cat([tensor, condition.tensors[name]]) for name, tensor in negative.tensors.items()}
+        away, towards = self.predict(x.repeat(2, 1, 1, 1), levels.repeat(2), Condition(both), guidance).chunk(2)
+        return self.guided(towards, away, guidance)
 
-    def _predict(self, levels: Tensor, x: Tensor, tokens: Tensor, pooled: Tensor) -> Tensor:
-        timesteps = self.pipeline.scheduler.config.num_train_timesteps
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        tokens, pooled = condition.tensors["tokens"], condition.tensors["pooled"]
         with self.autocast():
             return self.transformer(
                 hidden_states=x.to(self.dtype),
-                timestep=devices.upload((levels * timesteps).float(), x.device),
+                timestep=devices.upload(
+                    (levels * self.pipeline.scheduler.config.num_train_timesteps).float(), x.device
+                ),
                 encoder_hidden_states=tokens.to(self.dtype),
                 pooled_projections=pooled.to(self.dtype),
                 return_dict=False,

@@ -1,4 +1,4 @@
-"""What sizes a family can make and which timestep shift it asks for, by its configuration alone.
+"""What sizes a family can make, which noise schedule it asks for and how it is guided, by its configuration alone.
 
 The loaded model and whoever checks a graph before anything is loaded ask the same functions: `config` is what a component's
 config.json holds, whether diffusers has read it or not. Imports no torch.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..workflow.problem import Misfit
 
+if TYPE_CHECKING:
+    from ..types import SamplerSettings
+
 Config = Mapping[str, Any]
-PATCH = 2  # latent positions a side of one token of FLUX and SD3
+PATCH = 2  # latent positions a side of one token of most families
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ def flux(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae["latent_channels"], _scale(vae), PATCH)
 
 
+def flux2(vae: Config, transformer: Config) -> LatentGrid:
+    """A patch of the autoencoder's latents is one position, and one token."""
+    side = vae.get("patch_size", (PATCH, PATCH))[0]
+    return LatentGrid(vae["latent_channels"] * side**2, _scale(vae) * side, patch=1)
+
+
 def stable_diffusion_3(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae["latent_channels"], _scale(vae), PATCH, most=transformer.get("pos_embed_max_size", 96))
 
@@ -83,50 +92,184 @@ def wan(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae.get("z_dim", 16), scale, transformer["patch_size"][1], most, time, most)
 
 
+def qwen_image(vae: Config, transformer: Config) -> LatentGrid:
+    return LatentGrid(vae["z_dim"], 2 ** len(vae["temperal_downsample"]), PATCH)
+
+
 def _scale(vae: Config) -> int:
     return 2 ** (len(vae["block_out_channels"]) - 1)
 
 
-def image_shift(scheduler: Config, grid: LatentGrid, height: int, width: int) -> float:
-    """FLUX.1-dev and SD3.5: e^μ, where μ rises with the number of tokens; else one for every size."""
-    if not scheduler.get("use_dynamic_shifting"):
-        return scheduler.get("shift", 1.0)
-    _, rows, columns = grid.shape(height, width)
-    least, most = scheduler.get("base_image_seq_len", 256), scheduler.get("max_image_seq_len", 4096)
-    low, high = scheduler.get("base_shift", 0.5), scheduler.get("max_shift", 1.15)
-    slope = (high - low) / (most - least)
-    return math.exp(rows * columns // grid.patch**2 * slope + (low - slope * least))
+@dataclass(frozen=True)
+class Guidance:
+    """How a family's classifier-free guidance g is meant: the velocity is v⁻ + w·(v - v⁻) with w = g + 1 - off.
+
+    Attributes:
+        off: the highest g at which the network is called only once, with w = 1.
+        keeps_norm: each token is scaled to the norm that it has in v, which has a gradient too.
+    """
+
+    off: float
+    keeps_norm: bool = False
+
+    def weight(self, guidance: float) -> float:
+        return guidance + 1 - self.off
 
 
-def video_shift(scheduler: Config, grid: LatentGrid, height: int, width: int) -> float:
-    return scheduler.get("flow_shift") or scheduler.get("shift") or 1.0
+SCALE = Guidance(off=1.0)  # Ho and Salimans' w, of most families
+STRENGTH = Guidance(off=0.0)  # v + g·(v - v⁻)
 
 
 @dataclass(frozen=True)
-class Family:
-    """The rules of one row of FAMILIES."""
+class Checkpoint:
+    """What the configuration files of a model's folder say of it.
 
-    grid: Callable[[Config, Config], LatentGrid]
-    asked: Callable[[Config, LatentGrid, int, int], float]
+    Attributes:
+        index: model_index.json, or the loaded pipeline's own configuration.
+    """
 
-    def shift(self, scheduler: Config, grid: LatentGrid, height: int, width: int) -> float:
-        """The timestep shift that a checkpoint asks for at a size that it can make.
+    family: str
+    index: Config
+    scheduler: Config
+    vae: Config
+    transformer: Config
+
+    @property
+    def grid(self) -> LatentGrid:
+        return self._rules.grid(self.vae, self.transformer)
+
+    @property
+    def guidance(self) -> Guidance | None:
+        """None: guidance is a number that the network takes."""
+        return self._rules.guidance
+
+    @property
+    def is_distilled(self) -> bool:
+        """Whether it was made to need few steps and no guidance."""
+        return self._rules.distilled(self)
+
+    @property
+    def takes_pictures(self) -> bool:
+        """Whether a prompt's picture may be the first frame of its video: the network takes a timestep for each token."""
+        return bool(self.index.get("expand_timesteps"))
+
+    @property
+    def needs_pictures(self) -> bool:
+        """Whether it makes videos of pictures, and of nothing else."""
+        return self._rules.needs_pictures
+
+    @property
+    def terminal(self) -> float:
+        """The last noise level before 0 of its own schedule; 0: wherever the shift puts it."""
+        return self.scheduler.get("shift_terminal") or 0.0
+
+    @property
+    def _rules(self) -> Family:
+        return RULES[self.family]
+
+    def tokens(self, height: int, width: int) -> int:
+        """Of one frame of that size, which it can make."""
+        *_, rows, columns = self.grid.shape(height, width)
+        return rows * columns // self.grid.patch**2
+
+    def shift(self, settings: SamplerSettings) -> float:
+        """The timestep shift that it asks for at a size that it can make.
 
         Raises:
             ValueError: what its scheduler's configuration says is no shift at this size; a stranger may have written it.
         """
+        height, width = settings.height, settings.width
         try:
-            shift = self.asked(scheduler, grid, height, width)
+            shift = self._rules.asked(self, self.tokens(height, width), settings.steps)
             if not 0 < shift < math.inf:
                 raise ValueError(f"it is {shift}")
+            if not 0 <= self.terminal < 1:
+                raise ValueError(f"its shift_terminal is {self.terminal}")
         except (TypeError, ValueError, ArithmeticError) as error:
             message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
             raise ValueError(f"{message}. Fix: copy that file again, or set shift on the SDE Sampler") from error
         return shift
 
+    def misfits(self, settings: SamplerSettings) -> Iterator[Misfit]:
+        """What it cannot sample with."""
+        yield from self.grid.misfits(settings.height, settings.width, settings.frames)
+        for name in ("guidance", "guidance_2"):
+            value = getattr(settings, name)
+            if self.guidance and self.is_distilled and value > self.guidance.off:
+                message = f"{name} {value:g}: this checkpoint is distilled, and was made to be sampled without guidance"
+                yield Misfit(name, message, f"set {name} to {self.guidance.off if name == 'guidance' else 0:g}")
+
+
+def image_shift(checkpoint: Checkpoint, tokens: int, steps: int, most: int = 4096) -> float:
+    """FLUX.1-dev, SD3.5 and others: e^μ, where μ rises with the number of tokens; else one for every size."""
+    scheduler = checkpoint.scheduler
+    if not scheduler.get("use_dynamic_shifting"):
+        return scheduler.get("shift", 1.0)
+    least, most = scheduler.get("base_image_seq_len", 256), scheduler.get("max_image_seq_len", most)
+    low, high = scheduler.get("base_shift", 0.5), scheduler.get("max_shift", 1.15)
+    slope = (high - low) / (most - least)
+    return _shift(scheduler, tokens * slope + (low - slope * least))
+
+
+def krea2_shift(checkpoint: Checkpoint, tokens: int, steps: int) -> float:
+    """As `image_shift`, with more tokens for its usual; Turbo's is one for every size."""
+    if checkpoint.is_distilled and checkpoint.scheduler.get("use_dynamic_shifting"):
+        return _shift(checkpoint.scheduler, 1.15)
+    return image_shift(checkpoint, tokens, steps, most=6400)
+
+
+def empirical_shift(checkpoint: Checkpoint, tokens: int, steps: int) -> float:
+    """FLUX.2: e^μ, where μ is linear in the steps, between those of 10 and of 200, which are linear in the tokens."""
+    if not checkpoint.scheduler.get("use_dynamic_shifting"):
+        return checkpoint.scheduler.get("shift", 1.0)
+    many = 0.00016927 * tokens + 0.45666666
+    few = many if tokens > 4300 else 8.73809524e-05 * tokens + 1.89833333
+    return _shift(checkpoint.scheduler, many + (many - few) / 190 * (steps - 200))
+
+
+def video_shift(checkpoint: Checkpoint, tokens: int, steps: int) -> float:
+    return checkpoint.scheduler.get("flow_shift") or checkpoint.scheduler.get("shift") or 1.0
+
+
+def _shift(scheduler: Config, mu: float) -> float:
+    return mu if scheduler.get("time_shift_type") == "linear" else math.exp(mu)
+
+
+def _says_so(checkpoint: Checkpoint) -> bool:
+    return bool(checkpoint.index.get("is_distilled"))
+
+
+@dataclass(frozen=True)
+class Family:
+    """The rules of one row of FAMILIES.
+
+    Attributes:
+        grid: of its latents, by the configuration of its autoencoder and its network.
+        asked: the shift that a checkpoint asks for, for so many tokens of a picture and so many steps.
+        guidance, distilled: see `Checkpoint`.
+        tokenizer: the folder of the one of its longest text encoder.
+        most_tokens: of a prompt, the most that it was trained for.
+        needs_pictures: prompts have to name a picture each.
+    """
+
+    grid: Callable[[Config, Config], LatentGrid]
+    asked: Callable[[Checkpoint, int, int], float]
+    guidance: Guidance | None = SCALE
+    distilled: Callable[[Checkpoint], bool] = _says_so
+    tokenizer: str = "tokenizer"
+    most_tokens: int = 512
+    needs_pictures: bool = False
+
 
 RULES = {
-    "FluxPipeline": Family(flux, image_shift),
-    "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift),
+    "FluxPipeline": Family(flux, image_shift, guidance=None, tokenizer="tokenizer_2"),
+    "Flux2Pipeline": Family(flux2, empirical_shift, guidance=None),
+    "Flux2KleinPipeline": Family(flux2, empirical_shift),
+    "StableDiffusion3Pipeline": Family(stable_diffusion_3, image_shift, tokenizer="tokenizer_3", most_tokens=256),
     "WanPipeline": Family(wan, video_shift),
+    "WanImageToVideoPipeline": Family(wan, video_shift, needs_pictures=True),
+    "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024),
+    "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
+    # Z-Image's folder does not say that it is Turbo's, but Turbo alone has a shift of 3: the base model's is 6.
+    "ZImagePipeline": Family(flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3),
 }

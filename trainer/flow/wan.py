@@ -1,25 +1,33 @@
 """Wan 2.1 and 2.2: video latents [C, F, h, w]; UMT5 gives the sequence; guidance is classifier-free.
 
 Wan 2.2-A14B has two networks of one shape: `transformer` denoises down to the boundary noise level, `transformer_2` below it.
+Of Wan 2.2-TI2V-5B prompts may give the first frame: it is a part of the condition then, and latents are those of the others.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from ...host import devices
-from .base import noise_levels
-from .condition import NEGATIVE, Condition
+from . import given
+from .base import EXAMPLE
+from .condition import NEGATIVE, Condition, Embeddings
+from .normalized import NormalizedModel
 from .pipeline import PipelineModel
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..types import SamplerSettings
+
+FIRST = "first"  # latents of the first frame, where a picture gives it
 
 # diffusers' names on the left, Wan's own, which ComfyUI's LoraLoader knows, on the right.
 _WAN_NAMES = {
@@ -32,16 +40,18 @@ _WAN_NAMES = {
 }
 
 
-class Wan(PipelineModel):
+class Wan(NormalizedModel):
     """`diffusers.WanPipeline`."""
 
     PIPELINE = "WanPipeline"
     COMPONENTS = ("transformer", "transformer_2", "vae", "text_encoder")
     EXPERTS = {"transformer": "high_noise", "transformer_2": "low_noise"}
     LORA_TARGETS = ("to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2")
-    TOKENIZER, MOST_TOKENS = "tokenizer", 512
-    CLASSIFIER_FREE = True
     LORA_PREFIX = "diffusion_model."
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self._pictures = Embeddings(self._encode_pictures)
 
     def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
         tokens, _ = self.pipeline.encode_prompt(
@@ -66,56 +76,113 @@ class Wan(PipelineModel):
     def same_network(self, sigma: float, other: float) -> bool:
         return self._is_low_noise(sigma) == self._is_low_noise(other)
 
-    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
-        network, dtype = self.expert(float(torch.as_tensor(sigma).flatten()[0])), self.dtype
-        timestep = self._timestep(x, sigma)
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        seen = self._seen(x, condition)
+        known = seen.shape[2] - x.shape[2]
+        with self.autocast():
+            velocity = self.expert(float(levels[0]))(
+                hidden_states=seen.to(self.dtype),
+                timestep=self._timestep(seen, levels, known),
+                encoder_hidden_states=condition.tensors["tokens"].to(self.dtype),
+                return_dict=False,
+            )[0].float()
+        return velocity[:, :, known:]
 
-        def predict(tokens: Tensor) -> Tensor:
-            with self.autocast():
-                return network(
-                    hidden_states=x.to(dtype),
-                    timestep=timestep,
-                    encoder_hidden_states=tokens.to(dtype),
-                    return_dict=False,
-                )[0].float()
+    def _seen(self, x: Tensor, condition: Condition) -> Tensor:
+        """The frames that the network sees: those that prompts give, and then those that are made."""
+        return torch.cat([condition.tensors[FIRST], x], 2) if FIRST in condition.tensors else x
 
-        velocity = predict(condition.tensors["tokens"])
-        if NEGATIVE + "tokens" in condition.tensors:
-            with self.negative_half():
-                negative = predict(condition.tensors[NEGATIVE + "tokens"])
-            velocity = negative + guidance * (velocity - negative)
-        return velocity
-
-    def _timestep(self, x: Tensor, sigma: float | Tensor) -> Tensor:
+    def _timestep(self, x: Tensor, levels: Tensor, known: int) -> Tensor:
         steps = self.pipeline.scheduler.config.num_train_timesteps
-        values = devices.upload((noise_levels(sigma, x) * steps).float(), x.device)
-        if not self.pipeline.config["expand_timesteps"]:
+        values = devices.upload((levels * steps).float(), x.device)
+        if not self.checkpoint.takes_pictures:
             return values
         _, _, frames, height, width = x.shape  # the 5 B model of 2.2 takes one timestep for every token
         _, patch_height, patch_width = self.transformer.config.patch_size
-        return values[:, None].expand(-1, frames * (height // patch_height) * (width // patch_width))
+        of_frames = values[:, None].repeat(1, frames)
+        of_frames[:, :known] = 0  # what is given has no noise
+        return of_frames.repeat_interleave((height // patch_height) * (width // patch_width), 1)
 
-    def decode_latents(self, latents: Tensor) -> Tensor:
-        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(latents.device)
-        video = vae.decode((latents * std + mean).to(vae.dtype), return_dict=False)[0]
-        return video.float().permute(0, 2, 3, 4, 1) / 2 + 0.5
+    # -- the first frame, where prompts give it ---------------------------------------------------------------------------
 
-    def encode_images(self, images: Tensor) -> Tensor:
-        vae, (mean, std) = self.pipeline.vae, self._latent_statistics(images.device)
-        video = images if images.ndim == 5 else images.unsqueeze(1)  # a picture is a video of one frame
-        (posterior,) = vae.encode((video * 2 - 1).permute(0, 4, 1, 2, 3).to(vae.dtype), return_dict=False)
-        return (posterior.mode().float() - mean) / std
+    def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
+        channels, frames, height, width = super().sample_shape(texts, settings)
+        known = bool(self._pictures_of(texts))
+        if frames == known:
+            raise ValueError(f"frames {settings.frames}: the prompts give the first one. Fix: 5 or more")
+        return channels, frames - known, height, width
 
-    def _latent_statistics(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The mean and the std of each of the autoencoder's channels, [1, C, 1, 1, 1]."""
-        config = self.pipeline.vae.config
-        mean, std = (
-            torch.tensor(of, device=device).view(1, -1, 1, 1, 1) for of in (config.latents_mean, config.latents_std)
-        )
-        return mean, std
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        condition = super().condition(texts, settings)
+        names = self._pictures_of(texts)
+        if not names:
+            return condition
+        return _beside_both(condition, self._first_frames(names, settings.height, settings.width))
+
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        if names := self._pictures_of(texts):
+            scale = self.latent_grid.scale
+            first = self._first_frames(names, latents.shape[-2] * scale, latents.shape[-1] * scale)
+            latents = torch.cat([first.to(latents), latents], 2)
+        return super().decode(latents, batch_size)
+
+    def _pictures_of(self, texts: Sequence[str]) -> list[str]:
+        return given.names(texts) if self.checkpoint.takes_pictures else []
+
+    def _first_frames(self, names: Sequence[str], height: int, width: int) -> Tensor:
+        """Latents [P, C, 1, h, w] of pictures by their names, on the model's device; made once for each picture and size."""
+        keys = [json.dumps([name, width, height]) for name in names]
+        return self._pictures.of(keys, self.device).tensors[FIRST]
+
+    def _encode_pictures(self, keys: Sequence[str]) -> Condition:
+        pictures = np.stack([given.picture(*json.loads(key)) for key in keys])
+        return Condition({FIRST: self.encode(torch.from_numpy(pictures).float() / 255, batch_size=1)})
 
     @classmethod
     def lora_key(cls, name: str) -> str:
         for pattern, replacement in _WAN_NAMES.items():
             name = re.sub(pattern, replacement, name)
         return cls.LORA_PREFIX + name
+
+
+def _beside_both(condition: Condition, pictures: Tensor) -> Condition:
+    """With pictures' latents for the prompts, and for the negative prompt the same."""
+    keys = [FIRST] if condition.negative() is None else [FIRST, NEGATIVE + FIRST]
+    return replace(condition, tensors=condition.tensors | dict.fromkeys(keys, pictures))
+
+
+class WanImageToVideo(Wan):
+    """`diffusers.WanImageToVideoPipeline` of Wan 2.2: the network sees the picture in channels of its own, beside all frames."""
+
+    PIPELINE = "WanImageToVideoPipeline"
+    REFUSED = ("image_encoder",)  # of Wan 2.1
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        condition = PipelineModel.condition(self, texts, settings)
+        _, frames, height, width = self.sample_shape(texts, settings)
+        names = given.names(texts)
+        if names:
+            keys = [json.dumps([name, settings.width, settings.height, settings.frames]) for name in names]
+            pictures = self._pictures.of(keys, self.device).tensors[FIRST]
+        elif list(texts) == [EXAMPLE]:  # of which only the size counts
+            channels = self.transformer.config.in_channels - self.latent_grid.channels
+            pictures = torch.zeros((1, channels, frames, height, width), device=self.device)
+        else:
+            raise given.missing(texts[0])
+        return _beside_both(condition, pictures)
+
+    def _encode_pictures(self, keys: Sequence[str]) -> Condition:
+        """A video that begins with the picture and is grey after it, and before its channels which frames are known."""
+        encoded = []
+        for key in keys:
+            name, width, height, frames = json.loads(key)
+            video = torch.full((1, frames, height, width, 3), 0.5)
+            video[0, 0] = torch.from_numpy(given.picture(name, width, height)).float() / 255
+            latents = self.encode(video)
+            known = latents.new_zeros((1, self.latent_grid.time or 1, *latents.shape[2:]))
+            known[:, :, 0] = 1
+            encoded.append(torch.cat([known, latents], 1))
+        return Condition({FIRST: torch.cat(encoded)})
+
+    def _seen(self, x: Tensor, condition: Condition) -> Tensor:
+        return torch.cat([x, condition.tensors[FIRST]], 1)

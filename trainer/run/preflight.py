@@ -36,7 +36,7 @@ from ..types import (
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import method, offered, verdicts
+from . import method, offered, texts, verdicts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used
@@ -357,14 +357,14 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
         loader = graph.model(node_id)
         model = graph.models.get(loader) if loader else None
         if loader and isinstance(model, Configuration):
-            unfit += model.grid.misfits(settings.height, settings.width, settings.frames)
+            unfit += model.checkpoint.misfits(settings)
             if not unfit:
                 try:
-                    shift = settings.shift or model.shift(settings.height, settings.width)
+                    shift = settings.shift or model.checkpoint.shift(settings)
                 except ValueError as error:
                     yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
                     continue
-                misfit = untrainable(settings, noise_levels(settings, shift))
+                misfit = untrainable(settings, noise_levels(settings, shift, model.checkpoint.terminal))
                 unfit += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in unfit)
         merges = values.get("merge_adapter")
@@ -389,5 +389,6 @@ CHECKS = (
     _devices,
     _models,
     _sampler,
+    texts.check,
     *method.CHECKS,
 )

@@ -91,5 +91,11 @@ TEMPLATES = {
         Template("pcpo_flux", "60 Model folder - FLUX.1 with PCPO"),
         Template("stepwise_flow_grpo_sd3", "61 Model folder - SD3.5 with Stepwise-Flow-GRPO"),
         Template("vipo_flux", "62 Model folder - FLUX.1 with VIPO"),
+        Template("z_image_cluster", "63 Model folder - Z-Image with Flow-GRPO"),
+        Template("qwen_image_cluster", "64 Model folder - Qwen-Image with Flow-GRPO"),
+        Template("flux2_klein_cluster", "65 Model folder - FLUX.2 klein base with Flow-GRPO"),
+        Template("flux2_dev_cluster", "66 Model folder - FLUX.2 dev with Flow-GRPO"),
+        Template("krea2_cluster", "67 Model folder - Krea 2 Raw with OTCA"),
+        Template("wan22_5b_cluster", "68 Model folder - Wan 2.2 5B video with OTCA"),
     )
 }

@@ -148,7 +148,7 @@ def _against_ksampler(made: Made, guidance: float) -> float:
     model, texts = made.model, [TEXTS[0]]
     decoded: list[Tensor] = []
 
-    def decode(latents: Tensor, batch_size: int = 0) -> Tensor:
+    def decode(latents: Tensor, batch_size: int, texts: list[str]) -> Tensor:
         decoded.append(latents)
         return torch.zeros(1)
 

@@ -9,7 +9,8 @@ import pytest
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.flow.sizes import RULES, LatentGrid, image_shift
+from comfyui_otca.trainer.flow.sizes import RULES, Checkpoint, LatentGrid
+from comfyui_otca.trainer.types import SamplerSettings
 
 PICTURES = LatentGrid(channels=16, scale=8, patch=2, most=96)
 VIDEOS = LatentGrid(channels=16, scale=8, patch=2, most=1024, time=4, most_frames=1024)
@@ -46,8 +47,10 @@ def test_the_shift_is_diffusers_own():
 
     scheduler = {"use_dynamic_shifting": True, "base_shift": 0.4, "max_shift": 1.2, "max_image_seq_len": 4000}
     expected = math.exp(calculate_shift(64 // 2 * (48 // 2), 256, 4000, 0.4, 1.2))
-    assert image_shift(scheduler, PICTURES, 512, 384) == expected
-    assert image_shift({"shift": 3.0}, PICTURES, 512, 384) == 3.0
+    settings = SamplerSettings(height=512, width=384)
+    vae = {"latent_channels": 16, "block_out_channels": [1] * 4}
+    assert Checkpoint("FluxPipeline", {}, scheduler, vae, {}).shift(settings) == expected
+    assert Checkpoint("FluxPipeline", {}, {"shift": 3.0}, vae, {}).shift(settings) == 3.0
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,11 @@ from safetensors.torch import load_file
 
 from ....host.json_files import read_json
 from ....host.paths import ASSETS
+from ...types import SamplerSettings
 from ..folder import library_class, read_index
-from ..sizes import RULES, Config
+from ..sizes import RULES, Checkpoint, Config
 
-RULE = RULES["FluxPipeline"]
+FAMILY = "FluxPipeline"
 MOST_TOKENS = 512  # of T5, where its tokenizer sets no lower limit; as the diffusers family has it
 
 
@@ -94,7 +95,8 @@ def _latent_format(config: Config) -> comfy.latent_formats.LatentFormat:
 def _timestep_shift(folder: Path, autoencoder: Config, transformer: Config) -> float:
     """μ of ModelSamplingFlux at the size that the model was trained with: its noise levels are shifted by e^μ."""
     scheduler, side = read_json(folder / "scheduler" / "scheduler_config.json"), autoencoder["sample_size"]
-    return math.log(RULE.shift(scheduler, RULE.grid(autoencoder, transformer), side, side))
+    checkpoint = Checkpoint(FAMILY, {}, scheduler, autoencoder, transformer)
+    return math.log(checkpoint.shift(SamplerSettings(width=side, height=side)))
 
 
 def _patcher(network: torch.nn.Module, device: torch.device, offload_device: torch.device):
@@ -227,7 +229,7 @@ def vae(folder: Path) -> comfy.sd.VAE:
 
 def _pixels(autoencoder: Config) -> int:
     """Pixels a side of one latent position."""
-    return RULE.grid(autoencoder, {}).scale
+    return RULES[FAMILY].grid(autoencoder, {}).scale
 
 
 def _config(folder: Path, component: str) -> Config:

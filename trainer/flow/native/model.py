@@ -336,7 +336,7 @@ class NativeModel(FlowModel):
         return (1.0, *levels[1:])
 
     @torch.no_grad()
-    def decode(self, latents: Tensor, batch_size: int = 0) -> Tensor:
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         parts, core, tiled = latents.split(batch_size or len(latents)), self._first.core, self.options.vae_tiling
         with self._autoencoder():
             images = torch.cat([pictures.decoded(self.vae, core, self._with_frames(part), tiled) for part in parts])
