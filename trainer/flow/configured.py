@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
-from .folder import check_model_folder
+from .folder import check_model_folder, read_object
 from .options import FlowModelError
 from .sizes import RULES, Config, LatentGrid
 
@@ -49,7 +48,7 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
     """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
     family = check_model_folder(folder, files)
     names = ("vae/config.json", "transformer/config.json", "scheduler/scheduler_config.json")
-    vae, transformer, scheduler = (_object(folder / name) for name in names)
+    vae, transformer, scheduler = (read_object(folder / name) for name in names)
     try:
         grid = RULES[family].grid(vae, transformer)
         grid.shape(*_some_size(grid))
@@ -64,16 +63,6 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:
     return grid.scale * grid.patch, grid.scale * grid.patch
-
-
-def _object(file: Path) -> Config:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise FlowModelError(f"{file} cannot be read ({error}). Fix: copy the whole model folder again") from error
-    return content
 
 
 def modules(folder: Path) -> tuple[set[str], set[str]]:
