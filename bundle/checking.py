@@ -13,7 +13,7 @@ from pathlib import Path
 from ..host import files, paths
 from ..host.text import printable
 from ..study.needs import ONCE
-from ..trainer.flow.native.memory import GB
+from ..trainer.flow.memory.estimate import GB
 from . import estimate, manifest
 from .found import MODELS
 from .manifest import Entry, Manifest, Progress

@@ -11,7 +11,7 @@ from ..host import paths
 from ..host.files import Damaged
 from ..host.names import plain_name
 from ..study import needs
-from ..trainer.flow.native.memory import GB
+from ..trainer.flow.memory.estimate import GB
 from ..trainer.run.layout import METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import planned_iterations

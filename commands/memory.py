@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import options
+
+if TYPE_CHECKING:
+    from ..trainer.flow.memory.case import Case
 
 
 def add(commands) -> None:
     parser = commands.add_parser("memory", help="estimate what a training needs on the GPU", description=_run.__doc__)
-    parser.add_argument("workflow", type=Path, nargs="?", help="exported by ComfyUI, with Make Trainable in it")
+    parser.add_argument(
+        "workflow", type=Path, nargs="?", help="exported by ComfyUI, with Make Trainable or Load Flow Model in it"
+    )
     parser.add_argument(
         "--comfyui",
         type=options.folder,
@@ -29,11 +35,13 @@ def add(commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Estimates what the training of a workflow needs on the GPU, from the headers of its files and from published counts, and
-    says what to change where that is too much. An estimate by arithmetic: nothing is loaded, and nothing was measured.
+    """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change where that is too much.
+    It is counted from configurations and the headers of files: nothing is loaded, and nothing was measured on a GPU.
     """
     from ..study import needs
-    from ..trainer.flow.native.memory import GB, recipes_table
+    from ..trainer.flow.memory.estimate import GB
+    from ..trainer.flow.memory.iteration import in_words
+    from ..trainer.flow.native.memory import recipes_table
     from ..trainer.workflow.reading import api_graph, read_workflow
 
     if arguments.recipes:
@@ -46,21 +54,33 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--comfyui {comfyui} has no folder `models`. Fix: give the folder that ComfyUI is in")
     options.user_names(comfyui and comfyui / "models")
     case, files = needs.read(api_graph(read_workflow(arguments.workflow)), comfyui)
-    found = case.needs
-    print(f"{case.model.title}, {needs.in_words(case.size)}, LoRA of rank {case.rank}: an estimate, not measured")
+    has = arguments.gpu_gb * GB if arguments.gpu_gb else _memory_here()
+    found = case.estimate(has)
+    print(f"{case.title}, {in_words(case.iteration.size)}: counted from configurations, not measured on a GPU")
     for line in files:
         print(f"  {line}")
-    for name, size in found.parts.items():
-        print(f"{name:14}{size / GB:7.1f} GB")
-    print(f"{'needs':14}{found.total / GB:7.1f} GB, in {found.phase}; the parts are not all there at once")
-    has = arguments.gpu_gb * GB if arguments.gpu_gb else _memory_here()
-    print(f"{'has':14}{has / GB:7.1f} GB" if has else f"{'has':14} no GPU is here; --gpu-gb N compares with one")
+    for phase, parts in found.phases.items():
+        of = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items() if size > 0.05 * GB)
+        print(f"{phase:17}{found.totals[phase] / GB:7.1f} GB: {of}")
+    print(f"{'needs':17}{found.total / GB:7.1f} GB, in {found.phase}")
+    print(f"{'has':17}{has / GB:7.1f} GB" if has else f"{'has':17} no GPU is here; --gpu-gb N compares with one")
     if has and found.total > has:
-        print("It does not fit. What needs less:")
-        for words, changed in case.changes().items():
-            fits = ", which fits" if changed.needs.total <= has else ""
-            print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
+        _changes(case, has)
     return 0
+
+
+def _changes(case: Case, has: float) -> None:
+    """Says what needs less: each change alone, and those that do together."""
+    from ..trainer.flow.memory.estimate import GB
+
+    print("It does not fit. What needs less, from cheap to costly:")
+    for words, changed in case.changes().items():
+        fits = ", which fits" if changed.needs.total <= has else ""
+        print(f"  {words}: {changed.needs.total / GB:.1f} GB{fits}")
+    taken, changed = case.together(has)
+    if len(taken) > 1:
+        fits = "which fits" if changed.needs.total <= has else "which does not fit either"
+        print(f"  together {', '.join(taken)}: {changed.needs.total / GB:.1f} GB, {fits}")
 
 
 def _memory_here() -> int:

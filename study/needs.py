@@ -17,19 +17,15 @@ from typing import Any
 from ..host import paths
 from ..host.access import permissions
 from ..trainer.flow.files import opened
+from ..trainer.flow.memory.case import Case
+from ..trainer.flow.memory.estimate import GB
 from ..trainer.flow.native import memory
 from ..trainer.flow.native.architectures import ARCHITECTURES, FLUX_VAE, Architecture, architecture_of
-from ..trainer.flow.native.memory import GB, Estimate
-from ..trainer.types import (
-    DATASET_NODE,
-    MAKE_NODE,
-    MATCHING_NODE,
-    PAIRS_NODE,
-    STEP_NODES,
-    TRAJECTORY_NODES,
-    SamplerSettings,
-)
+from ..trainer.flow.native.memory import NativeCase
+from ..trainer.types import LOAD_NODE, MAKE_NODE
 from ..trainer.workflow import graph as api
+from . import needs_pipeline
+from .needs_iteration import iteration, the_only
 
 # Stock loaders: the inputs that name files, and the folder of ComfyUI's models; below, what a folder was once called.
 LOADERS = {
@@ -60,82 +56,15 @@ class File:
         return self.path.stat().st_size if self.path else None
 
 
-@dataclass(frozen=True)
-class Case:
-    """A workflow's training as `memory.estimate` asks for it. Fields are as there, or as of the nodes' inputs."""
-
-    model: Architecture
-    weights_bytes: int
-    rank: int
-    size: tuple[int, int, int]
-    rows: int
-    batch: int
-    sampling_batch: int
-    kept_steps: int
-    checkpointing: bool
-    is_low_memory: bool
-    tiling: bool
-    average: bool
-    old_policy: bool
-    encoder_bytes: int
-    vae_file_bytes: int
-    rewards: tuple[tuple[int, bool], ...]  # bytes, and whether it leaves the GPU when it has scored
-
-    @property
-    def needs(self) -> Estimate:
-        resident = self.weights_bytes // self.model.layers if self.is_low_memory else self.weights_bytes
-        staying = sum(size for size, offload in self.rewards if not offload)
-        vae = replace(self.model.vae, bytes=self.vae_file_bytes)
-        return memory.estimate(
-            weights_bytes=resident,
-            params=self.model.networks * self.model.lora * self.rank,
-            tokens=self.model.tokens(*self.size),
-            width=self.model.width,
-            layers=self.model.layers,
-            batch=self.batch * self.rows,
-            checkpointing=self.checkpointing,
-            kept_steps=self.kept_steps * self.rows,
-            sampling_batch=self.sampling_batch * self.rows,
-            saved=self.model.saved,
-            average=self.average,
-            old_policy=self.old_policy,
-            text_encoder_bytes=self.encoder_bytes,
-            vae_bytes=vae.needs(*self.size, self.tiling),
-            reward_bytes=staying + max((size for size, offload in self.rewards if offload), default=0),
-        )
-
-    def changes(self) -> dict[str, Case]:
-        """{what to change: the case that it makes}, for changes that need less memory, roughly from cheap to costly."""
-        fp8 = self.model.networks * self.model.params
-        cases = {
-            "offload on every reward": replace(self, rewards=tuple((size, True) for size, _ in self.rewards)),
-            "device cpu on every reward (slow)": replace(self, rewards=()),
-            "the update's batch_size 1": replace(self, batch=1),
-            "SDE Sampler batch_size 1": replace(self, sampling_batch=1),
-            "SDE Sampler keep_graph off": replace(self, kept_steps=0),
-            "Make Trainable checkpointing on": replace(self, checkpointing=True),
-            "Make Trainable vae_tiling on": replace(self, tiling=True),
-            "fp8 weights": replace(self, weights_bytes=min(self.weights_bytes, fp8)),
-        }
-        for size in self.model.sizes:
-            if prod(size) < prod(self.size):
-                cases["size " + in_words(size)] = replace(self, size=size)
-        cases["Make Trainable memory low (slow)"] = replace(self, is_low_memory=True)
-        return {words: case for words, case in cases.items() if case.needs.total < self.needs.total}
-
-
-def in_words(size: tuple[int, int, int]) -> str:
-    width, height, frames = size
-    return f"{width} × {height}" + (f", {frames} frames" if frames > 1 else "")
-
-
 def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Case, list[str]]:
     """The case of an API graph, and a line about each file: whether it was looked at.
 
     Raises:
-        ValueError: the graph trains nothing that ComfyUI loaded, or a model is not here and not known by its name.
+        ValueError: the graph trains no model or several, or a model is not here and not known by its name.
     """
-    make = _the_only(graph, "Make Trainable", MAKE_NODE)
+    if any(entry["class_type"] == LOAD_NODE for entry in graph.values()):
+        return needs_pipeline.read(graph)
+    make = the_only(graph, "Make Trainable or Load Flow Model", MAKE_NODE)
     inputs, lines = make["inputs"], []
     networks = [files for name in ("model", "low_noise_model") for files in _files(graph, inputs.get(name), comfyui)]
     if not networks:
@@ -146,55 +75,19 @@ def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Cas
         seen = f"read, {file.bytes / GB:.2f} GB" if file.bytes else "not here, published figures"
         lines.append(f"{file.name}: {seen}")
     model = replace(_architecture(networks[0][0]), networks=len(networks))
-    return _case(graph, inputs, model, networks, encoders, autoencoders), lines
-
-
-def _case(graph, make, model, networks, encoders, autoencoders) -> Case:
-    source = _the_only(graph, "SDE Sampler or Preference Pairs", *TRAJECTORY_NODES)
-    sampler = source["inputs"]
-    update = _the_only(graph, "GRPO Step or Matching Step", *STEP_NODES)
-    step = update["inputs"]
-    settings = SamplerSettings()
-
-    def of(name: str) -> Any:
-        value = sampler.get(name, getattr(settings, name))
-        return getattr(settings, name) if api.is_link(value) else value
-
-    prompts = [entry["inputs"] for entry in graph.values() if entry["class_type"] == DATASET_NODE]
-    samples = sampler.get("group_size", 12) * (prompts[0].get("prompts_per_iteration", 1) if prompts else 1)
-    if source["class_type"] == PAIRS_NODE:
-        samples = 2 * sampler.get("pairs_per_iteration", 4)
-    guided = of("guidance") != 1 and not model.embeds_guidance
-    judges = [entry for entry in graph.values() if entry["class_type"] in memory.REWARDS]
     sizes = [file.bytes for file, _ in encoders]
-    return Case(
+    case = NativeCase(
         model=model,
         weights_bytes=sum(_weights(model, file, loader) for file, loader in networks),
-        rank=make.get("lora_rank", memory.RANK),
-        size=(of("width"), of("height"), of("frames")),
-        rows=2 if guided else 1,
-        batch=step.get("batch_size") or samples,
-        sampling_batch=of("batch_size") or samples,
-        kept_steps=samples * (of("steps") - 1) if sampler.get("keep_graph") == "on" else 0,
-        checkpointing=make.get("checkpointing", "auto") != "off",
-        is_low_memory=make.get("memory") == "low",
-        tiling=bool(make.get("vae_tiling")),
-        average=bool(step.get("ema_decay")),
-        old_policy=update["class_type"] == MATCHING_NODE and step.get("old_policy") != "on_policy",
+        rank=inputs.get("lora_rank", memory.RANK),
+        checkpointing=inputs.get("checkpointing", "auto") != "off",
+        is_low_memory=inputs.get("memory") == "low",
+        tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_file_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
-        rewards=tuple((memory.REWARDS[entry["class_type"]], bool(entry["inputs"].get("offload"))) for entry in judges),
+        iteration=iteration(graph, is_guided=not model.embeds_guidance),
     )
-
-
-def _the_only(graph: Mapping[str, Mapping], title: str, *kinds: str) -> Mapping:
-    found = [entry for entry in graph.values() if entry["class_type"] in kinds]
-    if len(found) != 1:
-        raise ValueError(
-            f"{title}: the workflow has {len(found)} of it, and memory is estimated for one. Fix: give a workflow with one, such "
-            "as workflows/api/z_image.json; for Load Flow Model, `otca validate` says what fits"
-        )
-    return found[0]
+    return case, lines
 
 
 def _files(graph: Mapping[str, Mapping], link: Any, comfyui: Path | None) -> list[tuple[File, Mapping]]:

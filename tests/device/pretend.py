@@ -353,7 +353,17 @@ LOWERED = (
     *("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "conv1d", "conv2d", "conv3d"),
     *("conv_transpose2d.input", "scaled_dot_product_attention"),
 )
-FLOAT32 = ("layer_norm", "group_norm", "softmax.int", "log_softmax.int", "exp", "log", "rsqrt", "pow.Tensor_Scalar")
+FLOAT32 = (
+    "layer_norm",
+    "group_norm",
+    "rms_norm",
+    "softmax.int",
+    "log_softmax.int",
+    "exp",
+    "log",
+    "rsqrt",
+    "pow.Tensor_Scalar",
+)
 WIDEST = ("cat", "stack")
 
 _libraries: list[torch.library.Library] = []
@@ -468,7 +478,9 @@ def _moving() -> Iterator[None]:
     """Within it parameters move between the devices as they do on a machine with a GPU: as the same objects."""
     compatible = torch._has_compatible_shallow_copy_type
     torch.Tensor.data = property(_DATA.__get__, _set_data)
-    torch._has_compatible_shallow_copy_type = lambda tensor, other: True
+    torch._has_compatible_shallow_copy_type = lambda tensor, other: (
+        _is_ours(tensor) or _is_ours(other) or compatible(tensor, other)
+    )
     devices.QUEUES.add(NAME)
     try:
         yield

@@ -14,8 +14,8 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.study import needs
+from comfyui_otca.trainer.flow.memory.estimate import GB
 from comfyui_otca.trainer.flow.native.architectures import ARCHITECTURES
-from comfyui_otca.trainer.flow.native.memory import GB
 
 API = Path(__file__).resolve().parents[2] / "workflows" / "api"
 
@@ -36,22 +36,24 @@ def test_files_that_are_not_here_count_as_published():
     case, lines = needs.read(graph("z_image"))
     assert case.needs.parts["weights"] == 2 * 6_154_908_736
     assert case.needs.parts["text encoder"] == 8_044_982_048
-    assert (case.rank, case.size, case.batch, case.sampling_batch, case.rows) == (32, (768, 768, 1), 1, 2, 1)
+    it = case.iteration
+    assert (case.rank, it.size, it.batch, it.sampling_batch, it.guided) == (32, (768, 768, 1), 1, 2, False)
     assert lines[0] == "z_image_turbo_bf16.safetensors: not here, published figures" and len(lines) == 3
 
 
 def test_settings_of_the_graph():
     case, _ = needs.read(graph("qwen_image"))
-    assert case.rows == 2 and case.weights_bytes == 20_430_401_088, "guided, and fp8 by its name"
+    assert case.iteration.guided and case.weights_bytes == 20_430_401_088, "guided, and fp8 by its name"
     case, _ = needs.read(graph("flux1"))
-    assert case.rows == 1 and case.weights_bytes == 11_901_408_320, (
+    assert not case.iteration.guided and case.weights_bytes == 11_901_408_320, (
         "its guidance is embedded; fp8 by the loader's input"
     )
     case, _ = needs.read(graph("wan22_14b"))
     assert case.weights_bytes == 2 * 14_288_491_584 and case.model.networks == 2 and case.tiling
     kept = changed("z_image", SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
     case, _ = needs.read(kept)
-    assert case.kept_steps == 24 * 7 and case.average and case.batch == 24
+    it = case.iteration
+    assert (it.keep_graph, it.samples, it.trained_steps, it.copies, it.batch) == (True, 24, 7, 1, 24)
     case, _ = needs.read(changed("z_image", MakeTrainable={"memory": "low"}))
     assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
 
@@ -72,8 +74,8 @@ def test_files_that_are_here_are_read(tmp_path):
 def test_errors_say_what_to_do():
     with pytest.raises(ValueError, match="not here, and its name is none .* Fix: say by --comfyui"):
         needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
-    with pytest.raises(ValueError, match="Make Trainable: the workflow has 0 of it"):
-        needs.read(graph("otca_flux"))
+    with pytest.raises(ValueError, match="Make Trainable or Load Flow Model: the workflow has 0 of it"):
+        needs.read({"1": {"class_type": "OTCA_SDESampler", "inputs": {}}})
 
 
 def test_changes_need_less():
@@ -87,7 +89,7 @@ def test_changes_need_less():
 def test_the_command_says_what_does_not_fit(capsys):
     assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "12"]) == 0
     out = capsys.readouterr().out
-    assert "It does not fit" in out and "fp8 weights: " in out and "an estimate, not measured" in out
+    assert "It does not fit" in out and "fp8 weights: " in out and "not measured on a GPU" in out
     assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "80"]) == 0
     assert "It does not fit" not in capsys.readouterr().out
 
@@ -126,4 +128,5 @@ def test_pairs_are_groups_of_two():
     step["class_type"] = "OTCA_MatchingStep"
     step["inputs"]["batch_size"] = 0
     case, _ = needs.read(content)
-    assert (case.size, case.batch, case.sampling_batch, case.kept_steps, case.rows) == ((512, 768, 1), 6, 6, 0, 1)
+    it = case.iteration
+    assert (it.size, it.batch, it.sampling_batch, it.keep_graph, it.guided) == ((512, 768, 1), 6, 6, False, False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 from ..types import SamplerSettings
 from ..workflow.problem import Misfit
 from .files import NETWORKS, opened
-from .folder import check_model_folder
+from .folder import check_model_folder, read_object
 from .options import FlowModelError, LoadOptions
-from .sizes import RULES, Checkpoint, Config, LatentGrid
+from .sizes import RULES, Checkpoint, LatentGrid
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Configuration:
             return None  # in an older form, or left out
         from tokenizers import Tokenizer
 
-        own = _object(folder / "tokenizer_config.json").get("model_max_length")
+        own = read_object(folder / "tokenizer_config.json").get("model_max_length")
         own = int(min(own, rules.most_tokens)) if isinstance(own, int | float) and own > 0 else rules.most_tokens
         limit = most or own
         try:
@@ -82,7 +81,7 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
     """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
     family = check_model_folder(folder, files)
     names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
-    checkpoint = Checkpoint(family, *(_object(folder / name) for name in names))
+    checkpoint = Checkpoint(family, *(read_object(folder / name) for name in names))
     try:
         height, width = _some_size(checkpoint.grid)
         checkpoint.grid.shape(height, width)
@@ -97,16 +96,6 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:
     return grid.scale * grid.patch, grid.scale * grid.patch
-
-
-def _object(file: Path) -> Config:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError(f"it holds a {type(content).__name__}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise FlowModelError(f"{file} cannot be read ({error}). Fix: copy the whole model folder again") from error
-    return content
 
 
 def modules(folder: Path) -> tuple[set[str], set[str]]:

@@ -114,6 +114,17 @@ def read_index(path: Path) -> dict[str, Any]:
     return components
 
 
+def read_object(file: Path) -> dict[str, Any]:
+    """What a configuration file of a model folder says. Raises FlowModelError where it is no JSON object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise FlowModelError(f"{file} cannot be read ({error}). Fix: copy the whole model folder again") from error
+    return content
+
+
 def library_class(folder: Path, library: str, name: str) -> type:
     """A network's class, of a component that `read_index` has let pass. Raises FlowModelError where it is none."""
     kind = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None

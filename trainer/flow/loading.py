@@ -6,7 +6,8 @@ import importlib.util
 import logging
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from ...host import devices, distributed
 from . import quantized, single_file, tokenizers, weight_files
 from .files import is_gguf
 from .folder import library_class, read_index
+from .memory.estimate import Work, estimate
+from .memory.held import held_by
 from .options import FlowModelError
 from .single_file import LOADING_ERRORS
 from .sizes import RULES
@@ -146,9 +149,10 @@ def check_memory(
     device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Compares what weights, gradients and optimizer will take, by the headers of the weight files, with what is free.
+    """Compares what is held, by the headers of the weight files, with what is free.
 
-    Activations come on top, so that too much is an error and a tight fit only a warning.
+    What computing takes comes on top: it depends on the sampler's settings, and `otca memory` counts it. So too much is an error
+    and a tight fit only a warning.
 
     Raises:
         FlowModelError: more than the device's free memory.
@@ -158,18 +162,42 @@ def check_memory(
         f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
     )
     if need > free:
-        raise FlowModelError(
-            f"{message}. Fix: train an adapter (training = lora), offload_encoders, quantize, a larger device, or several "
-            "(--gpus) with training = full or Model Memory's shard"
-        )
+        ways = []
+        for words, changed, kind, processes in lighter(options, training):
+            less = memory_needed(family, path, changed, kind, dtype, processes)
+            ways += [f"{words} ({less / 1e9:.1f} GB)"] if less < need else []
+        raise FlowModelError(f"{message}. Fix: {', or '.join([*ways, 'a larger device'])}")
     if need > 0.8 * free:
         logger.warning("%s: tight", message)
 
 
+def lighter(options: LoadOptions, training: str) -> Iterator[tuple[str, LoadOptions, str, int]]:
+    """What holds less, from cheap to costly: in words, and the options, the kind of training and the number of processes."""
+    yield "offload_encoders", replace(options, offload_encoders=True), training, distributed.world()
+    yield "offload_vae", replace(options, offload_vae=True), training, distributed.world()
+    yield "train an adapter (training = lora)", options, "lora", distributed.world()
+    for kind in ("8bit", "4bit") if training == "lora" else ():
+        yield f"quantize = {kind}", replace(options, quantize=kind), training, distributed.world()
+    several = "with training = full" if training == "full" else "with Model Memory's shard"
+    shared = replace(options, shard=training == "lora", quantize="none")
+    yield f"two processes (--gpus 2) {several}", shared, training, 2 * distributed.world()
+
+
 def memory_needed(
-    family: type[PipelineModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype
+    family: type[PipelineModel],
+    path: Path,
+    options: LoadOptions,
+    training: str,
+    dtype: torch.dtype,
+    processes: int = 0,
 ) -> int:
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
+    counts = _counts(family, path, options, dtype)
+    return bytes_held(counts, family.EXPERTS, options, training, dtype, processes)
+
+
+def _counts(family: type[PipelineModel], path: Path, options: LoadOptions, dtype: torch.dtype) -> dict[str, int]:
+    """Numbers in the weights of each component."""
     counts = {}
     for name in set(family.COMPONENTS) & set(_parts(path)):
         if name in options.files:  # as many parameters in `dtype` as would take what it takes
@@ -178,31 +206,29 @@ def memory_needed(
                 counts[name] = _elements(options.files[name])
         else:
             counts[name] = sum(map(_elements, (path / name).glob("*.safetensors")))
-    return bytes_held(counts, family.EXPERTS, options, training, dtype)
+    return counts
 
 
 def bytes_held(
-    counts: Mapping[str, int], trained: Collection[str], options: LoadOptions, training: str, dtype: torch.dtype
+    counts: Mapping[str, int],
+    trained: Collection[str],
+    options: LoadOptions,
+    training: str,
+    dtype: torch.dtype,
+    processes: int = 0,
 ) -> int:
     """Bytes for weights and, of what is trained as a whole, gradients, moments and the reference; adapters are small.
+
+    The same estimate as that of `otca memory`, without the work of the phases and the reserve.
 
     Args:
         counts: parameters of each component.
         trained: names of the components that are trained.
+        processes: that share what can be shared; 0: those that there are.
     """
-    frozen_bits = {"none": dtype.itemsize * 8, "8bit": 8, "4bit": 4}[options.quantize]
-    total = 0
-    for name, count in counts.items():
-        if name not in trained:
-            total += 0 if options.offloads(name) else count * dtype.itemsize
-        elif training == "full":
-            # Weight, gradient, two moments, a copy while it is the reference, and the untrained weight: every process holds
-            # its part of them, but has all weights in float32 until they are shared out.
-            total += count * max(4, (5 * 4 + dtype.itemsize) // distributed.world())
-        else:
-            total += count * frozen_bits // 8 // (distributed.world() if options.shard else 1)
-    encoders = sum(count for name, count in counts.items() if name.startswith("text_encoder")) * dtype.itemsize
-    return max(total, encoders)  # offloaded encoders have the device alone, if need be
+    processes = processes or distributed.world()
+    held = held_by(counts, trained, options, training, dtype.itemsize, processes=processes, reserve=0)
+    return estimate(held, Work()).total
 
 
 def check_shard(options: LoadOptions) -> None:

@@ -180,8 +180,10 @@ def test_offloaded_networks_need_no_room_on_the_device(folder):
 
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
     assert needed() == size("transformer", "vae", *encoders)
-    assert needed(offload_vae=True) == size("transformer", *encoders)
-    assert needed(offload_encoders=True) == max(size("transformer", "vae"), size(*encoders))
+    assert needed(offload_vae=True) == size("transformer", "vae", *encoders), "it is there while it decodes"
+    assert needed(offload_encoders=True) == max(size("transformer", "vae"), size("vae", *encoders))
+    both = {"offload_encoders": True, "offload_vae": True}
+    assert needed(**both) == max(size("transformer", "vae"), size(*encoders)), "never both"
 
 
 def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, step):

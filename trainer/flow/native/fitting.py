@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..memory.estimate import GB, Estimate
 from . import frozen
-from .memory import GB, SAVED, Estimate, estimate
+from .architectures import SAVED
+from .memory import estimate
 
 if TYPE_CHECKING:
     from ...types import SamplerSettings

@@ -1,73 +1,28 @@
-"""What training a model that ComfyUI loaded needs on the GPU: an estimate, by arithmetic. Nothing of it was measured on a GPU.
+"""What training a model that ComfyUI loaded needs on the GPU: from counts of its blocks. Nothing of it was measured on a GPU.
 
     one block's activations  = rows · tokens · width · saved · 2 bytes
     all activations          = blocks · that;  with checkpointing: blocks · rows · tokens · width · 2 bytes, and one block's
-    adapter and optimizer    = 16 bytes a trained parameter
-    needed                   = the largest phase of an iteration, since its phases come one after another
 
-All constants of the estimate are here and, of the models, in architectures.py, each with its source. A row is one sample in one
-forward pass; with classifier-free guidance a sample has two. Imports neither torch nor ComfyUI.
+What is on the GPU together says `trainer/flow/memory/estimate.py`, as for models of diffusers. The counts of each model are in
+architectures.py, each with its source. A row is one sample in one forward pass; with classifier-free guidance a sample has two.
+Imports neither torch nor ComfyUI.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
+from ..memory.case import Case
+from ..memory.estimate import DECODING, ENCODING, GB, SAMPLING, SCORING, UPDATE, Estimate, Held, Work
+from ..memory.estimate import estimate as together
+from ..memory.iteration import REWARDS, Iteration
 from .architectures import ARCHITECTURES, COMPUTE_BYTES, SAVED, Architecture
 
-GB = 10**9  # as the sizes of files are given; a GPU's GB are larger (2^30), which leaves 7 % of room
-
-# --- constants of the estimate ---------------------------------------------------------------------------------------
-
 WEIGHT_BYTES = {"bfloat16": 2, "fp8": 1}
-
-ADAPTER_BYTES = 4  # the adapter is float32
-OPTIMIZER_BYTES = 12  # its gradient and AdamW's two moments, float32
-AVERAGE_BYTES = 4  # the update's ema_decay; and as much for Matching Step's old policy
-# CUDA's context, the allocator's gaps and one layer's weights while they are cast. ComfyUI keeps 0.8 GB and its own reserve
-# free for the same (minimum_inference_memory in comfy/model_management.py).
-RESERVE = 1 * GB
-
-# Parts that are on the GPU together. Text encoder and VAE have it for themselves, since ComfyUI lets the model leave then.
-ALWAYS = ("adapter", "optimizer", "reserve")
-PHASES = {
-    "encoding prompts": ("text encoder", *ALWAYS),
-    "sampling": ("weights", "sampling", "kept graph", *ALWAYS),
-    "decoding": ("VAE", "kept graph", *ALWAYS),
-    "scoring": ("weights", "rewards", "kept graph", *ALWAYS),
-    "the update": ("weights", "activations", "kept graph", *ALWAYS),
-}
-WITH_WEIGHTS = tuple(phase for phase, names in PHASES.items() if "weights" in names)
-
-# Files of the rewards that have a network (docs/rewards.md), by node.
-REWARDS = {
-    "OTCA_RewardClipT": 1_700_000_000,
-    "OTCA_RewardAesthetic": 1_700_000_000,
-    "OTCA_RewardPickScore": 3_900_000_000,
-    "OTCA_RewardHPSv2": 3_900_000_000,
-    "OTCA_RewardImageReward": 1_800_000_000,
-    "OTCA_RewardObjects": 2_300_000_000,  # OWLv2 and the CLIP of its colors
-    "OTCA_RewardVideoAlign": 5_030_000_000,
-    "OTCA_RewardVideoScore": 17_000_000_000,
-}
+WITH_WEIGHTS = (SAMPLING, SCORING, UPDATE)  # phases in which they cannot step aside
 # The largest of those in the templates: with `offload` each is on the GPU alone.
 PICTURE_REWARD, VIDEO_REWARD = REWARDS["OTCA_RewardPickScore"], REWARDS["OTCA_RewardVideoAlign"]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Bytes on the GPU.
-
-    Attributes:
-        parts: by name, as in PHASES; a part that is not needed has 0.
-        total: of the largest phase.
-        phase: which that is.
-    """
-
-    parts: Mapping[str, int]
-    total: int
-    phase: str
 
 
 def estimate(
@@ -82,11 +37,11 @@ def estimate(
     kept_steps: int = 0,
     sampling_batch: int = 1,
     saved: float = SAVED,
-    average: bool = False,
-    old_policy: bool = False,
+    copies: int = 0,
     text_encoder_bytes: int = 0,
     vae_bytes: int = 0,
     reward_bytes: int = 0,
+    room: float = 0,
 ) -> Estimate:
     """What one iteration needs.
 
@@ -101,8 +56,7 @@ def estimate(
         kept_steps: rows times steps whose graph the rollout keeps for the update (SDE Sampler's keep_graph).
         sampling_batch: rows of a forward pass of the rollout.
         saved: vectors of the model's width that autograd keeps for each token and block.
-        average: the update's ema_decay is above 0.
-        old_policy: another policy than the trained one samples.
+        copies, room: as in memory/estimate.py.
         text_encoder_bytes: its weights.
         vae_bytes: its weights and what decoding takes.
         reward_bytes: the largest judge, or all of them where they stay on the GPU.
@@ -111,21 +65,73 @@ def estimate(
     block = round(row * saved)
     graph = layers * (row if checkpointing else block)
     again = block if checkpointing else 0  # one block at a time is computed again
-    parts = {
-        "weights": weights_bytes,
-        "adapter": params * (ADAPTER_BYTES + AVERAGE_BYTES * (average + old_policy)),
-        "optimizer": params * OPTIMIZER_BYTES,
-        "activations": batch * (again if kept_steps else graph + again),
-        "kept graph": kept_steps * graph,
-        "sampling": sampling_batch * block,
-        "text encoder": text_encoder_bytes,
-        "VAE": vae_bytes,
-        "rewards": reward_bytes,
-        "reserve": RESERVE,
-    }
-    needs = {phase: sum(parts[name] for name in names) for phase, names in PHASES.items()}
-    phase = max(needs, key=lambda name: needs[name])
-    return Estimate(parts, needs[phase], phase)
+    held = Held(
+        weights=weights_bytes,
+        trained=params,
+        copies=copies,
+        encoders=text_encoder_bytes,
+        vae=vae_bytes,
+        encoders_visit=True,
+        vae_visit=True,
+        steps_aside=(ENCODING, DECODING),  # ComfyUI lets the model leave where they need its room
+    )
+    work = Work(
+        sampling=sampling_batch * block,
+        kept=kept_steps * graph,
+        rewards=reward_bytes,
+        update=batch * (again if kept_steps else graph + again),
+    )
+    return together(held, work, room)
+
+
+@dataclass(frozen=True)
+class NativeCase(Case):
+    """A training of what ComfyUI loaded. Fields are as in `estimate`, or as the inputs of Make Trainable."""
+
+    model: Architecture
+    weights_bytes: int
+    rank: int
+    checkpointing: bool
+    is_low_memory: bool
+    tiling: bool
+    encoder_bytes: int
+    vae_file_bytes: int
+    iteration: Iteration
+
+    @property
+    def title(self) -> str:
+        return self.model.title
+
+    def estimate(self, room: float = 0) -> Estimate:
+        it, rows = self.iteration, 2 if self.iteration.guided else 1
+        vae = replace(self.model.vae, bytes=self.vae_file_bytes)
+        return estimate(
+            weights_bytes=self.weights_bytes // self.model.layers if self.is_low_memory else self.weights_bytes,
+            params=self.model.networks * self.model.lora * self.rank,
+            tokens=self.model.tokens(*it.size),
+            width=self.model.width,
+            layers=self.model.layers,
+            batch=it.batch * rows,
+            checkpointing=self.checkpointing,
+            kept_steps=it.samples * it.trained_steps * rows if it.keep_graph else 0,
+            sampling_batch=it.sampling_batch * rows,
+            saved=self.model.saved,
+            copies=it.copies,
+            text_encoder_bytes=self.encoder_bytes,
+            vae_bytes=vae.needs(*it.size, self.tiling),
+            reward_bytes=it.reward_bytes,
+            room=room,
+        )
+
+    def ways(self) -> Iterator[tuple[str, dict, dict]]:
+        it, fp8 = self.iteration, self.model.networks * self.model.params
+        yield from ((words, fields, {}) for words, fields in it.cheap_changes())
+        yield "Make Trainable checkpointing on", {}, {"checkpointing": True}
+        yield "Make Trainable vae_tiling on", {}, {"tiling": True}
+        yield "fp8 weights", {}, {"weights_bytes": min(self.weights_bytes, fp8)}
+        yield "device cpu on every reward (slow)", {"rewards": ()}, {}
+        yield from ((words, fields, {}) for words, fields in it.smaller(self.model.sizes))
+        yield "Make Trainable memory low (slow)", {}, {"is_low_memory": True}
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
@@ -169,9 +175,8 @@ def recipe(total_gpu_bytes: int, model: Architecture, rank: int = RANK) -> Recip
                 if found.needs.total <= total_gpu_bytes:
                     return found
     smallest = _recipe(model, model.sizes[-1], model.weights[-1], True, rank, total_gpu_bytes)
-    parts = smallest.needs.parts
-    missing = max(sum(parts[name] for name in PHASES[phase]) for phase in WITH_WEIGHTS) - total_gpu_bytes
-    if missing > parts["weights"] * (1 - SMALLEST_SHARE):
+    missing = max(smallest.needs.totals[phase] for phase in WITH_WEIGHTS) - total_gpu_bytes
+    if missing > smallest.needs.parts["weights"] * (1 - SMALLEST_SHARE):
         return None
     found = _recipe(model, smallest.size, smallest.weights, True, rank, total_gpu_bytes, missing)
     return found if found.needs.total <= total_gpu_bytes else None
@@ -195,7 +200,7 @@ def _recipe(model, size, weights, checkpointing, rank, total, streamed=0) -> Rec
         )
 
     whole = needs(False)
-    tiling = sum(whole.parts[name] for name in PHASES["decoding"]) > total
+    tiling = whole.totals[DECODING] > total
     return Recipe(size, weights, checkpointing, tiling, streamed, needs(True) if tiling else whole)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from comfyui_otca.trainer.flow.memory.estimate import GB
 from comfyui_otca.trainer.flow.native import memory
 from comfyui_otca.trainer.flow.native.architectures import ARCHITECTURES, FLUX_VAE, WAN21_VAE, architecture_of
-from comfyui_otca.trainer.flow.native.memory import GB, estimate, recipe
+from comfyui_otca.trainer.flow.native.memory import estimate, recipe
 
 ROOT = Path(__file__).resolve().parents[4]
 # Ten tokens of width 100 in bfloat16: 2,000 bytes a vector for each row.
@@ -33,22 +34,22 @@ def test_with_checkpointing_each_block_keeps_its_input_and_one_is_computed_again
 
 def test_a_kept_graph_takes_the_place_of_the_updates_own():
     without = parts(batch=2, checkpointing=False, kept_steps=5)
-    assert without["kept graph"] == 5 * 120_000 and without["activations"] == 0
+    assert without["kept graph"] == 5 * 120_000 and "activations" not in without
     checkpointed = parts(batch=2, checkpointing=True, kept_steps=5)
     assert checkpointed["kept graph"] == 5 * 6000 and checkpointed["activations"] == 2 * 40_000
 
 
 def test_an_adapters_parameter_takes_16_bytes_and_20_with_an_average():
     both = parts(batch=1, checkpointing=True)
-    assert both["adapter"] + both["optimizer"] == 7 * 16
-    averaged = parts(batch=1, checkpointing=True, average=True)
-    assert averaged["adapter"] + averaged["optimizer"] == 7 * 20
+    assert both["adapter"] + both["gradients"] + both["optimizer"] == 7 * 16
+    averaged = parts(batch=1, checkpointing=True, copies=1)
+    assert averaged["adapter"] + averaged["gradients"] + averaged["optimizer"] == 7 * 20
 
 
 def test_the_total_is_that_of_the_largest_phase():
-    always = 7 * 16 + GB
+    always = 7 * 12 + GB  # the gradients are there in the update alone
     update = estimate(**SMALL, batch=2, checkpointing=False)
-    assert (update.phase, update.total) == ("the update", always + 5000 + 240_000)
+    assert (update.phase, update.total) == ("the update", always + 7 * 4 + 5000 + 240_000)
     # Encoder, VAE and rewards are never on the GPU together; the model is there while rewards score, not while the others work.
     largest = {"text_encoder_bytes": 900_000, "vae_bytes": 800_000, "reward_bytes": 700_000}
     encoding = estimate(**SMALL, batch=2, checkpointing=False, **largest)
@@ -84,8 +85,10 @@ def test_flux_at_1024_by_hand():
     row = (64 * 64 + 256) * 3072 * 2
     assert found.needs.parts["weights"] == 11_901_408_320 and found.streamed == 0
     assert found.needs.parts["activations"] == pytest.approx(row * (57 + 22.9), abs=1)
-    assert found.needs.parts["adapter"] + found.needs.parts["optimizer"] == 3_502_080 * 16 * 16
-    assert found.needs.total == 11_901_408_320 + 3_502_080 * 256 + 3_900_000_000 + GB, "a reward beside the model"
+    adapter = sum(found.needs.parts[name] for name in ("adapter", "gradients", "optimizer"))
+    assert adapter == 3_502_080 * 16 * 16
+    beside = 3_502_080 * 16 * 12  # the gradients have gone when rewards score
+    assert found.needs.total == 11_901_408_320 + beside + 3_900_000_000 + GB, "a reward beside the model"
 
 
 @pytest.mark.parametrize("gpu", memory.GPUS)

@@ -1,0 +1,276 @@
+"""What the pretend device holds while our own code trains, counted by its allocations; and models of 50 MB and more to train.
+
+The counter knows nothing of trainer/flow/memory: it follows the memory of the tensors that say they are on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.device import pretend
+from comfyui_otca.tests.device.conftest import judged
+from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.flow.adapters import Adapter
+from comfyui_otca.trainer.flow.memory import blueprint
+from comfyui_otca.trainer.flow.memory.estimate import DECODING, ENCODING, SAMPLING, UPDATE
+from comfyui_otca.trainer.flow.memory.iteration import Iteration
+from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
+from comfyui_otca.trainer.flow.options import LoadOptions
+from comfyui_otca.trainer.types import Prompts, SamplerSettings, UpdateSettings
+
+PROMPTS, RANK = Prompts(("a red circle", "a blue square"), (0, 1)), 8
+SIZES = {"flux": (96, 96, 1), "sd3": (64, 64, 1), "wan": (128, 128, 9)}
+PHASES = (ENCODING, SAMPLING, DECODING, UPDATE)
+
+
+class Allocated(TorchDispatchMode):
+    """Follows the memory of tensors on the pretend device; `peaks`: the most of each phase, in bytes."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.now = 0
+        self.phase, self.peaks = "", {}
+        networks = (getattr(model.pipeline, name) for name in model.COMPONENTS)
+        policy = model.policy
+        tensors = [t for n in networks if n is not None for t in (*n.parameters(), *n.buffers())]
+        tensors += [
+            t for state in (policy.optimizer.state if policy.optimizer else {}).values() for t in state.values()
+        ]
+        tensors += [*policy._originals, *(policy.ema.shadow_params if policy.ema else ())]
+        tensors += [t.grad for t in tensors if t.grad is not None]
+        for tensor in tensors:
+            self._follow(tensor)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in pretend._tensors(result):
+            self._follow(tensor)
+        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.now)
+        return result
+
+    def _follow(self, tensor) -> None:
+        if not isinstance(tensor, pretend.Pretend):
+            return
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address and address not in self.sizes:
+            self.sizes[address] = storage.nbytes()
+            self.now += storage.nbytes()
+            weakref.finalize(storage, self._freed, address)
+
+    def _freed(self, address: int) -> None:
+        self.now -= self.sizes.pop(address)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of one comparison."""
+
+    family: str
+    load: dict = field(default_factory=dict)
+    update: dict = field(default_factory=dict)
+    keep_graph: bool = False
+    sampling_batch: int = 2
+    group_size: int = 2
+
+
+def make(family: str, folder: Path) -> Path:
+    """A checkpoint of the family with random weights, 50 MB and more of them in bfloat16."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        pipeline = WIDER[family]().to(torch.bfloat16)
+    pipeline.save_pretrained(folder)
+    return folder
+
+
+def counted(folder: Path, training: Training) -> dict[str, int]:
+    """The most that each phase of an iteration had on the device; the second one's, since the optimizer begins with the first."""
+    usual = {"lora_rank": RANK, "lora_alpha": 8.0, "dtype": "bfloat16", "device": "pretend:0"}
+    model = load_flow_model(folder, **usual | training.load)
+    width, height, frames = SIZES[training.family]
+    settings = SamplerSettings(
+        kind="dance_sde", eta=0.5, steps=3, shift=1.0, guidance=3.5, width=width, height=height, frames=frames,
+        batch_size=training.sampling_batch,
+    )  # fmt: skip
+    one = {"group_size": training.group_size, "keep_graph": training.keep_graph}
+    update = UpdateSettings(**{"learning_rate": 1e-3, **training.update})
+    taken = rollout.sample(model, PROMPTS, settings, seed=0, **one)
+    grpo.update(model, taken, _judged(taken), update)
+    del taken
+    model.policy.forget_gradients()
+    model._embeddings._rows.clear()
+    with Allocated(model) as live, _noting_decoding(model, live), fused_attention():
+        live.phase = ENCODING
+        model.condition(PROMPTS.texts, settings)
+        live.phase = SAMPLING
+        taken = rollout.sample(model, PROMPTS, settings, seed=1, **one)
+        live.phase = UPDATE
+        grpo.update(model, taken, _judged(taken), update)
+    return {phase: live.peaks[phase] for phase in PHASES}
+
+
+def _judged(taken):
+    """Advantages of which none is 0: else nothing would be computed for that sample and step."""
+    advantages = judged(taken)
+    return replace(advantages, step_advantage=torch.ones_like(advantages.step_advantage))
+
+
+@contextlib.contextmanager
+def fused_attention() -> Iterator[None]:
+    """Within it attention on the pretend device keeps no matrix of tokens by tokens, as no kernel of a GPU does."""
+    usual = torch.nn.functional.scaled_dot_product_attention
+
+    def fused(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **more):
+        if not isinstance(query, pretend.Pretend):
+            return usual(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
+        dtype = torch.get_autocast_dtype(pretend.NAME) if torch.is_autocast_enabled(pretend.NAME) else query.dtype
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return attend(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
+
+    torch.nn.functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        torch.nn.functional.scaled_dot_product_attention = usual
+
+
+@contextlib.contextmanager
+def _noting_decoding(model, live: Allocated) -> Iterator[None]:
+    decode = model.decode
+
+    def noted(*args):
+        before, live.phase = live.phase, DECODING
+        try:
+            return decode(*args)
+        finally:
+            live.phase = before
+
+    model.decode = noted
+    try:
+        yield
+    finally:
+        del model.decode
+
+
+def estimated(folder: Path, training: Training) -> dict[str, int]:
+    """The same by trainer/flow/memory, without the reserve, which stands for what no tensor has."""
+    samples = 2 * training.group_size
+    options = {name: value for name, value in training.load.items() if name != "training"}
+    case = PipelineCase(
+        blueprint=blueprint.of_folder(folder),
+        adapter=None if training.load.get("training") == "full" else Adapter(RANK, 8.0),
+        options=LoadOptions(**options),
+        dtype=torch.bfloat16,
+        iteration=Iteration(
+            size=SIZES[training.family],
+            samples=samples,
+            alike=training.group_size,
+            prompts=2,
+            steps=3,
+            trained_steps=2,
+            batch=training.update.get("batch_size") or samples,
+            sampling_batch=training.sampling_batch,
+            guided=True,
+            keep_graph=training.keep_graph,
+            copies=1 if training.update.get("ema_decay") else 0,
+        ),
+    )
+    found = case.estimate(room=float("inf"))
+    return {phase: found.totals[phase] - found.phases[phase]["reserve"] for phase in PHASES}
+
+
+def _flux():
+    from diffusers import FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+    from transformers import CLIPTextModel
+
+    encoder, tokenizer = _t5()
+    transformer = FluxTransformer2DModel(
+        in_channels=32,
+        num_layers=3,
+        num_single_layers=5,
+        attention_head_dim=64,
+        num_attention_heads=6,
+        joint_attention_dim=WIDTH,
+        pooled_projection_dim=32,
+        guidance_embeds=True,
+        axes_dims_rope=(16, 24, 24),
+    )
+    return FluxPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(shift=3.0),
+        vae=tiny._vae(),
+        text_encoder=CLIPTextModel(tiny._clip_config()).eval(),
+        tokenizer=tiny._clip_tokenizer(),
+        text_encoder_2=encoder,
+        tokenizer_2=tokenizer,
+        transformer=tiny._awake(transformer),
+    )
+
+
+def _stable_diffusion_3():
+    from diffusers import SD3Transformer2DModel
+
+    pipeline = tiny.stable_diffusion_3()
+    encoder, _ = _t5()
+    transformer = SD3Transformer2DModel(
+        sample_size=32,
+        patch_size=2,
+        in_channels=8,
+        num_layers=6,
+        attention_head_dim=64,
+        num_attention_heads=6,
+        joint_attention_dim=WIDTH,
+        caption_projection_dim=384,
+        pooled_projection_dim=32,
+        out_channels=8,
+        pos_embed_max_size=32,
+        dual_attention_layers=(0, 1),
+        qk_norm="rms_norm",
+    )
+    pipeline.register_modules(transformer=tiny._awake(transformer), text_encoder_3=encoder)
+    return pipeline
+
+
+def _wan():
+    from diffusers import WanTransformer3DModel
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    pipeline = tiny.wan()
+    transformer = WanTransformer3DModel(
+        num_attention_heads=6,
+        attention_head_dim=64,
+        text_dim=WIDTH,
+        freq_dim=64,
+        ffn_dim=1536,
+        num_layers=11,
+        cross_attn_norm=True,
+        qk_norm="rms_norm_across_heads",
+        rope_max_seq_len=64,
+    )
+    config = UMT5Config(vocab_size=len(pipeline.tokenizer), **T5)
+    pipeline.register_modules(transformer=tiny._awake(transformer), text_encoder=UMT5EncoderModel(config).eval())
+    return pipeline
+
+
+WIDTH = 512
+T5 = {"d_model": WIDTH, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8}
+
+
+def _t5():
+    from transformers import T5Config, T5EncoderModel
+
+    tokenizer = tiny._t5_tokenizer()
+    return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **T5)).eval(), tokenizer
+
+
+WIDER = {"flux": _flux, "sd3": _stable_diffusion_3, "wan": _wan}

@@ -1,0 +1,26 @@
+"""The estimate of memory against what tensors are given on the device while our own code trains, phase by phase."""
+
+from __future__ import annotations
+
+import pytest
+
+from comfyui_otca.bench.memory_estimate import CASES
+from comfyui_otca.tests.device import heavy, pretend
+
+pytestmark = pytest.mark.anywhere
+
+
+@pytest.mark.parametrize("family", heavy.SIZES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimate_is_what_is_allocated(family, case, everything, tmp_path):
+    if not pretend.is_registered():
+        pytest.skip(f"in a process of its own: pytest --device {pretend.NAME}:0 ({pretend.MISSING})")
+    if not everything and (family, case) != ("wan", "checkpointing"):
+        pytest.skip("the long form: --everything")
+    folder = heavy.make(family, tmp_path / family)
+    assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) > 50e6
+    training = heavy.Training(family, **CASES[case])
+    with pretend.active():
+        estimated, counted = heavy.estimated(folder, training), heavy.counted(folder, training)
+    for phase in heavy.PHASES:
+        assert estimated[phase] == pytest.approx(counted[phase], rel=0.15), phase
