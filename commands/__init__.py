@@ -7,6 +7,7 @@ Each file has `add`, which declares the command's arguments, and `_run`, which i
 COMMANDS = (
     "train",
     "validate",
+    "bundle",
     "memory",
     "nodes",
     "sample",

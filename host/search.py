@@ -28,7 +28,7 @@ def model(name: str, marker: str, published: str = "") -> Path:
     """
     folders = paths.model_folders()
     candidates = permissions.candidates(name, folders, "a model")
-    if is_hub_id(name) and (cached := _in_hub_cache(name)):
+    if is_hub_id(name) and (cached := in_hub_cache(name)):
         candidates.append(cached)
     for path in candidates:
         if (path / marker).is_file():
@@ -47,7 +47,8 @@ def model(name: str, marker: str, published: str = "") -> Path:
     )
 
 
-def _in_hub_cache(name: str) -> Path | None:
+def in_hub_cache(name: str) -> Path | None:
+    """The folder of a hub id in the local hub cache; None where it is not there."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -66,7 +67,7 @@ def may_download(name: str, switch: bool) -> bool:
     if not (switch or terminal.download) or not is_hub_id(name):
         return False
     want = permissions.Want(permissions.DOWNLOAD, name, "a model")
-    if not permissions.allowed(want) and _in_hub_cache(name):
+    if not permissions.allowed(want) and in_hub_cache(name):
         return False
     permissions.check(want)
     return True

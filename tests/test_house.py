@@ -15,7 +15,7 @@ from comfyui_otca.trainer.flow import FAMILIES
 from comfyui_otca.trainer.rewards import REWARDS
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("trainer", "inference", "nodes", "page", "study", "commands", "host")
+ROOMS = ("trainer", "bundle", "inference", "nodes", "page", "study", "commands", "host")
 OTHERS = (
     "assets",
     "bench",

@@ -30,7 +30,7 @@ def folders_do_not_change():
         for module, name in (
             (paths, "list_models"),
             (paths, "list_weights"),
-            (search, "_in_hub_cache"),
+            (search, "in_hub_cache"),
             (configured, "_object"),
             (configured, "modules"),
         ):

@@ -1,0 +1,183 @@
+"""`otca bundle --check`: is all there that a bundle's training needs, before anything is paid for?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ..host import files, paths
+from ..host.text import printable
+from ..study.needs import ONCE
+from ..trainer.flow.native.memory import GB
+from . import estimate, manifest
+from .found import MODELS
+from .manifest import Entry, Manifest, Progress
+
+OLDEST_PYTHON = (3, 10)
+LITTLE_DISK = 5 * GB
+SHOWN = 20  # findings of one kind that are listed one by one
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`severity`: error, warning or ok."""
+
+    severity: str
+    text: str
+
+    def __str__(self) -> str:
+        return printable(f"{self.severity}: {self.text}")
+
+
+def check(
+    folder: Path,
+    models: Sequence[Path] = (),
+    comfyui: Path | None = None,
+    *,
+    with_hashes: bool = True,
+    progress: Progress = lambda count: None,
+) -> list[Finding]:
+    """What is as the bundle wants it here, and what is not.
+
+    Args:
+        models: folders that hold models, looked into before $OTCA_MODELS and the bundle's own `models`.
+        comfyui: ComfyUI's folder.
+
+    Raises:
+        FileNotFoundError: no bundle there.
+        Damaged: its manifest is none.
+    """
+    wanted = manifest.read(folder)
+    roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
+    findings = [*_files(folder, wanted, with_hashes), *_models(wanted, roots, comfyui, with_hashes, progress)]
+    return [*findings, *_python(wanted), *_disk(folder), *_gpus(wanted), *_estimates(wanted)]
+
+
+def bytes_to_hash(folder: Path) -> int:
+    """Bytes of the models, for a progress bar."""
+    return sum(entry.bytes or 0 for entry in manifest.read(folder).models if entry.sha256)
+
+
+def _files(folder: Path, wanted: Manifest, with_hashes: bool) -> Iterator[Finding]:
+    wrong = []
+    for entry in wanted.files:
+        path = folder / entry.path
+        if not files.is_plain_file(path) or not path.resolve().is_relative_to(folder.resolve()):
+            wrong.append(f"{entry.path} of the bundle is missing, or no plain file")
+        elif problem := _differs(path, entry, with_hashes, lambda count: None):
+            wrong.append(f"{entry.path} of the bundle {problem}")
+    yield from _listed(wrong, "copy the bundle again")
+    if not wrong:
+        yield Finding("ok", f"all {len(wanted.files)} files of the bundle are as they were made")
+
+
+def _models(
+    wanted: Manifest, roots: Sequence[Path], comfyui: Path | None, with_hashes: bool, progress: Progress
+) -> Iterator[Finding]:
+    wrong, unknown = [], []
+    for entry in wanted.models:
+        candidates = list(_places(entry, roots, comfyui))
+        path = next((path for path in candidates if path.exists()), None)
+        name = entry.path if entry.where == MODELS else f"models/{entry.where}/{entry.path}"
+        if path is None:
+            wrong.append(f"model file {name} is missing, looked for as {', '.join(map(str, candidates))}")
+        elif entry.bytes is None:
+            unknown.append(f"{name} is there; its size was not known where the bundle was made")
+        elif problem := _differs(path, entry, with_hashes, progress):
+            wrong.append(f"model file {path} {problem}")
+    yield from _listed(wrong, "put the same file there that the bundle was made with")
+    yield from (Finding("warning", text) for text in unknown)
+    if not wrong and wanted.models:
+        compared = "size and SHA-256" if with_hashes and all(one.sha256 for one in wanted.models) else "size only"
+        yield Finding("ok", f"all {len(wanted.models)} model files are there ({compared})")
+
+
+def _places(entry: Entry, roots: Iterable[Path], comfyui: Path | None) -> Iterator[Path]:
+    if entry.where == MODELS:
+        yield from (root / entry.path for root in roots)
+        return
+    for root in [*([comfyui / "models"] if comfyui else []), *roots]:
+        for kind in (entry.where, ONCE.get(entry.where)):
+            if kind:
+                yield root / kind / entry.path
+
+
+def _differs(path: Path, entry: Entry, with_hashes: bool, progress: Progress) -> str | None:
+    if not path.is_file():
+        return "is no file"
+    size = path.stat().st_size
+    if size != entry.bytes:
+        return f"has {size:,} bytes, and should have {entry.bytes:,}"
+    if with_hashes and entry.sha256 and manifest.sha256(path, progress) != entry.sha256:
+        return "has the right size and another content (SHA-256)"
+    return None
+
+
+def _listed(wrong: Sequence[str], fix: str) -> Iterator[Finding]:
+    yield from (Finding("error", f"{text}. Fix: {fix}") for text in wrong[:SHOWN])
+    if len(wrong) > SHOWN:
+        yield Finding("error", f"and {len(wrong) - SHOWN} more files like these")
+
+
+def _python(wanted: Manifest) -> Iterator[Finding]:
+    here = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST_PYTHON:
+        yield Finding("error", f"Python {here} is too old. Fix: take 3.10 or newer, by PYTHON=…")
+    elif here.split(".")[:2] != wanted.python.split(".")[:2]:
+        yield Finding("warning", f"Python is {here}, and was {wanted.python} where the bundle was made")
+    else:
+        yield Finding("ok", f"Python {here}")
+    missing, others = [], []
+    for name, version in wanted.packages.items():
+        try:
+            installed = metadata.version(name).partition("+")[0]
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+            continue
+        if installed != version:
+            others.append(f"{name} {installed} instead of {version}")
+    direct = set(wanted.packages)
+    if missing:
+        listed = ", ".join(sorted(missing)[:SHOWN])
+        yield Finding("error", f"packages are missing: {listed}. Fix: bash run.sh --venv, or pip install -r requirements.txt")
+    if others:
+        yield Finding("warning", f"packages of another version: {', '.join(sorted(others)[:SHOWN])}")
+    if not missing and not others:
+        yield Finding("ok", f"all {len(direct)} packages are of the same version")
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    runs = Path(os.environ.get("RUNS") or folder)
+    place = next(path for path in (runs, *runs.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    text = f"{free / GB:.1f} GB of the disk are free for the run"
+    yield Finding("warning" if free < LITTLE_DISK else "ok", text)
+
+
+def _gpus(wanted: Manifest) -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("error", f"torch cannot be imported ({error}). Fix: install it for this machine's GPU")
+        return
+    version = torch.__version__.partition("+")[0]
+    if version != wanted.torch:
+        yield Finding("warning", f"torch is {version}, and was {wanted.torch} where the bundle was made")
+    if not torch.cuda.is_available():
+        yield Finding("warning", "no GPU is seen by torch here; the training would be on the CPU")
+        return
+    needed = wanted.memory.get("bytes")
+    for number in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(number)
+        little = isinstance(needed, int) and properties.total_memory < needed
+        text = f"GPU {number}: {properties.name}, {properties.total_memory / GB:.1f} GB"
+        yield Finding("warning" if little else "ok", f"{text}, less than the estimate" if little else text)
+
+
+def _estimates(wanted: Manifest) -> Iterator[Finding]:
+    yield from (Finding("ok", line) for line in estimate.in_words(wanted.memory, wanted.pace))

@@ -1,0 +1,343 @@
+"""What goes into a bundle: the part of a graph that trains, by the names that its files have there, and these files.
+
+What an input names is known by its node's WANTS, so that a new node needs nothing here. A path of this machine that is left in
+the graph is refused, and so is what looks like a key: a bundle is made to be copied elsewhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..host import paths
+from ..host.access import folders, opening, permissions, wants
+from ..host.access.permissions import PAIRS, POST, PROMPTS, READ, RUN, Want
+from ..host.names import plain_name
+from ..inference import guidance
+from ..trainer.flow.files import ADAPTER
+from ..trainer.pairs import reading
+from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
+from ..trainer.workflow import foreign
+from ..trainer.workflow.graph import constants, is_link
+from ..trainer.workflow.problem import Problem, WorkflowError, errors
+from ..trainer.workflow.running import Workflow
+from . import found
+from .found import MODELS, Model
+
+INPUTS, REWARDS, LORAS, OWN_MODELS, VOTES = "inputs", "rewards", "loras", "models", "votes"
+ADAPTER_WHY, GUIDE_WHY = "an adapter", "a guide"
+KEY = re.compile(r"api[-_ ]?key|secret|passw|authorization|bearer|(access|auth)[-_ ]?token", re.IGNORECASE)
+
+Source = Path | bytes
+
+
+@dataclass
+class Contents:
+    """What one bundle holds.
+
+    Attributes:
+        graph: in API form, as it is written.
+        run_name: a plain name.
+        copied: {path in the bundle: what is written there}.
+        models: what is expected there.
+        hosts: `name:port` that it sends to, which were allowed here.
+        variables: environment variables that hold what is secret: their names alone.
+        comfyui: what ComfyUI has to bring; None where the graph does without it.
+        notes: what a person should know, a sentence each.
+    """
+
+    graph: dict[str, dict]
+    run_name: str
+    copied: dict[str, Source] = field(default_factory=dict)
+    models: list[Model] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    variables: list[str] = field(default_factory=list)
+    comfyui: foreign.Needs | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
+    """What a bundle of this workflow holds. It has to be one that validates (`begun_from_runs` comes before).
+
+    Args:
+        run_name: instead of the graph's own.
+
+    Raises:
+        WorkflowError: names the node and the input that keep it from being bundled.
+        ValueError: the run's name is no plain one.
+        NotAllowed: a file that workflows may not read, or that may not be run.
+    """
+    graph = {node_id: workflow.graph[node_id] for node_id in workflow.needed()}
+    (run,) = [entry["inputs"] for entry in graph.values() if entry["class_type"] == RUN_NODE]
+    try:
+        run["run_name"] = plain_name(run_name or run.get("run_name"))
+    except ValueError as error:
+        raise ValueError(f"run_name = {run_name or run.get('run_name')!r} {error}") from error
+    collector = _Collector(workflow, Contents(graph, run["run_name"]))
+    for node_id in graph:
+        collector.take(node_id)
+    collector.finish()
+    if collector.problems:
+        raise WorkflowError(collector.problems)
+    return collector.contents
+
+
+def begun_from_runs(workflow: Workflow) -> Workflow:
+    """The same workflow where `resume_run`, which only the canvas knows, is the adapter of that run to start from.
+
+    Raises:
+        WorkflowError: there is no such run here, or it has saved no adapter.
+    """
+    graph = copy.deepcopy(workflow.graph)
+    for node_id, entry in graph.items():
+        inputs = entry["inputs"]
+        name = inputs.get("resume_run")
+        if entry["class_type"] not in MODEL_NODES or not isinstance(name, str) or not name:
+            continue
+        try:
+            adapter = guidance.find(str(paths.runs_folder().resolve() / plain_name(name)))
+        except (OSError, ValueError) as error:
+            fix = "leave resume_run empty, or say by OTCA_RUNS which folder holds that run"
+            raise WorkflowError([workflow.problem(node_id, "resume_run", name, str(error), fix)]) from error
+        inputs["resume_run"], inputs["start_from"] = "", str(adapter)
+    return Workflow(graph, workflow.node_classes, workflow.display_names, workflow.addresses)
+
+
+def problems_of(workflow: Workflow, processes: int = 1) -> list[Problem]:
+    """What keeps so many processes from training it, as `otca validate` says it."""
+    from ..trainer.run import preflight
+
+    return preflight.problems(workflow, processes)
+
+
+class _Collector:
+    """Goes through the nodes, renames what they name, and notes what is copied and expected."""
+
+    def __init__(self, workflow: Workflow, contents: Contents):
+        self.workflow, self.contents = workflow, contents
+        self.problems: list[Problem] = []
+        self._named: dict[tuple[str, Path], str] = {}  # (folder in the bundle or MODELS, path here): its name there
+
+    def take(self, node_id: str) -> None:
+        entry, cls = self.contents.graph[node_id], self.workflow.node_class(node_id)
+        if not getattr(cls, "FOREIGN", False):
+            for name, value in constants(entry).items():
+                if isinstance(value, str) and value and (want := _asked(cls, entry, name)):
+                    try:
+                        entry["inputs"][name] = self._renamed(node_id, want, value)
+                    except (OSError, ValueError, opening.Refused) as error:
+                        message, _, fix = str(error).partition(" Fix: ")
+                        self._refuse(node_id, name, value, message, fix or "name a file that can be read")
+            if entry["class_type"] == VOTE_NODE:
+                self._votes(entry["inputs"])
+        self._secrets(node_id, entry)
+        for name, value in constants(entry).items():
+            if _is_of_this_machine(value) and not self._is_prose(node_id, name):
+                self._refuse(
+                    node_id, name, value, "is a path of this machine", "put it into ComfyUI's folders, and name it"
+                )
+
+    def finish(self) -> None:
+        """What is known of the graph as a whole."""
+        contents = self.contents
+        contents.comfyui = foreign.needs(contents.graph, self.workflow.node_classes)
+        for kind, name in contents.comfyui.files if contents.comfyui else ():
+            contents.models.append(Model(name, kind, found.of_comfyui(kind, name)))
+        for want in wants.wants_of(contents.graph, self.workflow.node_classes):
+            if want.kind == POST and not want.linked:
+                host = want.what.rpartition(":")[0]
+                if permissions.is_loopback(host):
+                    note = f"A server has to answer at {want.what} on the machine that trains"
+                    contents.notes.append(f"{note}: the workflow sends {want.why} there.")
+                else:
+                    contents.hosts.append(want.what)
+        contents.hosts = list(dict.fromkeys(contents.hosts))
+        contents.notes = list(dict.fromkeys(contents.notes))
+        home = str(Path.home())
+        for node_id, entry in contents.graph.items():
+            if len(home) > 1 and home in json.dumps(entry, ensure_ascii=False).replace("\\\\", "\\"):
+                self._refuse(
+                    node_id, None, None, f"holds the path of your home folder, {home}", "take it out of its texts"
+                )
+
+    # --- one input --------------------------------------------------------------------------------------------------
+
+    def _renamed(self, node_id: str, want: Want, value: str) -> str:
+        if want.kind == RUN:
+            return self._copy_python(value)
+        if want.kind != READ or value == getattr(self.workflow.node_class(node_id), "FOLDERS_OWN", None):
+            return value
+        if want.why == PROMPTS:
+            return self._copy_prompts(value)
+        if want.why == PAIRS:
+            return self._copy_pairs(value)
+        if want.why == ADAPTER_WHY:
+            return self._copy_adapter(value)
+        if want.why == GUIDE_WHY:
+            raise ValueError("guides are not bundled. Fix: leave out the node")
+        path = found.model(value, want.why)
+        if self.workflow.nodes[node_id].class_type == "OTCA_RewardMyTaste" and want.input == "path":
+            return self._copy_taste(node_id, value, path)
+        return self._expect(value, path)
+
+    def _copy_python(self, value: str) -> str:
+        source = permissions.python_file(value)  # which also says whether it may be run
+        self.contents.notes.append(
+            f"Reward: Python runs {REWARDS}/{source.name} alone. Other files that it imports, and packages, are not in this bundle."
+        )
+        return self._copy(source, REWARDS)
+
+    def _copy_prompts(self, value: str) -> str:
+        path, descriptor = permissions.open_prompts(value)
+        content = opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
+        if own := _name_in_pack(path, paths.ASSETS / "prompts"):
+            return own
+        return self._copy(path, INPUTS, content)
+
+    def _copy_pairs(self, value: str) -> str:
+        taken = reading.read_folder(value)
+        if own := _name_in_pack(taken.path, paths.ASSETS / "prompts"):
+            return own
+        name = self._name(taken.path, INPUTS)
+        below = f"{INPUTS}/{name}"
+        listed = folders.read_below(taken.path, reading.FILE, reading.MOST_LIST_BYTES)
+        self.contents.copied[f"{below}/{reading.FILE}"] = listed
+        for pair in taken.pairs:
+            for file in pair.files:
+                taken.picture(pair, file)  # a link out of the folder is refused here
+                self.contents.copied[f"{below}/{os.path.normpath(file)}"] = taken.path / file
+        return name
+
+    def _copy_adapter(self, value: str) -> str:
+        adapter = guidance.find(value)
+        # A run's adapter has the same name in every run: here it gets the run's.
+        is_run = adapter.name == ADAPTER
+        name = self._name(adapter.parent / f"{adapter.parent.name}{adapter.suffix}" if is_run else adapter, LORAS)
+        for file in guidance.files_of(adapter):
+            ending = file.stem.removeprefix(adapter.stem)
+            self.contents.copied[f"{LORAS}/{Path(name).stem}{ending}{file.suffix}"] = file
+        return name
+
+    def _copy_taste(self, node_id: str, value: str, path: Path | None) -> str:
+        from ..trainer.networks import features
+        from ..trainer.rewards.vote.head import Head
+
+        if path is None:
+            raise FileNotFoundError(f"{value} was not found")
+        inputs = self.contents.graph[node_id]["inputs"]
+        if not inputs.get("encoder"):  # then the file names it, by the name that it has here
+            encoder = Head.load(path).encoder
+            inputs["encoder"] = self._expect(encoder, features.find(encoder))
+        return self._copy(path, OWN_MODELS)
+
+    def _votes(self, inputs: Mapping[str, Any]) -> None:
+        name = inputs.get("votes")
+        if not isinstance(name, str) or not (folder := paths.votes_folder() / plain_name(name)).is_dir():
+            return
+        for file in sorted(folder.rglob("*")):
+            if file.is_symlink():
+                raise ValueError(f"{file} is a link. Fix: put the file itself there, or move the link elsewhere")
+            if file.is_file():
+                self.contents.copied[f"{VOTES}/{name}/{file.relative_to(folder).as_posix()}"] = file
+        self.contents.notes.append(
+            f"To go on with the votes of this bundle: python ComfyUI-OTCA vote --folder {VOTES}/NAME, in this folder."
+        )
+
+    def _expect(self, value: str, path: Path | None) -> str:
+        """Notes a model, and returns its name: the graph's own, or for a path the file's or folder's."""
+        if path is not None and (own := _name_in_pack(path, paths.ASSETS)):
+            return own
+        if permissions.is_plain(value):
+            name = Path(value).as_posix()
+        elif path is None:
+            raise FileNotFoundError(f"{value} was not found")
+        else:
+            name = self._name(path, MODELS)
+        expected = Model(name, MODELS, path)
+        if expected not in self.contents.models:
+            self.contents.models.append(expected)
+        return name
+
+    def _copy(self, source: Path, folder: str, content: bytes | None = None) -> str:
+        name = self._name(source, folder)
+        self.contents.copied[f"{folder}/{name}"] = source if content is None else content
+        return name
+
+    def _name(self, source: Path, folder: str) -> str:
+        """A plain name that nothing else has in that folder of the bundle; two inputs that name one file share it."""
+        key = folder, Path(os.path.abspath(source))
+        if key not in self._named:
+            stem, suffix = (source.name, "") if source.is_dir() else (source.stem, source.suffix)
+            stem = re.sub(r"[^\w .+-]", "_", stem).strip(". -") or "file"
+            suffix = re.sub(r"[^\w.]", "_", suffix)
+            taken = {name.lower() for (other, _), name in self._named.items() if other == folder}
+            endings = ("", *(f"_{number}" for number in range(2, len(taken) + 3)))
+            names = (f"{stem[:80]}{ending}{suffix}" for ending in endings)
+            self._named[key] = plain_name(next(name for name in names if name.lower() not in taken))
+        return self._named[key]
+
+    # --- what must not leave ----------------------------------------------------------------------------------------
+
+    def _secrets(self, node_id: str, entry: Mapping) -> None:
+        """An address with a query and further fields of a request may hold a key; tokens are named, and named alone."""
+        inputs, cls = constants(entry), self.workflow.node_class(node_id)
+        if variable := inputs.get("token_variable"):
+            self.contents.variables += [str(variable), f"{variable}_HOST"]
+        if inputs.get("wandb_project"):
+            self.contents.variables.append("WANDB_API_KEY")
+        for name, value in inputs.items():
+            if not isinstance(value, str) or getattr(cls, "FOREIGN", False):
+                continue
+            want = _asked(cls, entry, name)
+            if want and want.kind == POST and name == "url" and ("?" in value or "#" in value):
+                message = "carries a query, which may hold a key"
+                fix = "give the address without it, and a token by token_variable"
+                self._refuse(node_id, name, value.split("?")[0].split("#")[0], message, fix)
+            if name == "extra" and KEY.search(value):
+                self._refuse(node_id, name, None, "looks like it holds a key", "give it by token_variable")
+
+    def _is_prose(self, node_id: str, name: str) -> bool:
+        declared = self.workflow.nodes[node_id].declared.get(name)
+        return declared is not None and bool(declared.options.get("multiline"))
+
+    def _refuse(self, node_id: str, name: str | None, value: Any, message: str, fix: str) -> None:
+        self.problems.append(self.workflow.problem(node_id, name, value, message, fix))
+
+
+def _asked(cls: type, entry: Mapping, name: str) -> Want | None:
+    """What naming something in this input asks for. Asked as if it were linked, since a plain name asks for nothing."""
+    if not hasattr(cls, "WANTS"):
+        return None
+    given = {key: None if is_link(value) else value for key, value in entry["inputs"].items() if key != "cls"}
+    return next((want for want in cls.WANTS(**{**given, name: None}) if want.input == name), None)
+
+
+def _name_in_pack(path: Path, folder: Path) -> str | None:
+    """What comes with the pack, by its name there; None for anything else."""
+    real, above = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    return real.relative_to(above).as_posix() if real.is_relative_to(above) else None
+
+
+def _is_of_this_machine(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_is_of_this_machine, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_of_this_machine, value))
+    if not isinstance(value, str) or "\n" in value:
+        return False
+    drive = re.match(r"[A-Za-z]:[\\/]", value) is not None
+    return os.path.isabs(value) or drive or value.startswith(("~", "\\")) or opening.remote(value)
+
+
+def check_ready(workflow: Workflow, processes: int = 1) -> list[Problem]:
+    """Warnings of a workflow that can be trained. Raises WorkflowError with all problems of one that cannot."""
+    problems = problems_of(workflow, processes)
+    if errors(problems):
+        raise WorkflowError(problems)
+    return problems

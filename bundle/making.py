@@ -1,0 +1,238 @@
+"""Writes a bundle: a folder or a zip. What stands in it by name was chosen by `contents`; the scripts are those of assets/bundle/."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from .. import __version__
+from ..host import files, paths
+from ..host.text import printable, quoted
+from ..trainer.workflow.graph import planned_iterations
+from . import estimate, manifest, packages
+from .contents import Contents
+from .found import MODELS
+from .manifest import Entry, Manifest, Progress
+
+SCRIPTS = paths.ASSETS / "bundle"
+RENAMED = {"dockerignore": ".dockerignore"}  # which a package of Python would leave out
+README, SETTINGS, WORKFLOW = "README.md", "settings.sh", "workflow.json"
+RUNS = ("run.sh",)  # what may be executed
+ZIP = ".zip"
+ZIP_DATE = (2020, 1, 1, 0, 0, 0)  # of every file in it: two bundles of one workflow are the same to the byte
+
+
+def check_target(target: Path) -> None:
+    """Raises ValueError where something is in the way."""
+    fix = "Fix: choose another --output"
+    if target.suffix.lower() == ZIP:
+        if files.present(target):
+            raise ValueError(f"--output {target} is there already. {fix}")
+    elif target.is_symlink() or (files.present(target) and not target.is_dir()):
+        raise ValueError(f"--output {target} is no folder. {fix}, or end its name with {ZIP}")
+    elif target.is_dir() and any(target.iterdir()):
+        raise ValueError(f"--output {target} is not empty. {fix}")
+
+
+def bytes_to_hash(contents: Contents) -> int:
+    """Bytes of the models, for a progress bar."""
+    return sum(file.stat().st_size for model in contents.models for _, file in model.files())
+
+
+def make(
+    contents: Contents,
+    target: Path,
+    *,
+    with_hashes: bool = True,
+    progress: Progress = lambda count: None,
+    comfyui: Path | None = None,
+    run: Path | None = None,
+) -> Manifest:
+    """Writes the bundle, whole or not at all.
+
+    Args:
+        target: a folder that is empty or not there yet, or a .zip that is not there yet.
+        with_hashes: also of the models; without them, a check there compares sizes only.
+        progress: called with the bytes of models that were read.
+        comfyui: whose models are looked at for the estimate of memory.
+        run: a folder in which this workflow was trained.
+
+    Raises:
+        ValueError: something is in the way, or a package is missing.
+        OSError: it cannot be written.
+    """
+    check_target(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=".otca-bundle-", dir=target.parent))
+    try:
+        folder = aside / contents.run_name
+        folder.mkdir()
+        described = _describe(contents, comfyui, run)
+        described.models = _models(contents, with_hashes, progress)
+        _fill(folder, contents, described)
+        (folder / manifest.NAME).write_text(described.text(), encoding="utf-8")
+        if target.suffix.lower() == ZIP:
+            packed = aside / "packed"
+            _pack(folder, packed)
+            check_target(target)
+            files.put_in_place(packed, target)
+        else:
+            if target.is_dir():
+                target.rmdir()  # which removes no folder that is not empty
+            os.replace(folder, target)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return described
+
+
+def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Manifest:
+    chosen = packages.installed(contents.graph)
+    contents.copied["requirements.txt"] = packages.requirements_text(chosen).encode()
+    contents.copied["constraints.txt"] = packages.constraints_text(chosen).encode()
+    return Manifest(
+        run_name=contents.run_name,
+        otca=__version__,
+        python=platform.python_version(),
+        torch=packages.torch_version(),
+        packages=manifest.packages_of(packages.requirements_text(chosen), packages.constraints_text(chosen)),
+        iterations=planned_iterations(contents.graph),
+        memory=estimate.memory(contents.graph, comfyui),
+        pace=estimate.pace(contents.graph, run),
+    )
+
+
+def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[Entry]:
+    entries: dict[Entry, None] = {}
+    for model in contents.models:
+        listed = model.files()
+        for name, file in listed:
+            digest = manifest.sha256(file, progress) if with_hashes else None
+            entries[Entry(name, file.stat().st_size, digest, model.where)] = None
+        if not listed:
+            entries[Entry(model.name, None, None, model.where)] = None
+    return list(entries)
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
+    sources = dict(contents.copied)
+    for script in sorted(SCRIPTS.iterdir()):
+        sources[RENAMED.get(script.name, script.name)] = script
+    sources |= {f"{packages.FOLDER}/{name}": file for name, file in packages.pack_files()}
+    sources[WORKFLOW] = (json.dumps(contents.graph, indent=2, ensure_ascii=False) + "\n").encode()
+    sources[SETTINGS] = settings_text(contents).encode()
+    sources[README] = _readme(contents, described).encode()
+    for name in ("inputs", "loras", "models", "rewards"):  # so that nobody has to make them
+        (folder / name).mkdir()
+    for name, source in sorted(sources.items()):
+        if not manifest.is_below(name):
+            raise ValueError(f"{name!r} would lie outside of the bundle. Fix: rename that file")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(source, bytes):
+            path.write_bytes(source)
+        else:
+            shutil.copyfile(source, path)
+        path.chmod(0o755 if name in RUNS else 0o644)
+        digest = manifest.sha256(path, lambda count: None)
+        described.files.append(Entry(name, path.stat().st_size, digest))
+
+
+def settings_text(contents: Contents) -> str:
+    """What run.sh reads: the only script with names of the user's in it, each quoted so that a shell takes it for no more."""
+    needs = contents.comfyui
+    lists = {"CUSTOM_NODES": needs.packs if needs else (), "ALLOW_HOSTS": contents.hosts}
+    lines = [f"RUN_NAME={shlex.quote(contents.run_name)}", f"NEEDS_COMFYUI={'1' if needs else ''}"]
+    lines += [f"{name}=({shlex.join(values)})" for name, values in lists.items()]
+    return "# Made by otca bundle, read by run.sh.\n" + "\n".join(lines) + "\n"
+
+
+def _readme(contents: Contents, described: Manifest) -> str:
+    text = (SCRIPTS / README).read_text(encoding="utf-8")
+    needs = contents.comfyui
+    more = [*(part for pack in (needs.packs if needs else ()) for part in ("--custom-nodes", pack))]
+    if needs:
+        more = ["--comfyui", "ComfyUI", *more]
+    more += [part for host in contents.hosts for part in ("--allow-host", host)]
+    values = {
+        "@RUN@": printable(contents.run_name),
+        "@VERSION@": __version__,
+        "@MODELS@": _models_text(described.models),
+        "@COMFYUI@": _comfyui_text(contents),
+        "@ESTIMATE@": "\n".join(f"- {line}" for line in estimate.in_words(described.memory, described.pace)),
+        "@ACCELERATE@": f" {shlex.join(more)}" if more else "",
+        "@NOTES@": "\n".join(f"- {note}" for note in _notes(contents)),
+    }
+    for name, value in values.items():
+        text = text.replace(name, value)
+    return text
+
+
+def _models_text(models: list[Entry]) -> str:
+    if not models:
+        return "This workflow needs no models but those that come with the pack."
+    rows = ["| file | where | size |", "|---|---|---|"]
+    for entry in models:
+        where = "`$OTCA_MODELS`" if entry.where == MODELS else f"`ComfyUI/models/{entry.where}`"
+        size = "unknown" if entry.bytes is None else f"{entry.bytes:,} bytes"
+        rows.append(f"| `{quoted(entry.path, 300)[1:-1]}` | {where} | {size} |")
+    return "\n".join(rows)
+
+
+def _comfyui_text(contents: Contents) -> str:
+    if contents.comfyui is None:
+        return ""
+    packs = "".join(f"\n- the pack {quoted(pack)} in its custom_nodes" for pack in contents.comfyui.packs)
+    return (
+        "\nThis workflow has nodes of ComfyUI's. Put its folder into this one as `ComfyUI`, or say by `COMFYUI_PATH` where it is, with "
+        f"its `requirements.txt` installed in the Python that trains. No server is started. It also needs:\n{packs or ' nothing more.'}\n"
+    )
+
+
+def _notes(contents: Contents) -> list[str]:
+    notes = list(contents.notes)
+    if contents.hosts:
+        notes.append(f"The workflow sends pictures, prompts or figures to {', '.join(contents.hosts)}, as you allowed.")
+    if contents.variables:
+        named = ", ".join(f"`{printable(name)}`" for name in contents.variables)
+        notes.append(f"Secrets are not in this bundle. Set these variables where it trains: {named}.")
+    notes.append("Environment variables, permissions that you gave by clicks, the canvas and earlier runs are not in this bundle.")
+    return [" ".join(note.split()) for note in notes]
+
+
+# --- the zip ----------------------------------------------------------------------------------------------------------
+
+
+def _pack(folder: Path, target: Path) -> None:
+    """All in a folder of the run's name, so that it unpacks into one."""
+    with zipfile.ZipFile(target, "x", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*")):
+            name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
+            info = zipfile.ZipInfo(name + "/" if path.is_dir() else name, ZIP_DATE)
+            info.external_attr = (0o40755 << 16 | 0x10) if path.is_dir() else (0o100000 | path.stat().st_mode & 0o777) << 16
+            info.compress_type = zipfile.ZIP_STORED if path.suffix in (".safetensors", ".png", ".jpg") else zipfile.ZIP_DEFLATED
+            if path.is_dir():
+                archive.writestr(info, b"")
+                continue
+            with path.open("rb") as source, archive.open(info, "w", force_zip64=True) as file:
+                shutil.copyfileobj(source, file, 1 << 20)
+
+
+def report(contents: Contents, described: Manifest) -> Mapping[str, object]:
+    """What the page shows of a bundle that was made."""
+    sizes = [entry.bytes or 0 for entry in described.models]
+    return {
+        "models": [{"path": entry.path, "where": entry.where, "bytes": entry.bytes} for entry in described.models],
+        "model_bytes": sum(sizes),
+        "notes": _notes(contents),
+        "estimate": estimate.in_words(described.memory, described.pace),
+    }

@@ -1,0 +1,106 @@
+"""`otca bundle`: writes all that a training elsewhere needs, or checks it there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import options
+
+
+def add(commands) -> None:
+    parser = commands.add_parser(
+        "bundle", help="write, or check, all that a training elsewhere needs", description=_run.__doc__
+    )
+    parser.add_argument("workflow", type=Path, nargs="?", help="exported by ComfyUI, a .png it saved, or a run")
+    options.set_argument(parser)
+    parser.add_argument("--output", type=options.folder, metavar="FOLDER|FILE.zip", help="what is written")
+    parser.add_argument("--run-name", metavar="NAME", help="of the run there, instead of the workflow's own")
+    parser.add_argument(
+        "--gpus", type=options.positive, default=1, metavar="N", help="check the workflow for N processes (default: 1)"
+    )
+    parser.add_argument(
+        "--check", type=options.existing_folder, metavar="FOLDER", help="check that bundle, the models and this machine"
+    )
+    parser.add_argument(
+        "--models",
+        action="append",
+        default=[],
+        type=options.existing_folder,
+        metavar="PATH",
+        help="with --check: a folder of models, beside $OTCA_MODELS. May be given more than once",
+    )
+    parser.add_argument("--no-hash", action="store_true", help="only the sizes of models, which takes no time")
+    options.comfyui_arguments(parser)
+    options.permission_arguments(parser)
+    parser.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Writes a folder or a zip with the workflow, its files, the pack, the exact packages, and scripts that train it elsewhere: by a
+    shell, Docker, SLURM or SkyPilot. Models are not copied: their sizes and SHA-256 are written down, and --check compares them there,
+    with exit code 1 where one is missing or another one. Nothing is uploaded.
+    """
+    if arguments.check is not None:
+        return _check(arguments)
+    if arguments.workflow is None or arguments.output is None:
+        raise ValueError("no workflow or no --output. Fix: otca bundle WORKFLOW --output FOLDER, or otca bundle --check FOLDER")
+    from ..bundle import contents, making
+    from ..host.terminal import quiet_libraries
+
+    quiet_libraries()
+    making.check_target(arguments.output)
+    workflow = contents.begun_from_runs(options.load(arguments))
+    problems = contents.problems_of(workflow, arguments.gpus)
+    if options.print_problems(problems):
+        return options.EXIT_BAD_INPUT
+    held = contents.collect(workflow, arguments.run_name)
+    total = 0 if arguments.no_hash else making.bytes_to_hash(held)
+    with _bar(total) as progress:
+        described = making.make(
+            held,
+            arguments.output,
+            with_hashes=not arguments.no_hash,
+            progress=progress,
+            comfyui=_comfyui(arguments),
+            run=arguments.workflow if arguments.workflow.is_dir() else None,
+        )
+    shown = making.report(held, described)
+    print(f"{arguments.output}: {len(described.files)} files, and {len(described.models)} model files that it expects there")
+    for line in (*shown["estimate"], *shown["notes"]):
+        print(f"  {line}")
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from ..bundle import checking
+
+    with_hashes = not arguments.no_hash
+    with _bar(checking.bytes_to_hash(arguments.check) if with_hashes else 0) as progress:
+        findings = checking.check(
+            arguments.check, arguments.models, _comfyui(arguments), with_hashes=with_hashes, progress=progress
+        )
+    for finding in findings:
+        print(finding)
+    return int(any(finding.severity == "error" for finding in findings))
+
+
+def _comfyui(arguments: argparse.Namespace) -> Path | None:
+    folder = arguments.comfyui or os.environ.get("COMFYUI_PATH")
+    return Path(folder).expanduser() if folder else None
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[int], object]]:
+    """Shows on the terminal how many bytes have been read, where there are some to read."""
+    if not total:
+        yield lambda count: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="B", unit_scale=True, desc="SHA-256 of models", file=sys.stderr) as bar:
+        yield bar.update
