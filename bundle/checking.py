@@ -144,7 +144,9 @@ def _python(wanted: Manifest) -> Iterator[Finding]:
     direct = set(wanted.packages)
     if missing:
         listed = ", ".join(sorted(missing)[:SHOWN])
-        yield Finding("error", f"packages are missing: {listed}. Fix: bash run.sh --venv, or pip install -r requirements.txt")
+        yield Finding(
+            "error", f"packages are missing: {listed}. Fix: bash run.sh --venv, or pip install -r requirements.txt"
+        )
     if others:
         yield Finding("warning", f"packages of another version: {', '.join(sorted(others)[:SHOWN])}")
     if not missing and not others:

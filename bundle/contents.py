@@ -25,7 +25,7 @@ from ..trainer.pairs import reading
 from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
-from ..trainer.workflow.problem import Problem, WorkflowError, errors
+from ..trainer.workflow.problem import Problem, WorkflowError
 from ..trainer.workflow.running import Workflow
 from . import found
 from .found import MODELS, Model
@@ -126,22 +126,22 @@ class _Collector:
 
     def take(self, node_id: str) -> None:
         entry, cls = self.contents.graph[node_id], self.workflow.node_class(node_id)
-        if not getattr(cls, "FOREIGN", False):
-            for name, value in constants(entry).items():
-                if isinstance(value, str) and value and (want := _asked(cls, entry, name)):
-                    try:
-                        entry["inputs"][name] = self._renamed(node_id, want, value)
-                    except (OSError, ValueError, opening.Refused) as error:
-                        message, _, fix = str(error).partition(" Fix: ")
-                        self._refuse(node_id, name, value, message, fix or "name a file that can be read")
-            if entry["class_type"] == VOTE_NODE:
-                self._votes(entry["inputs"])
+        refused = set()
+        for name, value in constants(entry).items() if not getattr(cls, "FOREIGN", False) else ():
+            if isinstance(value, str) and value and (want := _asked(cls, entry, name)):
+                try:
+                    entry["inputs"][name] = self._renamed(node_id, want, value)
+                except (OSError, ValueError, opening.Refused) as error:
+                    message, _, fix = str(error).partition(" Fix: ")
+                    self._refuse(node_id, name, value, message, fix or "name a file that can be read")
+                    refused.add(name)
+        if entry["class_type"] == VOTE_NODE:
+            self._votes(entry["inputs"])
         self._secrets(node_id, entry)
         for name, value in constants(entry).items():
-            if _is_of_this_machine(value) and not self._is_prose(node_id, name):
-                self._refuse(
-                    node_id, name, value, "is a path of this machine", "put it into ComfyUI's folders, and name it"
-                )
+            if name not in refused and _is_of_this_machine(value) and not self._is_prose(node_id, name):
+                fix = "put the file into ComfyUI's folders, and name it"
+                self._refuse(node_id, name, value, "is a path of this machine", fix)
 
     def finish(self) -> None:
         """What is known of the graph as a whole."""
@@ -189,7 +189,7 @@ class _Collector:
     def _copy_python(self, value: str) -> str:
         source = permissions.python_file(value)  # which also says whether it may be run
         self.contents.notes.append(
-            f"Reward: Python runs {REWARDS}/{source.name} alone. Other files that it imports, and packages, are not in this bundle."
+            f"Reward: Python runs {REWARDS}/{source.name}. Other files that it imports, and packages, are not in this bundle."
         )
         return self._copy(source, REWARDS)
 
@@ -333,11 +333,3 @@ def _is_of_this_machine(value: Any) -> bool:
         return False
     drive = re.match(r"[A-Za-z]:[\\/]", value) is not None
     return os.path.isabs(value) or drive or value.startswith(("~", "\\")) or opening.remote(value)
-
-
-def check_ready(workflow: Workflow, processes: int = 1) -> list[Problem]:
-    """Warnings of a workflow that can be trained. Raises WorkflowError with all problems of one that cannot."""
-    problems = problems_of(workflow, processes)
-    if errors(problems):
-        raise WorkflowError(problems)
-    return problems

@@ -72,7 +72,9 @@ def in_words(memory: Mapping[str, Any], pace: Mapping[str, Any]) -> list[str]:
         lines.append(f"memory: unknown ({_short(memory)})")
     speed, hours = pace.get("samples_per_hour"), pace.get("hours")
     if isinstance(speed, float) and isinstance(hours, float):
-        lines.append(f"time: about {hours:.2g} hours, {speed:.3g} samples an hour (an estimate: {_short(pace, 'note')})")
+        lines.append(
+            f"time: about {hours:.2g} hours, {speed:.3g} samples an hour (an estimate: {_short(pace, 'note')})"
+        )
     else:
         lines.append(f"time: unknown ({_short(pace)})")
     return lines

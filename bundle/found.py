@@ -76,7 +76,9 @@ def model(name: str, why: str) -> Path | None:
     candidates = permissions.candidates(name, list(dict.fromkeys(folders)), why)
     if permissions.is_plain(name):
         pattern = f"*/{glob.escape(Path(name).name)}"  # as `search.reward_file` looks for a file
-        candidates += [path for folder in paths.model_folders() for path in sorted(folder.glob(pattern)) if path.is_file()]
+        candidates += [
+            path for folder in paths.model_folders() for path in sorted(folder.glob(pattern)) if path.is_file()
+        ]
     if is_hub_id(name) and (cached := search.in_hub_cache(name)):
         candidates.append(cached)
     return next((path for path in candidates if path.exists()), None)

@@ -1,4 +1,4 @@
-"""Writes a bundle: a folder or a zip. What stands in it by name was chosen by `contents`; the scripts are those of assets/bundle/."""
+"""Writes a bundle: a folder or a zip. `contents` chose what is in it; the scripts are those of assets/bundle/."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from .. import __version__
 from ..host import files, paths
 from ..host.text import printable, quoted
 from ..trainer.workflow.graph import planned_iterations
@@ -98,7 +97,7 @@ def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Man
     contents.copied["constraints.txt"] = packages.constraints_text(chosen).encode()
     return Manifest(
         run_name=contents.run_name,
-        otca=__version__,
+        otca=packages.version(),
         python=platform.python_version(),
         torch=packages.torch_version(),
         packages=manifest.packages_of(packages.requirements_text(chosen), packages.constraints_text(chosen)),
@@ -165,7 +164,7 @@ def _readme(contents: Contents, described: Manifest) -> str:
     more += [part for host in contents.hosts for part in ("--allow-host", host)]
     values = {
         "@RUN@": printable(contents.run_name),
-        "@VERSION@": __version__,
+        "@VERSION@": packages.version(),
         "@MODELS@": _models_text(described.models),
         "@COMFYUI@": _comfyui_text(contents),
         "@ESTIMATE@": "\n".join(f"- {line}" for line in estimate.in_words(described.memory, described.pace)),
@@ -193,8 +192,10 @@ def _comfyui_text(contents: Contents) -> str:
         return ""
     packs = "".join(f"\n- the pack {quoted(pack)} in its custom_nodes" for pack in contents.comfyui.packs)
     return (
-        "\nThis workflow has nodes of ComfyUI's. Put its folder into this one as `ComfyUI`, or say by `COMFYUI_PATH` where it is, with "
-        f"its `requirements.txt` installed in the Python that trains. No server is started. It also needs:\n{packs or ' nothing more.'}\n"
+        "\nThis workflow has nodes of ComfyUI's. Put its folder into this one as `ComfyUI`, or name it by `COMFYUI_PATH`. "
+        "The Python that trains needs the packages of its `requirements.txt` too. No server is started."
+        + (f" It also needs:\n{packs}" if packs else "")
+        + "\n"
     )
 
 
@@ -205,7 +206,7 @@ def _notes(contents: Contents) -> list[str]:
     if contents.variables:
         named = ", ".join(f"`{printable(name)}`" for name in contents.variables)
         notes.append(f"Secrets are not in this bundle. Set these variables where it trains: {named}.")
-    notes.append("Environment variables, permissions that you gave by clicks, the canvas and earlier runs are not in this bundle.")
+    notes.append("Environment variables, permissions by clicks, the canvas and earlier runs are not in this bundle.")
     return [" ".join(note.split()) for note in notes]
 
 
@@ -218,8 +219,12 @@ def _pack(folder: Path, target: Path) -> None:
         for path in sorted(folder.rglob("*")):
             name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
             info = zipfile.ZipInfo(name + "/" if path.is_dir() else name, ZIP_DATE)
-            info.external_attr = (0o40755 << 16 | 0x10) if path.is_dir() else (0o100000 | path.stat().st_mode & 0o777) << 16
-            info.compress_type = zipfile.ZIP_STORED if path.suffix in (".safetensors", ".png", ".jpg") else zipfile.ZIP_DEFLATED
+            info.external_attr = (
+                (0o40755 << 16 | 0x10) if path.is_dir() else (0o100000 | path.stat().st_mode & 0o777) << 16
+            )
+            info.compress_type = (
+                zipfile.ZIP_STORED if path.suffix in (".safetensors", ".png", ".jpg") else zipfile.ZIP_DEFLATED
+            )
             if path.is_dir():
                 archive.writestr(info, b"")
                 continue
@@ -227,7 +232,7 @@ def _pack(folder: Path, target: Path) -> None:
                 shutil.copyfileobj(source, file, 1 << 20)
 
 
-def report(contents: Contents, described: Manifest) -> Mapping[str, object]:
+def report(contents: Contents, described: Manifest) -> dict[str, Any]:
     """What the page shows of a bundle that was made."""
     sizes = [entry.bytes or 0 for entry in described.models]
     return {

@@ -22,7 +22,7 @@ NAME, FORMAT = "manifest.json", 1
 PART = 1 << 24  # bytes read at once
 MOST_ENTRIES = 100_000
 
-Progress = Callable[[int], None]  # called with the bytes that were read since the last call
+Progress = Callable[[int], object]  # called with the bytes that were read since the last call
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,11 @@ def read(folder: Path) -> Manifest:
     path, fix = folder / NAME, "make the bundle again, or copy it again"
     content = read_json(path, fields=_FIELDS, fix=fix)
     if content is None:
-        raise FileNotFoundError(f"{folder} has no {NAME}, so it is no bundle. Fix: give the folder that otca bundle wrote")
+        raise FileNotFoundError(
+            f"{folder} has no {NAME}, so it is no bundle. Fix: give the folder that otca bundle wrote"
+        )
     for entry in (*content["files"], *content["models"]):
-        if not is_below(entry["path"]) or not (entry["where"] == MODELS or is_below(f"{entry['where']}/x")):
+        if not is_below(entry["path"]) or not (entry["where"] in ("", MODELS) or is_below(f"{entry['where']}/x")):
             raise files.Damaged(path, f"names {entry['path']!r}, which leads out of its folder", fix)
     values = {name: content[name] for name in Manifest.__dataclass_fields__ if name in content}
     for name in ("files", "models"):
@@ -120,12 +122,12 @@ def _entries(value: Any) -> list | None:
 def is_below(name: str) -> bool:
     """Whether a name can only mean a file below a folder, on any system."""
     parts = name.replace("\\", "/").split("/")
-    return permissions.is_plain(name) and ":" not in name and name.isprintable() and not {"", ".", ".."} & set(parts[:-1])
+    return (
+        permissions.is_plain(name) and ":" not in name and name.isprintable() and not {"", ".", ".."} & set(parts[:-1])
+    )
 
 
 def packages_of(requirements: str, constraints: str) -> dict[str, str]:
     """{package: version} of the lines with == of the two texts."""
     lines = (line.partition("==") for line in (requirements + constraints).splitlines() if not line.startswith("#"))
     return {name.partition("[")[0]: version for name, equals, version in lines if equals}
-
-

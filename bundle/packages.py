@@ -14,7 +14,19 @@ FOLDER = "ComfyUI-OTCA"  # the pack's name in a bundle
 TORCH = "torch"
 # What the archive of the registry has, see .comfyignore and tests/bundle/test_packages.py: names at the pack's top, and what of
 # `assets` made the rest of it. Anything else in the pack's folder, as runs or an environment, is the user's.
-FOLDERS = ("assets", "bundle", "commands", "docs", "host", "inference", "locales", "nodes", "page", "study", "subgraphs")
+FOLDERS = (
+    "assets",
+    "bundle",
+    "commands",
+    "docs",
+    "host",
+    "inference",
+    "locales",
+    "nodes",
+    "page",
+    "study",
+    "subgraphs",
+)
 FOLDERS += ("trainer", "web", "workflows")
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml", "requirements.txt")
 FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
@@ -96,7 +108,9 @@ def _requirement(line: str) -> _Requirement | None:
     match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^]]*)\])?", line)
     if match is None:
         return None
-    return _Requirement(_canonical(match[1]), tuple(part.strip() for part in (match[2] or "").split(",") if part.strip()))
+    return _Requirement(
+        _canonical(match[1]), tuple(part.strip() for part in (match[2] or "").split(",") if part.strip())
+    )
 
 
 def _needs_of(package: _Requirement) -> Iterator[_Requirement]:
@@ -119,6 +133,13 @@ def _version(name: str) -> str:
 
 def _canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def version() -> str:
+    """Of the pack."""
+    match = re.search(r'__version__ = "([^"]+)"', (PACK / "__init__.py").read_text("utf-8"))
+    assert match is not None  # a test holds it to that of pyproject.toml
+    return match[1]
 
 
 def torch_version() -> str:

@@ -41,14 +41,16 @@ def add(commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Writes a folder or a zip with the workflow, its files, the pack, the exact packages, and scripts that train it elsewhere: by a
-    shell, Docker, SLURM or SkyPilot. Models are not copied: their sizes and SHA-256 are written down, and --check compares them there,
-    with exit code 1 where one is missing or another one. Nothing is uploaded.
+    """Writes a folder or a zip with the workflow, its files, the pack, the exact packages, and scripts that train it elsewhere:
+    by a shell, Docker, SLURM or SkyPilot. Models are not copied: their sizes and SHA-256 are written down, and --check compares
+    them there, with exit code 1 where something is missing or is another one. Nothing is uploaded.
     """
     if arguments.check is not None:
         return _check(arguments)
     if arguments.workflow is None or arguments.output is None:
-        raise ValueError("no workflow or no --output. Fix: otca bundle WORKFLOW --output FOLDER, or otca bundle --check FOLDER")
+        raise ValueError(
+            "no workflow or no --output. Fix: otca bundle WORKFLOW --output FOLDER, or otca bundle --check FOLDER"
+        )
     from ..bundle import contents, making
     from ..host.terminal import quiet_libraries
 
@@ -70,7 +72,9 @@ def _run(arguments: argparse.Namespace) -> int:
             run=arguments.workflow if arguments.workflow.is_dir() else None,
         )
     shown = making.report(held, described)
-    print(f"{arguments.output}: {len(described.files)} files, and {len(described.models)} model files that it expects there")
+    print(
+        f"{arguments.output}: {len(described.files)} files, and {len(described.models)} model files that it expects there"
+    )
     for line in (*shown["estimate"], *shown["notes"]):
         print(f"  {line}")
     return 0

@@ -20,6 +20,7 @@ from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
 from .before_after import BeforeAfter
+from .bundles import BundleRoutes
 from .checks import (
     Field,
     Refused,
@@ -124,6 +125,7 @@ def add_routes(
     }.items():
         post(path)(handler)
     add_permission_routes(get, post, jobs.node_classes)
+    BundleRoutes(jobs, lambda: runs.folder().parent).add(get, post)
     LiveRoutes(jobs, named_run, folders, Machine(), BeforeAfter(jobs)).add(get, post)
     add_vote_routes(routes, desk)
     add_remote_routes(post, remotes)

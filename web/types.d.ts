@@ -357,6 +357,17 @@ interface ExportAnswer {
   commands: { title: string; lines: string[]; note?: string }[];
 }
 
+/** A bundle that was written into ComfyUI's output folder. */
+interface BundleAnswer {
+  name: string;
+  path: string;
+  bytes: number;
+  models: { path: string; where: string; bytes: number | null }[];
+  model_bytes: number;
+  estimate: string[];
+  notes: string[];
+}
+
 // ---- Elements -------------------------------------------------------------------------------------------------------
 
 /** The element that h("button.otca-button") makes. */

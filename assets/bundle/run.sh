@@ -13,6 +13,7 @@
 #   DEVICE         cpu: all processes compute on the CPU
 #   RUNS           the folder of the run's folder: runs, in this folder
 #   RESTARTS       how often a training that failed is begun again, from its last checkpoint: 3
+#   RESTART_SECONDS  how long it waits before that: 10
 #   TAKE_OVER      1: whatever trained in the run's folder on another machine has ended. train.sbatch and sky.yaml set it
 #   NNODES, NODE_RANK, MAIN_ADDRESS, MAIN_PORT
 #                  several machines: how many, which of them this is (from 0), and the address and port of machine 0
@@ -38,6 +39,8 @@ export OTCA_MODELS="$here/models${OTCA_MODELS:+:$OTCA_MODELS}"
 export OTCA_MODELS_LORAS="$here/loras${OTCA_MODELS_LORAS:+:$OTCA_MODELS_LORAS}"
 export OTCA_INPUT="$here/inputs" OTCA_VOTES="$here/votes" OTCA_PERMISSIONS=none
 export OTCA_ALLOW_PYTHON_REWARDS="$here/rewards"
+# The hub's cache is looked into where it is; what libraries would write beside it goes into this folder.
+export HF_HOME="${HF_HOME:-${XDG_CACHE_HOME:-${HOME:-$here}/.cache}/huggingface}" XDG_CACHE_HOME="$here/cache"
 export PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$here/cache/matplotlib" TRITON_CACHE_DIR="$here/cache/triton"
 export TORCHINDUCTOR_CACHE_DIR="$here/cache/inductor" CUDA_CACHE_PATH="$here/cache/cuda"
 if [ -n "${NEEDS_COMFYUI}" ]; then export COMFYUI_PATH="${COMFYUI_PATH:-$here/ComfyUI}"; fi

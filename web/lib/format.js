@@ -85,3 +85,17 @@ function shortened(line, width, measure, more) {
   while (end > 1 && measure(`${line.slice(0, end)}…`) > width) end -= 1;
   return `${line.slice(0, end).trimEnd()}…`;
 }
+
+const UNITS = ["bytes", "kB", "MB", "GB", "TB"];
+
+/**
+ * The size of a file, as in 24.8 MB.
+ *
+ * @param {number} bytes
+ */
+export function fileSize(bytes) {
+  let size = bytes;
+  let unit = 0;
+  for (; size >= 999.5 && unit < UNITS.length - 1; unit++) size /= 1000;
+  return `${unit ? size.toPrecision(3) : size} ${UNITS[unit]}`;
+}

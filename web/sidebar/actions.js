@@ -57,7 +57,8 @@ export async function exportHeadless(comfy) {
   const download = () => save(answer.filename, JSON.stringify(output, null, 2));
   const failed = answer.problems.some((/** @type {Problem} */ { severity }) => severity === "error");
   if (!failed) download();
-  exportDialog(comfy, { answer, failed, download });
+  const bundle = (/** @type {boolean} */ hashes) => comfy.postJson("/otca/bundle", { prompt: output, hashes });
+  exportDialog(comfy, { answer, failed, download, bundle });
 }
 
 /**

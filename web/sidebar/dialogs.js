@@ -1,5 +1,6 @@
 // @ts-check
 /** The sidebar's dialogs. Each is a <dialog>: the browser keeps the focus inside and closes it on Esc. */
+import { fileSize } from "../lib/format.js";
 import { t } from "../lib/language.js";
 import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
 import { button, h, setText } from "./dom.js";
@@ -29,6 +30,17 @@ const TEXT = {
     t("{file} was downloaded. Copy it to the machine that trains; there, one of these starts the training:", { file }),
   notExported: t("The workflow has errors, so training would not start."),
   downloadAnyway: t("Download anyway"),
+  bundle: t("Bundle…"),
+  bundleTitle: t("Everything in one file"),
+  bundleNote:
+    t("One zip with the workflow, its files, this pack, the exact packages, and scripts for a shell, Docker, SLURM and SkyPilot. Models are not copied: the bundle lists them, and checks them there. Nothing is uploaded."),
+  bundleHashes: t("Read the models to compare their content there"),
+  bundleHashesNote: t("Takes a while where models are large. Without it their sizes are compared."),
+  bundling: t("Writing…"),
+  bundled: (/** @type {string} */ path) => t("Written: {path}", { path }),
+  bundleDownload: (/** @type {string} */ name, /** @type {string} */ size) => t("Download {name} ({size})", { name, size }),
+  bundleModels: (/** @type {number} */ count, /** @type {string} */ size) =>
+    t("Model files that have to be there: {count}, {size} in all. The bundle's README lists them.", { count, size }),
   copy: t("Copy"),
   copied: t("Copied"),
   problems: t("To fix before it can train"),
@@ -295,12 +307,72 @@ export function permissionsDialog(comfy, { wants, allow }) {
 }
 
 /**
+ * A button that has a bundle written, and then what became of it.
+ *
+ * @param {Comfy} comfy
+ * @param {(hashes: boolean) => Promise<BundleAnswer>} make
+ * @param {() => HTMLDialogElement} dialog
+ */
+function bundleSection(comfy, make, dialog) {
+  const hashes = h("input", { id: "otca-bundle-hashes", type: "checkbox", checked: true, "aria-describedby": "otca-bundle-note" });
+  const error = h("div.otca-error", { role: "alert" });
+  const result = h("div", { role: "status" });
+  const start = button("pi-box", TEXT.bundle, async () => {
+    start.disabled = true;
+    setText(start.lastChild, TEXT.bundling);
+    setText(error, "");
+    result.replaceChildren();
+    try {
+      result.replaceChildren(...bundleResult(comfy, await make(hashes.checked)));
+    } catch (failure) {
+      setText(error, failure.problems ? "" : failure.message);
+      result.replaceChildren(problemList(comfy, failure.problems ?? [], dialog()));
+    } finally {
+      start.disabled = false;
+      setText(start.lastChild, TEXT.bundle);
+    }
+  });
+  return h(
+    "section.otca-command",
+    {},
+    h("div.otca-row", {}, h("h3.otca-heading", {}, TEXT.bundleTitle), start),
+    h("p.otca-note", {}, TEXT.bundleNote),
+    h("label.otca-check", { for: "otca-bundle-hashes" }, hashes, TEXT.bundleHashes),
+    h("p.otca-note", { id: "otca-bundle-note" }, TEXT.bundleHashesNote),
+    error,
+    result,
+  );
+}
+
+/**
+ * @param {Comfy} comfy
+ * @param {BundleAnswer} made
+ */
+function bundleResult(comfy, made) {
+  const address = comfy.routeUrl(`/otca/bundles/${encodeURIComponent(made.name)}`);
+  const known = [
+    TEXT.bundled(made.path),
+    made.models.length && TEXT.bundleModels(made.models.length, fileSize(made.model_bytes)),
+    ...made.estimate,
+    ...made.notes,
+  ];
+  return [
+    h("a.otca-button.otca-primary", { href: address, download: made.name }, TEXT.bundleDownload(made.name, fileSize(made.bytes))),
+    h("ul.otca-notes", {}, known.filter(Boolean).map((line) => h("li.otca-note", {}, line))),
+  ];
+}
+
+/**
  * Command lines of an export, after its download.
  *
  * @param {Comfy} comfy
- * @param {{answer: ExportAnswer, failed: boolean, download: () => void}} options
+ * @param {object} options
+ * @param {ExportAnswer} options.answer
+ * @param {boolean} options.failed
+ * @param {() => void} options.download
+ * @param {(hashes: boolean) => Promise<BundleAnswer>} options.bundle
  */
-export function exportDialog(comfy, { answer, failed, download }) {
+export function exportDialog(comfy, { answer, failed, download, bundle }) {
   const commands = answer.commands.map(({ title, lines, note }) => {
     const text = lines.join("\n");
     return h(
@@ -317,7 +389,7 @@ export function exportDialog(comfy, { answer, failed, download }) {
     h("p.otca-note", {}, failed ? TEXT.notExported : TEXT.exported(answer.filename)),
     failed
       ? [problems, h("div.otca-buttons.otca-end", {}, button("pi-download", TEXT.downloadAnyway, download))]
-      : [commands, problems],
+      : [bundleSection(comfy, bundle, () => dialog), commands, problems],
   );
   problems.append(problemList(comfy, answer.problems, dialog));
 }

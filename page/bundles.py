@@ -1,0 +1,98 @@
+"""The route that writes a bundle into ComfyUI's output folder, and the one that gives it to the browser: see `bundle/`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ..bundle import contents, making
+from ..host import files
+from ..host.names import plain_name
+from ..trainer.workflow.problem import WorkflowError, errors
+from ..trainer.workflow.running import Workflow
+from .checks import Field, Refused, body, json_object
+from .jobs import Jobs, as_json
+from .library_routes import flag
+
+FOLDER = "otca_bundles"  # in ComfyUI's output folder
+MOST_OF_ONE_NAME = 100
+BUNDLE = {
+    "prompt": Field(json_object, required=True),
+    "name": Field(plain_name),
+    "hashes": Field(flag, default=True),
+}
+
+
+@dataclass(frozen=True)
+class BundleRoutes:
+    """`output`: ComfyUI's output folder, which may move while it runs."""
+
+    jobs: Jobs
+    output: Callable[[], Path]
+    _making: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, get: Callable, post: Callable) -> None:
+        post("/otca/bundle")(self.make)
+        get("/otca/bundles/{name}")(self.download)
+
+    async def make(self, request: web.Request) -> dict[str, Any]:
+        asked = await body(request, BUNDLE)
+        if not self._making.acquire(blocking=False):
+            raise Refused(409, "another bundle is being written. Fix: wait until it is there")
+        try:
+            return await asyncio.to_thread(self._make, asked)
+        finally:
+            self._making.release()
+
+    def _make(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            workflow = contents.begun_from_runs(self.jobs.read(asked["prompt"]))
+            held = contents.collect(_ready(workflow), asked["name"])
+            target = self._free(held.run_name)
+            described = making.make(held, target, with_hashes=asked["hashes"])
+        except WorkflowError as error:
+            message = "\n".join(map(str, error.problems))
+            raise Refused(400, message, problems=as_json(error.problems)) from error
+        except (ValueError, OSError) as error:  # NotAllowed is an OSError
+            raise Refused(400, str(error)) from error
+        return {
+            "name": target.name,
+            "path": str(target),
+            "bytes": target.stat().st_size,
+            **making.report(held, described),
+        }
+
+    async def download(self, request: web.Request) -> web.StreamResponse:
+        name = request.match_info["name"]
+        try:
+            path = self.output() / FOLDER / plain_name(name)
+        except ValueError as error:
+            raise Refused(400, f"name = {name!r} {error}") from error
+        if path.suffix != making.ZIP or not await asyncio.to_thread(files.is_plain_file, path):
+            raise Refused(404, f"there is no bundle {name!r}. Fix: make it again")
+        # The name was a plain one when the file was made, and a header takes no quotes.
+        shown = "".join(each if each.isascii() and each not in '"\\' else "_" for each in name)
+        headers = {"Content-Disposition": f'attachment; filename="{shown}"', "Content-Type": "application/zip"}
+        return web.FileResponse(path, headers=headers)
+
+    def _free(self, name: str) -> Path:
+        """A name that no bundle has: that of the run, if need be with a number."""
+        folder = self.output() / FOLDER
+        for number in range(1, MOST_OF_ONE_NAME + 1):
+            path = folder / f"{name}{'' if number == 1 else f'_{number}'}{making.ZIP}"
+            if not files.present(path):
+                return path
+        raise ValueError(f"{folder} holds {MOST_OF_ONE_NAME} bundles of {name}. Fix: delete some")
+
+
+def _ready(workflow: Workflow) -> Workflow:
+    """Raises WorkflowError where it could not be trained."""
+    if problems := errors(contents.problems_of(workflow)):
+        raise WorkflowError(problems)
+    return workflow

@@ -1,0 +1,174 @@
+"""What a bundle takes of a graph: files are copied and named anew, models are expected, and nothing of the machine is left."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from comfyui_otca.bundle import packages
+from comfyui_otca.bundle.found import MODELS
+from comfyui_otca.host import paths
+from comfyui_otca.tests.bundle.conftest import inputs_of, with_reward
+from comfyui_otca.trainer.workflow import WorkflowError
+
+PROMPTS, LOADER, RUN = "OTCA_PromptDataset", "OTCA_LoadFlowModel", "OTCA_TrainingRun"
+
+
+def problems(call, *arguments):
+    with pytest.raises(WorkflowError) as refused:
+        call(*arguments)
+    return refused.value.problems
+
+
+# --- what is copied ---------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_file_is_copied_under_its_name_and_that_of_the_pack_is_not(places, small_graph, collected):
+    named = str(places.input / "prompts.txt")
+    held = collected(small_graph({PROMPTS: {"file": named, "prompts": ""}}))
+    assert inputs_of(held.graph, PROMPTS)["file"] == "prompts.txt"
+    assert held.copied["inputs/prompts.txt"] == (places.input / "prompts.txt").read_bytes()
+    own = str(paths.ASSETS / "prompts" / "shapes_train.txt")
+    held = collected(small_graph({PROMPTS: {"file": own, "prompts": ""}}))
+    assert inputs_of(held.graph, PROMPTS)["file"] == "shapes_train.txt" and not held.copied
+
+
+def test_a_python_reward_is_copied_where_its_folder_is_allowed_and_only_there(
+    places, small_graph, collected, monkeypatch
+):
+    graph = with_reward(small_graph(), ("OTCA_RewardPython", {"file": str(places.rewards / "mine.py")}))
+    held = collected(graph)
+    assert held.graph["77"]["inputs"]["file"] == "mine.py"
+    assert held.copied == {"rewards/mine.py": places.rewards / "mine.py"}
+    monkeypatch.delenv("OTCA_ALLOW_PYTHON_REWARDS")
+    (problem,) = problems(collected, graph)
+    assert problem.input == "file" and "no folder is allowed" in problem.message
+
+
+def test_two_files_of_one_name_get_two(places, small_graph, collected):
+    other = places.rewards / "other"
+    other.mkdir()
+    shutil.copyfile(places.rewards / "mine.py", other / "mine.py")
+    graph = with_reward(small_graph(), ("OTCA_RewardPython", {"file": "mine.py", "name": "one"}))
+    graph["78"] = {"class_type": "OTCA_RewardPython", "inputs": {"coefficient": 1.0, "file": "other/mine.py"}}
+    inputs_of(graph, "OTCA_RewardStack")["reward_6"] = ["78", 0]
+    held = collected(graph)
+    assert {held.graph[node]["inputs"]["file"] for node in ("77", "78")} == {"mine.py", "mine_2.py"}
+    assert set(held.copied) == {"rewards/mine.py", "rewards/mine_2.py"}
+
+
+def test_the_adapter_to_start_from_is_copied_and_that_of_a_run_gets_the_runs_name(
+    places, small_graph, collected, finished_run, monkeypatch
+):
+    monkeypatch.setenv("OTCA_RUNS", str(finished_run.parent))
+    held = collected(small_graph({LOADER: {"start_from": finished_run.name}}))
+    assert inputs_of(held.graph, LOADER)["start_from"] == "run.safetensors"
+    assert held.copied == {"loras/run.safetensors": (finished_run / "lora.safetensors").absolute()}
+    resumed = collected(small_graph({LOADER: {"resume_run": finished_run.name}}))
+    assert inputs_of(resumed.graph, LOADER)["resume_run"] == ""
+    assert inputs_of(resumed.graph, LOADER)["start_from"] == "run.safetensors"
+    (problem,) = problems(collected, small_graph({LOADER: {"resume_run": "nobody"}}))
+    assert problem.input == "resume_run" and "OTCA_RUNS" in problem.fix
+
+
+def test_pairs_are_copied_with_their_pictures_and_a_link_out_of_their_folder_is_refused(places, small_graph, collected):
+    pairs, source = places.input / "pairs", paths.ASSETS / "prompts" / "shapes_pairs"
+    shutil.copytree(source, pairs)
+    graph = small_graph(source="preference_pairs.json")
+    inputs_of(graph, "OTCA_PreferencePairs")["folder"] = "pairs"
+    held = collected(graph)
+    listed = [json.loads(line) for line in (source / "pairs.jsonl").read_text().splitlines()]
+    expected = {f"inputs/pairs/{pair[name]}" for pair in listed for name in ("chosen", "rejected")}
+    assert set(held.copied) == {"inputs/pairs/pairs.jsonl", *expected}
+    secret = places.home / "secret.png"
+    shutil.copyfile(pairs / listed[0]["chosen"], secret)
+    (pairs / listed[0]["chosen"]).unlink()
+    (pairs / listed[0]["chosen"]).symlink_to(secret)
+    (problem,) = problems(collected, graph)
+    assert "link" in problem.message
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+
+def test_models_of_the_pack_come_with_it_and_others_are_expected_by_name(places, small_graph, collected):
+    assert collected(small_graph()).models == []
+    shutil.copytree(paths.ASSETS / "shapes-flux", places.models / "owner" / "flux")
+    held = collected(small_graph({LOADER: {"path": str(places.models / "owner" / "flux")}}))
+    (model,) = held.models
+    assert (model.name, model.where) == ("flux", MODELS) and inputs_of(held.graph, LOADER)["path"] == "flux"
+    names = [name for name, _ in model.files()]
+    assert "flux/model_index.json" in names and "flux/transformer/diffusion_pytorch_model.safetensors" in names
+    held = collected(small_graph({LOADER: {"path": "owner/flux"}}))
+    assert [model.name for model in held.models] == ["owner/flux"] == [inputs_of(held.graph, LOADER)["path"]]
+
+
+def test_of_a_pipeline_the_copy_in_one_file_is_not_expected(places, small_graph, collected):
+    shutil.copytree(paths.ASSETS / "shapes-flux", places.models / "flux")
+    (places.models / "flux" / "flux1-dev.safetensors").write_bytes(b"large")
+    (places.models / "flux" / ".git").mkdir()
+    (places.models / "flux" / ".git" / "config.json").write_text("{}")
+    (model,) = collected(small_graph({LOADER: {"path": "flux"}})).models
+    names = {name for name, _ in model.files()}
+    assert not names & {"flux/flux1-dev.safetensors", "flux/.git/config.json"}
+
+
+# --- what must not leave ----------------------------------------------------------------------------------------------
+
+
+def test_a_reward_servers_token_is_named_and_its_value_is_nowhere(places, small_graph, bundled, monkeypatch):
+    secret = "s3cr3t-value-of-the-token"
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_MINE", secret)
+    monkeypatch.setenv("OTCA_REWARD_TOKEN_MINE_HOST", "score.example.org")
+    monkeypatch.setenv("OTCA_ALLOW_HOSTS", "score.example.org:443")
+    monkeypatch.setenv("WANDB_API_KEY", "another-" + secret)
+    url = {"url": "https://score.example.org/score", "token_variable": "OTCA_REWARD_TOKEN_MINE"}
+    graph = with_reward(small_graph({PROMPTS: {"file": "prompts.txt"}}), ("OTCA_RewardHTTP", url))
+    folder = bundled(graph)
+    written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    machine = [secret, str(places.home), str(places.input), str(folder.parent), str(packages.PACK)]
+    for path, content in written.items():
+        assert not [word for word in machine if word.encode() in content], path
+    assert "`OTCA_REWARD_TOKEN_MINE`, `OTCA_REWARD_TOKEN_MINE_HOST`" in (folder / "README.md").read_text()
+    assert "ALLOW_HOSTS=(score.example.org:443)" in (folder / "settings.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("reward", "input", "said"),
+    [
+        (("OTCA_RewardHTTP", {"url": "http://127.0.0.1:8189/score?api_key=abc"}), "url", "query"),
+        (("OTCA_RewardVLMJudge", {"extra": '{"api_key": "abc"}'}), "extra", "key"),
+    ],
+)
+def test_what_looks_like_a_key_is_refused_and_not_repeated(places, small_graph, collected, reward, input, said):
+    inputs = {"url": "http://127.0.0.1:8000/v1", "questions": "good: Is it good?"} | reward[1]
+    graph = with_reward(small_graph(), (reward[0], inputs if reward[0].endswith("Judge") else reward[1]))
+    (problem,) = problems(collected, graph)
+    assert problem.input == input and said in problem.message and "abc" not in str(problem)
+
+
+def test_the_home_folder_in_a_text_is_refused(places, small_graph, collected):
+    graph = small_graph({RUN: {"evaluation_prompts": f"a picture as in {places.home}/mine.png"}})
+    (problem,) = problems(collected, graph)
+    assert "home folder" in problem.message
+
+
+def test_nodes_that_train_nothing_stay_here(places, small_graph, collected):
+    graph = small_graph()
+    graph["90"] = {"class_type": "SaveImage", "inputs": {"images": ["3", 1], "filename_prefix": "/home/me/secret"}}
+    assert "90" not in collected(graph).graph
+
+
+@pytest.mark.parametrize("name", ["../out", "a/b", "-rf", "two\nlines", "", "x" * 101])
+def test_a_name_of_a_run_that_is_none(places, small_graph, collected, name):
+    graph = small_graph({RUN: {"run_name": name}}) if not name else small_graph()
+    with pytest.raises(ValueError, match="Fix: for example my_run"):
+        collected(graph, name or None)
+
+
+def test_not_allowed_is_said_of_the_input(places, small_graph, collected, tmp_path):
+    (tmp_path / "else.txt").write_text("a circle")
+    found = problems(collected, small_graph({PROMPTS: {"file": str(tmp_path / "else.txt")}}))
+    assert all(problem.input == "file" for problem in found) and "workflows may read" in found[0].message

@@ -1,0 +1,165 @@
+"""A bundle as it is written: whole or not at all, never over something else, and nothing in it leads out of it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shlex
+import shutil
+import subprocess
+import zipfile
+
+import pytest
+
+from comfyui_otca.__main__ import parser
+from comfyui_otca.bundle import making, manifest, packages
+from comfyui_otca.host import paths
+from comfyui_otca.tests.bundle.conftest import read_json
+from comfyui_otca.tests.test_registry import archived, tracked
+from comfyui_otca.trainer.workflow.foreign import Needs
+
+__all__ = ["archived", "tracked"]
+
+HOSTILE = [
+    "my run's",
+    "$(touch owned)",
+    "`touch owned`",
+    "a; touch owned",
+    "#SBATCH x",
+    "'; touch owned; '",
+    "output=x y",
+]
+
+
+def test_all_of_it_is_in_the_manifest_with_size_and_sha_256(places, small_graph, bundled):
+    folder = bundled(small_graph())
+    listed = {entry["path"]: entry for entry in read_json(folder / "manifest.json")["files"]}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert there == {*listed, "manifest.json"}
+    for name in ("workflow.json", "ComfyUI-OTCA/trainer/sde.py"):
+        content = (folder / name).read_bytes()
+        assert listed[name]["bytes"] == len(content) and listed[name]["sha256"] == hashlib.sha256(content).hexdigest()
+    assert {
+        "run.sh",
+        "Dockerfile",
+        ".dockerignore",
+        "train.sbatch",
+        "sky.yaml",
+        "README.md",
+        "constraints.txt",
+    } <= there
+
+
+def test_the_pack_is_what_the_registry_hands_out(archived):
+    """But for what is not yet tracked by git."""
+    names = {name for name, _ in packages.pack_files()}
+    assert archived <= names, "nothing that the registry has is left out"
+    folders = {name.split("/")[0] for name in archived if "/" in name}
+    assert set(packages.FOLDERS) == folders and {name for name in names if "/" not in name} <= archived
+    assert not [name for name in names if name.startswith(packages.LEFT_OUT) and name != packages.KEPT]
+
+
+def test_models_are_hashed_with_progress_or_not_at_all(places, small_graph, bundled):
+    weights = places.models / "taste" / "config.json"
+    shutil.copytree(paths.ASSETS / "shapes-clip", weights.parent)
+    graph = small_graph({"OTCA_RewardClipT": {"model": "taste"}})
+    read = []
+    folder = bundled(graph, progress=read.append)
+    models = {entry.path: entry for entry in manifest.read(folder).models}
+    assert models["taste/config.json"].sha256 == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert sum(read) == sum(entry.bytes for entry in models.values())
+    folder = bundled(graph, target="without", with_hashes=False)
+    entries = manifest.read(folder).models
+    assert {(one.path, one.bytes) for one in entries} == {(one.path, one.bytes) for one in models.values()}
+    assert {one.sha256 for one in entries} == {None}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_stays_a_name(places, small_graph, bundled, bash, name, tmp_path):
+    if set(name) & set('/\\:*?"<>|'):
+        pytest.skip("no plain name, refused before")
+    folder = bundled(small_graph(), name)
+    printed = bash("-c", '. ./settings.sh; printf %s "$RUN_NAME"', cwd=folder)
+    assert (printed.returncode, printed.stdout) == (0, name)
+    assert not list(tmp_path.rglob("owned"))
+    for script in ("run.sh", "train.sbatch", "Dockerfile", "sky.yaml"):
+        assert (folder / script).read_bytes() == (making.SCRIPTS / script).read_bytes(), (
+            "no name of the user's is in it"
+        )
+
+
+def test_packs_and_hosts_are_quoted_too(places, small_graph, collected, bash, tmp_path):
+    held = collected(small_graph())
+    held.hosts, held.comfyui = ["$(touch owned)"], Needs(("A",), (), ("a b", "x\ntouch owned"))
+    (tmp_path / "settings.sh").write_text(making.settings_text(held))
+    printed = bash("-c", '. ./settings.sh; printf "%s|" "${CUSTOM_NODES[@]}" "${ALLOW_HOSTS[@]}"', cwd=tmp_path)
+    assert printed.stdout == "a b|x\ntouch owned|$(touch owned)|" and not (tmp_path / "owned").exists()
+
+
+def test_what_is_there_is_left_alone(places, small_graph, bundled, tmp_path):
+    (tmp_path / "bundle").mkdir()
+    bundled(small_graph())  # an empty folder is taken
+    before = (tmp_path / "bundle" / "manifest.json").read_bytes()
+    with pytest.raises(ValueError, match="is not empty. Fix: choose another --output"):
+        bundled(small_graph(), "other")
+    assert (tmp_path / "bundle" / "manifest.json").read_bytes() == before
+    (tmp_path / "a.zip").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("a.zip", "file", "link"):
+        with pytest.raises(ValueError, match="Fix"):
+            bundled(small_graph(), target=name)
+    assert not list(tmp_path.glob(".otca-bundle-*"))
+
+
+def test_a_failure_leaves_nothing(places, small_graph, bundled, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left on the disk")
+
+    monkeypatch.setattr(making, "_fill", full)
+    with pytest.raises(OSError, match="no space"):
+        bundled(small_graph())
+    assert not (tmp_path / "bundle").exists() and not list(tmp_path.glob(".otca-bundle-*"))
+
+
+def test_a_zip_unpacks_into_one_folder_to_the_same_files(places, small_graph, bundled, tmp_path):
+    folder, packed = bundled(small_graph(), "mine"), bundled(small_graph(), "mine", target="mine.zip")
+    with zipfile.ZipFile(packed) as archive:
+        names = archive.namelist()
+        assert all(name.startswith("mine/") and ".." not in name.split("/") for name in names)
+        script = archive.getinfo("mine/run.sh")
+        assert script.external_attr >> 16 & 0o111, "it can be executed"
+        archive.extractall(tmp_path / "unpacked")
+    unpacked = tmp_path / "unpacked" / "mine"
+    for entry in manifest.read(folder).files:
+        assert (unpacked / entry.path).read_bytes() == (folder / entry.path).read_bytes()
+    assert (unpacked / "inputs").is_dir()
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x", "a//x", "C:x", "a\nb", "~/x", "..\\x"])
+def test_names_that_lead_out(name, places, small_graph, collected, tmp_path):
+    assert not manifest.is_below(name)
+    held = collected(small_graph())
+    held.copied[name] = b""
+    with pytest.raises(ValueError, match="outside of the bundle"):
+        making.make(held, tmp_path / "bundle")
+
+
+def test_the_packages_are_those_that_are_installed(places, small_graph, bundled):
+    folder = bundled(small_graph())
+    lines = (folder / "requirements.txt").read_text().splitlines()
+    assert f"diffusers=={importlib.metadata.version('diffusers')}" in lines and "torch>=2.7" in lines
+    assert any(line.startswith("imageio[ffmpeg]==") for line in lines)
+    constraints = (folder / "constraints.txt").read_text()
+    assert f"imageio-ffmpeg=={importlib.metadata.version('imageio-ffmpeg')}\n" in constraints
+    assert "torch==" not in constraints and "triton" not in constraints
+    assert packages.version() in (folder / "README.md").read_text()
+
+
+def test_the_lines_of_the_readme_are_commands_that_exist(places, small_graph, bundled):
+    text = (bundled(small_graph(), "my run's") / "README.md").read_text()
+    (line,) = [line for line in text.splitlines() if "accelerate launch" in line and line.startswith("    ")]
+    words = shlex.split(line)
+    options = parser().parse_args(words[words.index("train") :])
+    assert str(options.output) == "runs/$RUN_NAME" and "@" not in text
+    subprocess.run(["bash", "-n"], input=line, text=True, check=True)
