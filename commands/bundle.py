@@ -24,13 +24,13 @@ def add(commands) -> None:
         "--gpus", type=options.positive, default=1, metavar="N", help="check the workflow for N processes (default: 1)"
     )
     parser.add_argument(
-        "--check", type=options.existing_folder, metavar="FOLDER", help="check that bundle, the models and this machine"
+        "--check", type=options.folder, metavar="FOLDER", help="check that bundle, the models and this machine"
     )
     parser.add_argument(
         "--models",
         action="append",
         default=[],
-        type=options.existing_folder,
+        type=options.folder,
         metavar="PATH",
         help="with --check: a folder of models, beside $OTCA_MODELS. May be given more than once",
     )

@@ -90,6 +90,7 @@ USED = {
     "cfg": "ComfyUI's guider has it",
     "is_injected": "ComfyUI's patcher has it",
     "tensor_list": "torch names this argument",
+    **dict.fromkeys(("external_attr", "compress_type"), "Python's zipfile reads it"),
     "found_inf": "the fused optimizers of torch look at it",
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},

@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def score(images, prompts):
-    with Path(__file__).with_name("seen.txt").open("a") as file:
+    with Path(score.__code__.co_filename).with_name("seen.txt").open("a") as file:
         file.write(sys.modules["comfyui_otca"].__file__ + "\\n")
     return images.float().mean((1, 2, 3))
 '''

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import test from "node:test";
 
-import { count, fixed, percent, signed, significant, wrapped } from "../../web/lib/format.js";
+import { count, fileSize, fixed, percent, signed, significant, wrapped } from "../../web/lib/format.js";
 
 test("fixed and signed", () => {
   assert.equal(fixed(1.005), "1.00");
@@ -37,4 +37,11 @@ test("wrapped: as many words a line as fit, the last line says that there is mor
   assert.deepEqual(wrapped("a red circle on blue", 8, 2, measure), ["a red", "circle…"]);
   assert.deepEqual(wrapped("incomprehensible", 8, 2, measure), ["incompr…"]);
   assert.deepEqual(wrapped("", 8, 2, measure), []);
+});
+
+test("the size of a file", () => {
+  assert.equal(fileSize(512), "512 bytes");
+  assert.equal(fileSize(24_843_525), "24.8 MB");
+  assert.equal(fileSize(999_600), "1.00 MB");
+  assert.equal(fileSize(23.8e9), "23.8 GB");
 });

@@ -122,6 +122,16 @@ class Element extends Node {
     this.dispatchEvent(new Event("click"));
   }
 
+  /** As of a <dialog>. */
+  showModal() {
+    this.open = true;
+  }
+
+  close() {
+    this.open = false;
+    this.dispatchEvent(new Event("close"));
+  }
+
   getBoundingClientRect() {
     return { left: 0, width: this.clientWidth };
   }

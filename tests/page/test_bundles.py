@@ -1,0 +1,60 @@
+"""The page's bundle: written into ComfyUI's output folder, and handed to the browser from there alone."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import pytest
+
+from comfyui_otca.page.bundles import FOLDER
+
+GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
+
+
+def test_it_is_written_and_downloaded(site, small_graph):
+    answer = site.post("/otca/bundle", {"prompt": small_graph(GRAPH), "hashes": False}).json
+    file = site.output / FOLDER / "from the graph.zip"
+    assert answer["name"] == file.name and answer["path"] == str(file) and answer["bytes"] == file.stat().st_size
+    assert answer["models"] == [] and answer["notes"] and len(answer["estimate"]) == 2
+    downloaded = site.get("/otca/bundles/from%20the%20graph.zip")
+    assert downloaded.headers["Content-Disposition"] == 'attachment; filename="from the graph.zip"'
+    with zipfile.ZipFile(io.BytesIO(downloaded.content)) as archive:
+        assert "from the graph/run.sh" in archive.namelist()
+    again = site.post("/otca/bundle", {"prompt": small_graph(GRAPH), "name": "from the graph"}).json
+    assert again["name"] == "from the graph_2.zip", "none is written over"
+
+
+def test_a_graph_with_problems_is_refused_with_them(site, small_graph):
+    answer = site.post("/otca/bundle", {"prompt": small_graph({"OTCA_SDESampler": {"group_size": -1}})})
+    assert answer.status == 400 and answer.json["problems"][0]["input"] == "group_size"
+    assert not (site.output / FOLDER).exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({}, "prompt is missing"),
+        ({"prompt": {}, "name": "../x"}, "plain name"),
+        ({"prompt": {}, "hashes": 1}, "true or"),
+    ],
+)
+def test_bad_requests(site, content, said):
+    answer = site.post("/otca/bundle", content)
+    assert answer.status == 400 and said in answer.error
+
+
+def test_another_site_may_not_ask(site, small_graph):
+    answer = site.post("/otca/bundle", {"prompt": small_graph()}, **{"Sec-Fetch-Site": "cross-site"})
+    assert answer.status == 403 and not (site.output / FOLDER).exists()
+
+
+@pytest.mark.parametrize("name", ["..%2Fsecret.zip", "secret.txt", "link.zip", "nothing.zip", ".hidden.zip"])
+def test_nothing_else_is_downloaded(site, name):
+    folder = site.output / FOLDER
+    folder.mkdir()
+    for place in (site.output / "secret.zip", folder / "secret.txt", folder / ".hidden.zip"):
+        place.write_text("secret")
+    (folder / "link.zip").symlink_to(site.output / "secret.zip")
+    answer = site.get(f"/otca/bundles/{name}")
+    assert answer.status in (400, 404) and answer.error

@@ -1,0 +1,60 @@
+import assert from "node:assert/strict";
+import test, { beforeEach } from "node:test";
+
+import { exportDialog } from "../../web/sidebar/dialogs.js";
+import { openPage, settled } from "./page.mjs";
+
+const answer = { filename: "mine.json", problems: [], commands: [] };
+const made = {
+  name: "my run's.zip",
+  path: "/output/otca_bundles/my run's.zip",
+  bytes: 9_000_000,
+  models: [{ path: "a.safetensors", where: "vae", bytes: 2e9 }],
+  model_bytes: 2e9,
+  estimate: ["time: unknown"],
+  notes: ["<b>a note</b>"],
+};
+const comfy = { routeUrl: (route) => `/api${route}`, showNode() {}, toast() {} };
+
+/** All elements below one, itself included, whose tag or class is that. */
+function all(element, name) {
+  const found = element.tag === name || element.classList.contains(name) ? [element] : [];
+  return [...found, ...element.children.flatMap((child) => all(child, name))];
+}
+
+beforeEach(openPage);
+
+function open(bundle) {
+  exportDialog(comfy, { answer, failed: false, download() {}, bundle });
+  const dialog = all(document.body, "otca-dialog").at(-1);
+  return { dialog, start: all(dialog, "button").find((one) => one.textContent.includes("Bundle")) };
+}
+
+test("a bundle is made once it is asked for, and offered with what it says", async () => {
+  const asked = [];
+  const { dialog, start } = open(async (hashes) => {
+    asked.push(hashes);
+    return made;
+  });
+  assert.deepEqual(asked, []);
+  start.click();
+  await settled();
+  assert.equal(asked.length, 1);
+  const link = all(dialog, "a")[0];
+  assert.equal(link.getAttribute("href"), "/api/otca/bundles/my%20run's.zip");
+  assert.match(link.textContent, /my run's\.zip \(9\.00 MB\)/);
+  for (const said of [made.path, "2.00 GB", "time: unknown", "<b>a note</b>"]) assert.ok(dialog.textContent.includes(said), said);
+});
+
+test("a refusal is shown with its problems, and the button works again", async () => {
+  const refusal = Object.assign(new Error("no"), {
+    problems: [{ node_id: "3", title: "SDE Sampler", input: "steps", message: "is wrong", fix: "give 4", severity: "error" }],
+  });
+  const { dialog, start } = open(async () => {
+    throw refusal;
+  });
+  start.click();
+  await settled();
+  assert.ok(dialog.textContent.includes("is wrong"));
+  assert.ok(!start.disabled && start.textContent.includes("Bundle"));
+});
