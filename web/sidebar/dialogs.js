@@ -358,7 +358,7 @@ function bundleResult(comfy, made) {
   ];
   return [
     h("a.otca-button.otca-primary", { href: address, download: made.name }, TEXT.bundleDownload(made.name, fileSize(made.bytes))),
-    h("ul.otca-notes", {}, known.filter(Boolean).map((line) => h("li.otca-note", {}, line))),
+    h("ul.otca-bundle", {}, known.filter(Boolean).map((line) => h("li.otca-note", {}, line))),
   ];
 }
 
