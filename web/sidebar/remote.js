@@ -6,7 +6,9 @@ import { button, h, setText } from "./dom.js";
 
 const TEXT = {
   title: t("Watch a run that trains elsewhere"),
-  note: t("There, start: otca serve RUN. It prints an address and a token. To reach it without opening a port: ssh -L 8191:127.0.0.1:8191 USER@MACHINE."),
+  note: t("There, start: otca serve RUN. It prints an address and a token. To reach it without opening a port: {command}.", {
+    command: "ssh -L 8191:127.0.0.1:8191 USER@MACHINE",
+  }),
   address: t("Address"),
   token: t("Token"),
   name: t("Name here (empty: its name there)"),
