@@ -288,8 +288,8 @@ def _append(path: Path, content: bytes) -> None:
 
 def _write_status(run: Run, state: dict[str, Any]) -> None:
     """Where it is another than before: a file that is written anew makes the page read the run again."""
-    told = {name: state.get(name) for name in ("status", "total", "started", "error", "node", "reason")}
-    now = status.Status(place=status.REMOTE, **told)
+    told = {name: state.get(name) for name in ("total", "started", "error", "node", "reason")}
+    now = status.Status(state["status"], status.REMOTE, **told)
     if run.status() != now:
         status.write(run.folder, now)
 

@@ -96,7 +96,7 @@ class PipelineCase(Case):
 
     def _call(self, rows: int) -> Call:
         width, height, frames = self.iteration.size
-        it, is_guided = self.iteration, self.iteration.guided and self.rehearsal.family.CLASSIFIER_FREE
+        it, is_guided = self.iteration, self.iteration.guided and self.rehearsal.rules.guidance is not None
         return Call(rows, height, width, frames, is_guided, it.both, self.options.gradient_checkpointing)
 
     def ways(self) -> Iterator[tuple[str, dict, dict]]:

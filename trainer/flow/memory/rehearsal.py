@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
@@ -21,6 +22,8 @@ from torch.overrides import TorchFunctionMode
 from .. import FAMILIES
 from ..adapters import Adapter
 from ..condition import NEGATIVE, Condition
+from ..options import FlowModelError
+from ..sizes import RULES
 from .live import Live
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 META = torch.device("meta")
 CLIP_TOKENS = 77
+# Pipelines whose embeddings are known here by their shapes alone.
+REHEARSED = ("FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline")
 # What CUDA's autocast computes in the lower precision, and what in float32, as far as the networks use it.
 ATTENTION = "scaled_dot_product_attention"
 LOWERED = {
@@ -102,13 +107,19 @@ class Rehearsal:
         max_sequence_length: int = 0,
     ):
         """`adapter`: None trains all weights."""
+        if blueprint.pipeline not in REHEARSED:
+            raise FlowModelError(
+                f"{blueprint.name} is a {blueprint.pipeline}, whose text nobody has rehearsed yet: its memory is not known. Fix: "
+                f"watch a short training, or ask for one of {', '.join(REHEARSED)}"
+            )
         self.blueprint, self.dtype = blueprint, dtype
         module, name = FAMILIES[blueprint.pipeline].split(".")
         self.family: type[PipelineModel] = getattr(importlib.import_module(f"..{module}", __package__), name)
-        limit = min(self.family.MOST_TOKENS, blueprint.tokens.get(self.family.TOKENIZER, self.family.MOST_TOKENS))
+        self.rules = RULES[blueprint.pipeline]
+        limit = min(self.rules.most_tokens, blueprint.tokens.get(self.rules.tokenizer, self.rules.most_tokens))
         self.tokens = max_sequence_length or limit
         networks = blueprint.networks()
-        self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder, self.tokens)
+        self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder or Path(blueprint.name), self.tokens)
         self.model.dtype = dtype
         if vae_tiling:
             self.model.pipeline.vae.enable_tiling()
@@ -116,9 +127,8 @@ class Rehearsal:
             self.model.policy.train_everything()
         else:
             self.model.policy.add_adapter(adapter)
-        self.model.autocast = (
-            contextlib.nullcontext
-        )  # it has to be there in the backward pass too, where blocks run again
+        # It has to be there in the backward pass too, where blocks run again, and so is `_AsOnAGpu`'s.
+        vars(self.model)["autocast"] = contextlib.nullcontext
         # Numbers in each component without its adapter; one that is held in float32 counts as all of the bytes that it has.
         self.counts = {name: _in_dtypes(network, dtype) // dtype.itemsize for name, network in networks.items()}
         self.trained = sum(parameter.numel() for parameter in self.model.policy.trainable_parameters())
@@ -224,7 +234,8 @@ class Rehearsal:
         peak = 0
         for encoder in self._components("text_encoder"):
             is_clip = "CLIP" in type(encoder).__name__
-            tokens = min(CLIP_TOKENS, encoder.config.max_position_embeddings) if is_clip else self.tokens
+            config: Any = encoder.config
+            tokens = min(CLIP_TOKENS, config.max_position_embeddings) if is_clip else self.tokens
             with torch.no_grad(), self._live() as live:
                 encoder(torch.zeros(prompts, tokens, dtype=torch.int64, device=META), output_hidden_states=is_clip)
             peak = max(peak, live.peak)
@@ -267,7 +278,7 @@ class Rehearsal:
         tensors = {"tokens": torch.empty(rows, tokens, width, dtype=self.dtype, device=META)}
         if pooled := getattr(config, "pooled_projection_dim", None):
             tensors["pooled"] = torch.empty(rows, pooled, dtype=self.dtype, device=META)
-        if call.guided and self.family.CLASSIFIER_FREE:
+        if call.guided and self.rules.guidance is not None:
             tensors |= {NEGATIVE + name: torch.empty_like(tensor) for name, tensor in tensors.items()}
         return Condition(tensors)
 
@@ -280,7 +291,7 @@ class _AsOnAGpu(TorchFunctionMode):
         super().__init__()
         self.autocast = autocast
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func, types, args: Any = (), kwargs: Any = None):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if self.autocast != torch.float32 and (name in LOWERED or name in IN_FLOAT32):
             to = torch.float32 if name in IN_FLOAT32 else self.autocast
@@ -312,7 +323,8 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
     made: dict[int, Tensor] = {}  # some weights are shared
     size = 0
     for name, module in network.named_modules():
-        for tensors in (module._parameters, module._buffers):
+        tables: Any = (module._parameters, module._buffers)
+        for tensors in tables:
             for key, old in tensors.items():
                 if old is None:
                     continue
