@@ -149,13 +149,6 @@ def lighter(options: LoadOptions, training: str) -> Iterator[tuple[str, LoadOpti
     yield f"two processes (--gpus 2) {several}", shared, training, 2 * distributed.world()
 
 
-def memory_needed(
-    family: type[PipelineModel], path: Path, options: LoadOptions, training: str, dtype: torch.dtype
-) -> int:
-    """Bytes that `bytes_held` counts, by the headers of the weight files."""
-    return bytes_held(_counts(family, path, options), family.EXPERTS, options, training, dtype)
-
-
 def _counts(family: type[PipelineModel], path: Path, options: LoadOptions) -> dict[str, int]:
     """Numbers in the weights of each component."""
     counts = {}
