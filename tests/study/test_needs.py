@@ -137,7 +137,7 @@ def test_a_folder_of_diffusers_is_rehearsed(capsys):
     assert main(["memory", str(API / "otca.json"), "--gpu-gb", "1"]) == 0
     out = capsys.readouterr().out
     assert "shapes-flux: its configurations were read" in out and "not measured on a GPU" in out
-    assert "It does not fit" in out and "offload on every reward: " in out
+    assert "It does not fit" in out and "device cpu on every reward (slow): " in out
 
 
 def test_published_configurations_are_those_of_the_published_weights():
