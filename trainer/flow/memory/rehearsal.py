@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
@@ -108,7 +109,7 @@ class Rehearsal:
         limit = min(self.family.MOST_TOKENS, blueprint.tokens.get(self.family.TOKENIZER, self.family.MOST_TOKENS))
         self.tokens = max_sequence_length or limit
         networks = blueprint.networks()
-        self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder, self.tokens)
+        self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder or Path(blueprint.name), self.tokens)
         self.model.dtype = dtype
         if vae_tiling:
             self.model.pipeline.vae.enable_tiling()
@@ -116,9 +117,8 @@ class Rehearsal:
             self.model.policy.train_everything()
         else:
             self.model.policy.add_adapter(adapter)
-        self.model.autocast = (
-            contextlib.nullcontext
-        )  # it has to be there in the backward pass too, where blocks run again
+        # Counting casts itself: it has to be there in the backward pass too, where blocks run again.
+        vars(self.model)["autocast"] = contextlib.nullcontext
         # Numbers in each component without its adapter; one that is held in float32 counts as all of the bytes that it has.
         self.counts = {name: _in_dtypes(network, dtype) // dtype.itemsize for name, network in networks.items()}
         self.trained = sum(parameter.numel() for parameter in self.model.policy.trainable_parameters())
@@ -224,7 +224,8 @@ class Rehearsal:
         peak = 0
         for encoder in self._components("text_encoder"):
             is_clip = "CLIP" in type(encoder).__name__
-            tokens = min(CLIP_TOKENS, encoder.config.max_position_embeddings) if is_clip else self.tokens
+            config: Any = encoder.config
+            tokens = min(CLIP_TOKENS, config.max_position_embeddings) if is_clip else self.tokens
             with torch.no_grad(), self._live() as live:
                 encoder(torch.zeros(prompts, tokens, dtype=torch.int64, device=META), output_hidden_states=is_clip)
             peak = max(peak, live.peak)
@@ -295,7 +296,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _cast(value, dtype: torch.dtype):
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
     if isinstance(value, dict):
@@ -312,7 +313,8 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
     made: dict[int, Tensor] = {}  # some weights are shared
     size = 0
     for name, module in network.named_modules():
-        for tensors in (module._parameters, module._buffers):
+        both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in both:
             for key, old in tensors.items():
                 if old is None:
                     continue
