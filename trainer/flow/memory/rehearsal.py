@@ -310,7 +310,7 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
     Returns the bytes that the network has before it is made trainable.
     """
     exact = set(network._keep_in_fp32_modules or ()) if isinstance(network, diffusers.ModelMixin) else set()
-    made: dict[int, Tensor] = {}  # some weights are shared
+    made: dict[int, Any] = {}  # some weights are shared
     size = 0
     for name, module in network.named_modules():
         both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
