@@ -55,12 +55,12 @@ def flux(dtype):
     from diffusers import FluxTransformer2DModel
 
     def call(network, x):
-        tokens, ids = torch.empty(1, 512, 4096, dtype=dtype), torch.empty(1024, 3)
+        tokens, ids = torch.empty(1, 512, 4096, dtype=dtype), torch.empty(4096, 3)
         more = {"txt_ids": torch.empty(512, 3), "img_ids": ids, "guidance": torch.ones(1), "timestep": torch.ones(1)}
         pooled = torch.empty(1, 768, dtype=dtype)
         return network(x, encoder_hidden_states=tokens, pooled_projections=pooled, return_dict=False, **more)[0]
 
-    return lambda: FluxTransformer2DModel(guidance_embeds=True), (1, 1024, 64), call
+    return lambda: FluxTransformer2DModel(guidance_embeds=True), (1, 4096, 64), call
 
 
 def wan(dtype):
@@ -78,10 +78,10 @@ def qwen_image(dtype):
 
     def call(network, x):
         tokens = torch.empty(1, 256, 3584, dtype=dtype)
-        more = {"img_shapes": [[(1, 32, 32)]], "timestep": torch.ones(1), "return_dict": False}
+        more = {"img_shapes": [[(1, 64, 64)]], "timestep": torch.ones(1), "return_dict": False}
         return network(x, encoder_hidden_states=tokens, encoder_hidden_states_mask=None, **more)[0]
 
-    return QwenImageTransformer2DModel, (1, 1024, 64), call
+    return QwenImageTransformer2DModel, (1, 4096, 64), call
 
 
 def z_image(dtype):
@@ -90,10 +90,10 @@ def z_image(dtype):
     def call(network, x):
         return network([x], torch.ones(1), [torch.empty(256, 2560, dtype=dtype)], return_dict=False)[0][0]
 
-    return ZImageTransformer2DModel, (16, 1, 64, 64), call
+    return ZImageTransformer2DModel, (16, 1, 128, 128), call
 
 
-SHAPES = {"FLUX.1, 512 × 512": flux, "Qwen-Image, 512 × 512": qwen_image, "Z-Image, 512 × 512": z_image}
+SHAPES = {"FLUX.1, 1024 × 1024": flux, "Qwen-Image, 1024 × 1024": qwen_image, "Z-Image, 1024 × 1024": z_image}
 SHAPES["Wan 14B, 832 × 480, 17 frames"] = wan
 
 

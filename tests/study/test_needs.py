@@ -14,6 +14,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
 from comfyui_otca.study import needs
+from comfyui_otca.trainer.flow.memory import blueprint
 from comfyui_otca.trainer.flow.memory.estimate import GB
 from comfyui_otca.trainer.flow.native.architectures import ARCHITECTURES
 
@@ -130,3 +131,29 @@ def test_pairs_are_groups_of_two():
     case, _ = needs.read(content)
     it = case.iteration
     assert (it.size, it.batch, it.sampling_batch, it.keep_graph, it.guided) == ((512, 768, 1), 6, 6, False, False)
+
+
+def test_a_folder_of_diffusers_is_rehearsed(capsys):
+    assert main(["memory", str(API / "otca.json"), "--gpu-gb", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "shapes-flux: its configurations were read" in out and "not measured on a GPU" in out
+    assert "It does not fit" in out and "device cpu on every reward (slow): " in out
+
+
+def test_published_configurations_are_those_of_the_published_weights():
+    def counts(name):
+        networks = blueprint.of_name(name).networks()
+        return {part: sum(p.numel() for p in network.parameters()) for part, network in networks.items()}
+
+    flux, wan = counts("black-forest-labs/FLUX.1-dev"), counts("Wan-AI/Wan2.2-T2V-A14B-Diffusers")
+    # as ComfyUI's own classes have them, bench/architectures.py; T5 XXL's file has 9,524,621,312 bytes of bfloat16
+    assert flux["transformer"] == ARCHITECTURES["flux1"].params and 2 * flux["text_encoder_2"] == 9_524_621_312
+    assert wan["transformer"] == wan["transformer_2"] == ARCHITECTURES["wan22_14b"].params
+
+
+def test_quantizing_a_published_model_takes_its_bits():
+    case, lines = needs.read(graph("otca_flux_24gb"))
+    assert lines == ["black-forest-labs/FLUX.1-dev: not here, published configurations"]
+    # nearly all of its weights are in Linear layers: 4.5 bits each
+    assert case.needs.parts["weights"] == pytest.approx(11_901_408_320 * 4.5 / 8, rel=0.01)
+    assert case.needs.total <= 24 * GB, "as its name says"

@@ -12,7 +12,6 @@ from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model, loading, lora
 from comfyui_otca.trainer.flow import saved as weights
-from comfyui_otca.trainer.flow.loading import memory_needed
 from comfyui_otca.trainer.flow.policy import LossScale
 from comfyui_otca.trainer.flow.sd3 import StableDiffusion3 as FAMILY
 from comfyui_otca.trainer.grpo import UpdateSettings, update
@@ -171,7 +170,8 @@ def test_an_offloaded_autoencoder_visits_only_to_decode_and_encode(folder, monke
 
 def test_offloaded_networks_need_no_room_on_the_device(folder):
     def needed(**options):
-        return memory_needed(FAMILY, folder, LoadOptions(**options), "lora", torch.float32)
+        chosen = LoadOptions(**options)
+        return loading.memory_needed(FAMILY, folder, chosen, "lora", torch.float32)
 
     def size(*parts):
         return 4 * sum(

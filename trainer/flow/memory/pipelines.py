@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LATENTS_OF_A_STEP = 8
 SMALL_ADAPTER = Adapter(16, 16.0)
 PICTURES = ((1024, 1024, 1), (768, 768, 1), (512, 512, 1), (256, 256, 1))
-VIDEOS = ((832, 480, 81), (832, 480, 49), (640, 352, 49), (416, 240, 53), (416, 240, 17))
+VIDEOS = ((832, 480, 81), (832, 480, 49), (640, 352, 49), (416, 240, 53), (416, 240, 33), (416, 240, 17))
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ class PipelineCase(Case):
         yield "Model Memory offload_vae on", {}, options(offload_vae=True)
         if it.rewards:
             yield "device cpu on every reward (slow)", {"rewards": ()}, {}
+        if it.guided:
+            yield "GRPO Step unconditional_gradient off (another gradient)", {"both": False}, {}
         yield from ((words, fields, {}) for words, fields in it.smaller(VIDEOS if it.size[2] > 1 else PICTURES))
         if not is_frozen:
             yield "Load Flow Model training lora", {}, {"adapter": SMALL_ADAPTER}

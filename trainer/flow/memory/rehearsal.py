@@ -127,7 +127,7 @@ class Rehearsal:
             self.model.policy.train_everything()
         else:
             self.model.policy.add_adapter(adapter)
-        # It has to be there in the backward pass too, where blocks run again, and so is `_AsOnAGpu`'s.
+        # Counting casts itself: it has to be there in the backward pass too, where blocks run again.
         vars(self.model)["autocast"] = contextlib.nullcontext
         # Numbers in each component without its adapter; one that is held in float32 counts as all of the bytes that it has.
         self.counts = {name: _in_dtypes(network, dtype) // dtype.itemsize for name, network in networks.items()}
@@ -306,7 +306,7 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
     return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
 
-def _cast(value, dtype: torch.dtype):
+def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
     if isinstance(value, dict):
@@ -320,11 +320,11 @@ def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
     Returns the bytes that the network has before it is made trainable.
     """
     exact = set(network._keep_in_fp32_modules or ()) if isinstance(network, diffusers.ModelMixin) else set()
-    made: dict[int, Tensor] = {}  # some weights are shared
+    made: dict[int, Any] = {}  # some weights are shared
     size = 0
     for name, module in network.named_modules():
-        tables: Any = (module._parameters, module._buffers)
-        for tensors in tables:
+        both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in both:
             for key, old in tensors.items():
                 if old is None:
                     continue
