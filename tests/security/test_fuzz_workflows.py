@@ -31,7 +31,7 @@ def folders_do_not_change():
             (paths, "list_models"),
             (paths, "list_weights"),
             (search, "in_hub_cache"),
-            (configured, "_object"),
+            (configured, "read_object"),
             (configured, "modules"),
         ):
             patch.setattr(module, name, functools.cache(getattr(module, name)))
