@@ -34,7 +34,11 @@ LATER = "it is tried again while the sidebar is open"
 
 
 class Unreachable(Exception):
-    """The other machine did not answer, or not as `otca serve` does; the message says what."""
+    """The other machine did not answer, or not as `otca serve` does; the message says what, and `fix` what helps."""
+
+    def __init__(self, message: str, fix: str = "look whether otca serve runs there, and the tunnel here"):
+        super().__init__(message)
+        self.fix = fix
 
 
 @dataclass
@@ -73,7 +77,7 @@ class Remotes:
             try:
                 state = await _state(session, url)
             except Unreachable as error:
-                raise Refused(502, f"{error}. Fix: look whether otca serve runs there, and the tunnel here") from error
+                raise Refused(502, f"{error}. Fix: {error.fix}") from error
         run, key = await asyncio.to_thread(self.runs.create, name or state["id"]), secrets.token_hex(8)
         try:
             await asyncio.to_thread(run.write, layout.REMOTE, {"url": url, "key": key})
@@ -250,7 +254,7 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
             while len(content) <= MOST_STATE_BYTES and (more := await answer.content.read(MOST_STATE_BYTES)):
                 content += more
             if answer.status == 401:
-                raise Unreachable(f"{url} refuses the token")
+                raise Unreachable(f"{url} refuses the token", "give the one that otca serve printed there")
             if answer.status != 200:
                 raise Unreachable(f"{url}/run answered {answer.status}: {_said(content)}")
     except (aiohttp.ClientError, TimeoutError) as error:

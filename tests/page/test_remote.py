@@ -314,6 +314,15 @@ def test_a_strangers_name_is_no_path(here, there, name):
     assert refusal.value.status in (400, 502) and not list(here.folder().parent.rglob("remote.json"))
 
 
+def test_a_wrong_token_is_said(here, there):
+    async def work(url):
+        return await Remotes(here).watch(url, "wrong", None)
+
+    with pytest.raises(Refused, match="refuses the token. Fix: give the one that otca serve printed there"):
+        served(there, work)
+    assert not list(here.folder().glob("*"))
+
+
 def test_a_redirect_does_not_get_the_token(here, there):
     asked = []
 
