@@ -112,7 +112,7 @@ def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[E
     for model in contents.models:
         listed = model.files()
         for name, file in listed:
-            digest = manifest.sha256(file, progress) if with_hashes else None
+            digest = files.sha256(file, progress) if with_hashes else None
             entries[Entry(name, file.stat().st_size, digest, model.where)] = None
         if not listed:
             entries[Entry(model.name, None, None, model.where)] = None
@@ -142,7 +142,7 @@ def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
         else:
             shutil.copyfile(source, path)
         path.chmod(0o755 if name in RUNS else 0o644)
-        digest = manifest.sha256(path, lambda count: None)
+        digest = files.sha256(path)
         described.files.append(Entry(name, path.stat().st_size, digest))
 
 

@@ -5,7 +5,6 @@ Who gets a bundle may have it from a stranger: names in a manifest stay in the b
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,7 +18,6 @@ from ..host.json_files import read_json
 from .found import MODELS
 
 NAME, FORMAT = "manifest.json", 1
-PART = 1 << 24  # bytes read at once
 MOST_ENTRIES = 100_000
 
 Progress = Callable[[int], object]  # called with the bytes that were read since the last call
@@ -54,16 +52,6 @@ class Manifest:
     def text(self) -> str:
         content = {"format": FORMAT, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-
-
-def sha256(path: Path, progress: Progress) -> str:
-    """Of a file's content, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(PART):
-            digest.update(part)
-            progress(len(part))
-    return digest.hexdigest()
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

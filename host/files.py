@@ -12,6 +12,7 @@ import itertools
 import os
 import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 MOST_BYTES = 64 * 1024**2  # of a file that is read whole
@@ -175,10 +176,11 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    """Of a file's content, in hexadecimal digits."""
+def sha256(path: Path, progress: Callable[[int], object] = lambda count: None) -> str:
+    """Of a file's content, in hexadecimal digits. `progress` is called with the bytes of each part that was read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while part := file.read(1 << 24):
             digest.update(part)
+            progress(len(part))
     return digest.hexdigest()

@@ -23,6 +23,7 @@ from ..trainer.run.status import REMOTE
 from ..trainer.types import MODEL_NODES
 from .checks import Refused
 from .jobs import Jobs
+from .remote.watching import forget_token
 from .runs import Run, Runs
 
 MOST_NOTES = 2000  # characters
@@ -78,6 +79,7 @@ class Library:
     def remove(self, run: Run, for_good: bool) -> None:
         """Moves the folder into the system's trash, or removes it where the user said so. Raises Refused (409)."""
         with self._at_rest(run), _disk(run, "deleted"):
+            forget_token(run.folder)
             if for_good:
                 _remove(run.folder)
             else:

@@ -6,6 +6,7 @@ remembered, tokens are kept until ComfyUI ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -31,29 +32,33 @@ def of(key: str) -> str | None:
     return _here.get(key)
 
 
-def keep(key: str, token: str | None) -> None:
-    """Keeps a token, or forgets it for None. Raises OSError, or Damaged for a file that is left as it is."""
+def keep(key: str, token: str) -> None:
+    """Raises OSError, or Damaged for a file that is left as it is."""
     with _writing:
-        if token is None:
-            _here.pop(key, None)
-        else:
-            _here[key] = token
-        if (path := _file()) is None:
-            return
-        content = _read(path)
-        content.pop(key, None)
-        if token is not None:
-            content[key] = token
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = files.beside(path)
-        try:
-            # Created for the owner alone: permissions that come later come too late.
-            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1)
-            files.put_in_place(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+        _here[key] = token
+        if path := _file():
+            _write(path, {**_read(path), key: token})
+
+
+def forget(key: str) -> None:
+    """Nothing where there is no such token, nor a file that can be read. Raises OSError."""
+    with _writing, contextlib.suppress(files.Damaged):
+        _here.pop(key, None)
+        if (path := _file()) and key in (content := _read(path)):
+            _write(path, {other: token for other, token in content.items() if other != key})
+
+
+def _write(path: Path, content: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = files.beside(path)
+    try:
+        # Created for the owner alone: permissions that come later come too late.
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+        files.put_in_place(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def _file() -> Path | None:

@@ -36,9 +36,17 @@ GROWING = (METRICS, EVALUATIONS, CHANGES, LOG)  # which a training only adds to,
 WHOLE_FILES = (WORKFLOW, CANVAS, *PICTURES)
 _SAMPLE = re.compile(rf"{SAMPLES}/[0-9]{{6,9}}\.png", re.ASCII)
 
+
+def _is_plain(name: Any) -> bool:
+    try:
+        return plain_name(name) == name
+    except ValueError:
+        return False
+
+
 FIELDS = {
     "version": ("the version of this page, 1", lambda value: value == VERSION),
-    "id": ("a plain name", lambda value: _is_plain(value)),
+    "id": ("a plain name", _is_plain),
     "status": one_of(*STATES),
     "total": maybe(WHOLE),
     "started": maybe(MOMENT),
@@ -48,13 +56,6 @@ FIELDS = {
     "files": ("a list of [name, size, time]", lambda value: _is_listing(value, is_shown)),
     "adapters": ("a list of [name, size, time]", lambda value: _is_listing(value, ADAPTERS.__contains__)),
 }
-
-
-def _is_plain(name: Any) -> bool:
-    try:
-        return plain_name(name) == name
-    except ValueError:
-        return False
 
 
 def is_shown(name: Any) -> bool:

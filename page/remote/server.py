@@ -66,9 +66,7 @@ def _state(run: Run) -> dict[str, Any]:
         "error": summary["error"],
         "node": written.node,
         "reason": written.reason,
-        "files": [
-            entry for path in map(run.file, names) if path for entry in [_entry(run, path)] if is_shown(entry[0])
-        ],
+        "files": [_entry(run, path) for name in names if is_shown(name) and (path := run.file(name))],
         "adapters": [_entry(run, path) for path in run.adapters()],
     }
 

@@ -104,7 +104,7 @@ class Remotes:
         """A run's summary with where it lives, whether that could be reached, and whether it has an adapter there."""
         if summary["place"] != status.REMOTE:
             return summary
-        seen, written = self._seen.get(summary["id"], Seen()), self._written(summary["id"])
+        seen, written = self._seen.get(summary["id"], Seen()), _written(self.runs.folder() / summary["id"])
         has_lora = summary["has_lora"] or bool(seen.state and seen.state["adapters"])
         errors = [summary["error"], seen.error and f"{seen.error}; {LATER}"]
         where = written["url"] if written else None
@@ -130,11 +130,13 @@ class Remotes:
         async with seen.at_work, _session(token) as session:
             try:
                 state = await _state(session, url)
-                for name, size, changed in state["adapters"]:
-                    await self._whole(session, url, run, seen, name, size, changed)
-            except (Unreachable, OSError) as error:
-                message = f"the adapter of {run.id} did not come: {error}"
-                raise Refused(502, f"{message}. Fix: look whether otca serve runs there") from error
+                for file in await asyncio.to_thread(_outdated, run, seen, state["adapters"]):
+                    await self._whole(session, url, run, seen, *file)
+            except Unreachable as error:
+                raise Refused(502, f"the adapter of {run.id} did not come: {error}. Fix: {error.fix}") from error
+            except OSError as error:
+                message = f"the adapter of {run.id} cannot be kept here: {error}"
+                raise Refused(409, f"{message}. Fix: make room, or its folder writable") from error
 
     # -- copying -------------------------------------------------------------------------------------------------------
 
@@ -147,7 +149,7 @@ class Remotes:
                 url, token = await asyncio.to_thread(self._way, run)
                 async with _session(token) as session:
                     seen.state = await _state(session, url)
-                    for file in seen.state["files"]:
+                    for file in await asyncio.to_thread(_outdated, run, seen, seen.state["files"]):
                         await self._copy(session, url, run, seen, *file)
                     await asyncio.to_thread(_write_status, run, seen.state)
                 seen.error = None
@@ -159,26 +161,20 @@ class Remotes:
                 seen.looked = time.monotonic()
 
     async def _copy(self, session, url: str, run: Run, seen: Seen, name: str, size: int, changed: int) -> None:
-        """Brings one file up to date."""
+        """Brings one file up to date that is not."""
         target = run.folder / name
-        here = target.stat().st_size if files.is_plain_file(target) else -1
-        if seen.versions.get(name) == (size, changed) and here == size:
-            return
+        here = _size(target)
         if size > MOST_FILE:
             raise Unreachable(f"{url} has a {name} of {size} bytes, which is too large to be one of a run")
-        if name in GROWING and 0 < here <= size and await self._grown(session, url, target, name, here):
+        if name in GROWING and 0 < here <= size and await self._grown(session, url, target, name, here, size):
             seen.versions[name] = (size, changed)
-            return
-        if name not in GROWING and here == size and name not in seen.versions and target.stat().st_mtime_ns >= changed:
-            seen.versions[name] = (size, changed)  # as an earlier ComfyUI has left it
             return
         await self._whole(session, url, run, seen, name, size, changed)
 
-    async def _grown(self, session, url: str, target: Path, name: str, here: int) -> bool:
+    async def _grown(self, session, url: str, target: Path, name: str, here: int, size: int) -> bool:
         """Adds what a file has more there; False where what it had before is another, as after going back to a checkpoint."""
         start = max(0, here - OVERLAP)
-        pieces = _pieces(session, f"{url}/run/files/{name}", start)
-        more = b"".join([piece async for piece in pieces])
+        more = b"".join([piece async for piece in _pieces(session, url, name, start, size)])
         known = await asyncio.to_thread(_tail, target, start)
         if not more.startswith(known):
             return False
@@ -190,13 +186,10 @@ class Remotes:
         target = run.folder / name
         if target.parent != run.folder:
             await asyncio.to_thread(target.parent.mkdir, exist_ok=True)
-        aside, held = files.beside(target), 0
+        aside = files.beside(target)
         try:
             with open(aside, "xb") as file:
-                async for piece in _pieces(session, f"{url}/run/files/{name}", 0):
-                    held += len(piece)
-                    if held > max(2 * size, size + PIECE):  # it may have grown, but is no other file
-                        raise Unreachable(f"{url} sends more of {name} than the {size} bytes that it announced")
+                async for piece in _pieces(session, url, name, 0, size):
                     await asyncio.to_thread(file.write, piece)
             await asyncio.to_thread(files.put_in_place, aside, target)
         finally:
@@ -205,14 +198,9 @@ class Remotes:
 
     # -- where it lives ------------------------------------------------------------------------------------------------
 
-    def _written(self, name: str) -> dict[str, Any] | None:
-        with suppress(Refused, files.Damaged):
-            return layout.read_own(self.runs.run(name).folder, layout.REMOTE)
-        return None
-
     def _way(self, run: Run) -> tuple[str, str]:
         """Address and token. Raises Refused."""
-        written = self._written(run.id)
+        written = _written(run.folder)
         if written is None:
             raise Refused(409, f"run {run.id} does not say where it lives. Fix: delete this copy, and watch it again")
         token = kept_tokens.of(written["key"])
@@ -221,6 +209,38 @@ class Remotes:
                 409, f"the token of {written['url']} is not here any more. Fix: delete this copy, and watch it again"
             )
         return _checked(written["url"]), token
+
+
+def forget_token(folder: Path) -> None:
+    """Of a copy that is about to be deleted; nothing for any other run. Raises OSError."""
+    if written := _written(folder):
+        kept_tokens.forget(written["key"])
+
+
+def _written(folder: Path) -> dict[str, Any] | None:
+    """Where the run lives of which that folder is a copy."""
+    with suppress(files.Damaged):
+        return layout.read_own(folder, layout.REMOTE)
+    return None
+
+
+def _size(path: Path) -> int:
+    """In bytes; -1 of what is no plain file."""
+    return path.stat().st_size if files.is_plain_file(path) else -1
+
+
+def _outdated(run: Run, seen: Seen, listed: Iterable[list]) -> list[list]:
+    """Those files that are another here than there. One that an earlier ComfyUI copied, and nothing changed since, is not."""
+
+    def differs(name: str, size: int, changed: int) -> bool:
+        target = run.folder / name
+        if _size(target) != size:
+            return True
+        if name in seen.versions or name in GROWING:
+            return seen.versions.get(name) != (size, changed)
+        return target.stat().st_mtime_ns < changed
+
+    return [file for file in listed if differs(*file)]
 
 
 _NO_REDIRECT: dict[str, Any] = {"allow_redirects": False}  # which would take the token elsewhere
@@ -265,15 +285,19 @@ async def _state(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         raise Unreachable(f"{url}/run is no answer of otca serve ({str(error)[:200]})") from error
 
 
-async def _pieces(session: aiohttp.ClientSession, url: str, start: int):
-    """The bytes of a file from `start` on. Raises Unreachable."""
+async def _pieces(session: aiohttp.ClientSession, url: str, name: str, start: int, size: int):
+    """The bytes of a file from `start` on. Raises Unreachable, also for many more than the `size` that it was to have in all."""
+    headers, held = {"Range": f"bytes={start}-"} if start else {}, start
     try:
-        async with session.get(url, headers={"Range": f"bytes={start}-"} if start else {}, **_NO_REDIRECT) as answer:
+        async with session.get(f"{url}/run/files/{name}", headers=headers, **_NO_REDIRECT) as answer:
             if start and answer.status == 416:  # nothing is there any more
                 return
             if answer.status != (206 if start else 200):
-                raise Unreachable(f"{url} answered {answer.status}")
+                raise Unreachable(f"{url} answered {answer.status} for {name}")
             async for piece in answer.content.iter_chunked(PIECE):
+                held += len(piece)
+                if held > max(2 * size, size + PIECE):  # it may have grown, but is no other file
+                    raise Unreachable(f"{url} sends more of {name} than the {size} bytes that it announced")
                 yield piece
     except (aiohttp.ClientError, TimeoutError) as error:
         raise Unreachable(f"{url} broke off ({_why(error)})") from error

@@ -161,6 +161,31 @@ def test_the_adapter_comes_when_it_is_asked_for(here, there, tmp_path):
     assert (tmp_path / "loras" / "otca" / "flowers.safetensors").read_bytes() == b"an adapter"
 
 
+def test_an_adapter_that_is_here_is_not_sent_again(here, there):
+    asked, app = [], server.application(there, TOKEN)
+
+    @web.middleware
+    async def listening(request, handler):
+        asked.append(request.path)
+        return await handler(request)
+
+    app.middlewares.append(listening)
+
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, None)
+        await remotes.fetch_adapters(run)
+        asked.clear()
+        await remotes.fetch_adapters(run)
+        again = list(asked)
+        (there / "lora.safetensors").write_bytes(b"another one")
+        await remotes.fetch_adapters(run)
+        return run, again
+
+    run, again = served(there, work, app=app)
+    assert again == ["/run"] and (run.folder / "lora.safetensors").read_bytes() == b"another one"
+
+
 def test_an_end_of_the_connection_loses_nothing(here, there):
     run = watched(here, there)
 
@@ -189,12 +214,15 @@ def test_a_copy_is_not_resumed_here(here, there, site):
     assert listed[run.id]["remote"].startswith("http://127.0.0.1:")
 
 
-def test_a_copy_of_a_run_that_trains_can_be_deleted(there, site):
+def test_a_copy_of_a_run_that_trains_can_be_deleted(there, site, tmp_path):
     process = {"pid": os.getpid(), "process_started": None}
     state(there, "running", **process)
     run = watched(Runs(lambda: site.folder, lambda name: False), there)
     assert site.post(f"/otca/runs/{run.id}/delete", {"for_good": True}).status == 200
     assert not run.folder.exists() and there.exists()
+    assert TOKEN not in "".join(file.read_text() for file in (tmp_path / "config").iterdir()), (
+        "nobody needs it any more"
+    )
 
 
 # --- what the server gives --------------------------------------------------------------------------------------------
@@ -348,6 +376,24 @@ def test_more_than_was_announced_is_not_kept(here, there, monkeypatch):
 
     run, told = served(there, work, app=app)
     assert "more of train.log than the 10 bytes" in told["error"] and not (run.folder / "train.log").exists()
+
+
+def test_a_file_that_grows_without_end_is_not_read_to_it(here, there, monkeypatch):
+    monkeypatch.setattr(watching, "PIECE", 1024)
+    monkeypatch.setattr(watching, "OVERLAP", 4)
+    state = {**GOOD, "files": [["train.log", 10, 1]]}
+    log = {"status": 200, "body": b"x" * 10}
+    app = stranger(run=lambda: web.json_response(state), **{"run/files/train.log": lambda: web.Response(**log)})
+
+    async def work(url):
+        remotes = Remotes(here)
+        run = await remotes.watch(url, TOKEN, None)
+        state["files"], log["status"], log["body"] = [["train.log", 20, 2]], 206, b"x" * 100_000
+        await remotes._look(run.id)
+        return run, remotes.told(run.summary())
+
+    run, told = served(there, work, app=app)
+    assert "more of train.log than the 20 bytes" in told["error"] and (run.folder / "train.log").stat().st_size == 10
 
 
 @pytest.mark.parametrize("url", ["ftp://127.0.0.1/", "http://user:secret@127.0.0.1:1", "127.0.0.1:8191", "http://[::1"])
