@@ -1,6 +1,6 @@
 """How long a newcomer takes to the first point of a curve: seconds of each stage, and clicks.
 
-    python bench/first_curve.py quickstart --comfyui ~/comfy/ComfyUI-0.33
+    python bench/first_curve.py --comfyui ~/comfy/ComfyUI-0.33
         [--front-end ~/comfy/front-end-1.58.1] [--renderer nodes2] [--first-start]
 
 Takes a ComfyUI with its environment, and a new folder for all that ComfyUI writes. Clones this repository into its custom nodes
@@ -27,6 +27,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
+from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, SETTINGS, chromium
 from comfyui_otca.tests.comfyui.server import PACK, ROOT, ComfyUI, Installation
 
@@ -106,7 +107,8 @@ def walk(page, url: str, options: argparse.Namespace, stages: Stages) -> None:
         else:
             stages.click("Templates", page.locator(".templates-tab-button"))
         stages.click(PACK, dialog.get_by_text(PACK, exact=True))
-        stages.click(options.template, dialog.locator("h3").get_by_text(options.template, exact=True))
+        shown = TEMPLATES[options.template].title
+        stages.click(shown, dialog.locator("h3").get_by_text(shown, exact=True))
         page.wait_for_function("() => app.graph.nodes.some(node => node.type === 'OTCA_TrainingRun')", timeout=PATIENCE)
         dialog.wait_for(state="detached", timeout=PATIENCE)
     with stages.stage("Run, until the curve has its first point"):
@@ -131,7 +133,7 @@ def python_of(comfyui: Path) -> Path:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("template", help="the name that the templates' dialog shows")
+    parser.add_argument("template", nargs="?", choices=TEMPLATES, default="quickstart", metavar="TEMPLATE")
     parser.add_argument("--comfyui", type=Path, required=True, help="a ComfyUI with its environment in .venv")
     parser.add_argument(
         "--front-end", type=Path, help="a folder with comfyui-frontend-package, to serve in place of its own"
