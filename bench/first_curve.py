@@ -32,11 +32,11 @@ from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, SETTINGS, chromiu
 from comfyui_otca.tests.comfyui.server import PACK, ROOT, ComfyUI, Installation
 
 GOAL = 4
-PATIENCE = 600_000  # ms
+PATIENCE = 120_000  # ms
 OPEN = "() => window.app?.extensionManager && app.graph?.nodes && LiteGraph.registered_node_types.OTCA_TrainingRun"
 CURVE = """() => {
-    const line = document.querySelector(".otca-curves-line path");
-    return line?.getAttribute("d") && line.getBoundingClientRect().width > 0;
+    const plot = document.querySelector(".otca-curves-line");
+    return plot?.querySelector("path.otca-point")?.getAttribute("d") && plot.getBoundingClientRect().width > 0;
 }"""
 
 
@@ -84,9 +84,11 @@ def main() -> None:
         with sync_playwright() as driver:
             browser = driver.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
             page = browser.new_page(viewport={"width": 1400, "height": 900})
-            walk(page, comfyui.url, options, stages)
-            if options.screenshot:
-                page.screenshot(path=options.screenshot)
+            try:
+                walk(page, comfyui.url, options, stages)
+            finally:  # also of a page where nothing more happened
+                if options.screenshot:
+                    page.screenshot(path=options.screenshot)
             browser.close()
     finally:
         comfyui.stop()

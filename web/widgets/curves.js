@@ -1,5 +1,5 @@
 // @ts-check
-/** The Training Run's own small curves: one line a reward, beside its name and its running mean. */
+/** The Training Run's own small curves: one line a reward, below its name and its running mean. */
 import { OBJECTIVES } from "../lib/color.js";
 import { decimate, dotPath, extent, linePath, lonePoints, padded, runningMean, scale } from "../lib/curves.js";
 import { count, significant } from "../lib/format.js";
@@ -15,7 +15,7 @@ const TEXT = {
 };
 
 const LINE = { width: 200, height: 26 };
-const ROW_HEIGHT = 30;
+const ROW_HEIGHT = 34;
 const AROUND = 34; // heading and paddings
 const EMPTY_HEIGHT = 56;
 
@@ -101,7 +101,8 @@ class Curves {
     if (range) {
       /** @type {[number, number]} */
       const domain = [xs[0], xs[xs.length - 1]];
-      const toX = scale(domain[0] === domain[1] ? padded(domain) : domain, [1, LINE.width - 1]);
+      // A single point stands at the left, where a run begins.
+      const toX = scale([domain[0], Math.max(domain[1], domain[0] + 1)], [2, LINE.width - 2]);
       const toY = scale(padded(range), [LINE.height - 1, 1]);
       for (const values of [ys, means]) {
         const points = decimate(xs, values, domain, LINE.width);
@@ -118,9 +119,14 @@ class Curves {
     return h(
       "li",
       {},
-      h("span.otca-curves-name", { title: name }, name, heldOut && h("span.otca-badge", {}, TEXT.heldOut)),
+      h(
+        "p.otca-curves-name",
+        { title: name },
+        `${name} `,
+        h("span.otca-curves-value", {}, significant(means.at(-1))),
+        heldOut && h("span.otca-badge", {}, TEXT.heldOut),
+      ),
       plot,
-      h("span.otca-curves-value", {}, significant(means.at(-1))),
     );
   }
 }
