@@ -76,6 +76,7 @@ PLAIN = {
     "unconditional_gradient": "gradient of both halves",
     # the run
     "evaluation_seeds": "seeds a prompt",
+    "TrainingRun.iterations": "headless iterations",
     "best_metric": "keep best by",
     "stop_after_decline": "stop after declines",
     "wandb_project": "W&B project",

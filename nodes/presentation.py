@@ -54,7 +54,7 @@ SHOWN_FIRST = {
     "SpatialCredit": ("model", "components", "smoothing", "floor"),
     "GRPOStep": ("learning_rate", "clip_range", "kl_coefficient", "epochs", "sampled_steps", "objective"),
     "MatchingStep": ("loss", "learning_rate", "beta", "old_policy", "sampled_steps", "kl_coefficient"),
-    "TrainingRun": ("run_name", "iterations", "checkpoint_every", "evaluate_every", "best_metric"),
+    "TrainingRun": ("run_name", "iterations", "checkpoint_every", "evaluate_every"),
     "ImplicitRewardGuidance": ("guides", "prompts", "steps", "width", "height", "seed"),
 }
 

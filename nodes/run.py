@@ -32,7 +32,12 @@ class TrainingRun:
                 "model": socket("OTCA_MODEL"),
                 "report": socket("OTCA_REPORT"),
                 "run_name": text("otca", tip="Name of the run's folder.", suggest="runs"),
-                "iterations": integer(300, 1, 10**7, tip="Length of a headless training, in iterations."),
+                "iterations": integer(
+                    300,
+                    1,
+                    10**7,
+                    tip="Length of a headless training, in iterations. On the canvas the number beside Run says how many.",
+                ),
                 "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
                 "evaluate_every": integer(
                     default.evaluate_every,

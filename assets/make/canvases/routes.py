@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 Point = tuple[float, float]
 Rect = tuple[float, float, float, float]  # left, top, right, bottom
 
-STEP = 12  # the grid on which ways are looked for
-CLEAR = 8  # how far a way stays from a node
+STEP = 10  # the grid on which ways are looked for
+CLEAR = 6  # how far a way stays from a node
 SHORT = 150  # a curve up or down by no more than that needs no point to stay between two columns
 STUB = 24  # how far a link goes straight out of a socket, and into one
 BEHIND = 16  # so far a curve may dip behind the edge of a node: the eye still follows it
 # What a corner costs, in steps; a step where another link runs already; and one above all nodes, where the page has its bars.
-TURN, SHARED, ABOVE = 8, 4, 2
+TURN, SHARED, ABOVE = 10, 6, 1
 TOGETHER = 0.5  # what a step is cheaper where a link of the same output runs
 WIDEST = 80  # how far the canvas pulls a curve out of a reroute point, at most
 MARGIN = 120  # how far outside of all nodes a way may go
@@ -89,12 +89,13 @@ class Lanes:
 
         Links of one `owner` (an output) may share a lane. Raises ValueError where no way is found.
         """
-        if not hits(curve(start, end), self.rects, slack=BEHIND):
+        direct = curve(start, end)
+        if not hits(direct, self.rects, slack=BEHIND):
+            self._take(map(self._cell, direct), owner)
             return []
         first, last = self._cell((start[0] + STUB, start[1])), self._cell((end[0] - STUB, end[1]))
         cells = self._search(first, last, owner)
-        for cell in cells:
-            self.taken.setdefault(cell, owner)
+        self._take(cells, owner)
         straight = [(first[0] - 1, first[1]), *cells, (last[0] + 1, last[1])]  # out to the right, and in from the left
         corners = [
             cell
@@ -107,6 +108,10 @@ class Lanes:
         last = len(points) - (1 if len(points) - first > 1 and abs(points[-2][1] - end[1]) < SHORT else 0)
         fewer = points[first:last]
         return points if hits(drawn(start, fewer, end), self.rects, slack=BEHIND) else fewer
+
+    def _take(self, cells: Iterable[tuple[int, int]], owner: object) -> None:
+        for cell in cells:
+            self.taken.setdefault(cell, owner)
 
     def _search(self, first: tuple[int, int], last: tuple[int, int], owner: object) -> list[tuple[int, int]]:
         free = {first, last}
