@@ -1,6 +1,6 @@
 """The estimate of memory against what is allocated, and against torch's own tracker at the shapes of published models.
 
-    python bench/memory_estimate.py [--only PART]
+    python bench/memory_estimate.py [--only PART] [--cases CASE …]
 
 First: our own rollout, decoding and update run on the pretend device, with random weights of 50 MB and more in bfloat16. What
 tensors have on it is counted by their allocations, phase by phase (tests/device/heavy.py). The estimate is made beforehand, from
@@ -33,13 +33,13 @@ CASES = {
 }
 
 
-def allocations(families: list[str]) -> None:
+def allocations(families: list[str], cases: dict[str, dict]) -> None:
     """MB, estimated / counted = their ratio; prints a table."""
     print("| family | training | " + " | ".join(heavy.PHASES) + " |", "|---" * (2 + len(heavy.PHASES)) + "|", sep="\n")
     for family in families:
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = heavy.make(family, Path(folder) / family)
-            for name, options in CASES.items():
+            for name, options in cases.items():
                 training = heavy.Training(family, **options)
                 estimated = heavy.estimated(checkpoint, training)
                 with pretend.active():
@@ -134,13 +134,17 @@ def _tracked(network, size, call) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=[*heavy.SIZES, "trackers"])
+    parser.add_argument(
+        "--cases", nargs="+", choices=list(CASES), default=list(CASES), metavar="CASE", help="kinds of training"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     pretend.register()
     if arguments.only in (None, "trackers"):
         trackers()
     if arguments.only != "trackers":
-        allocations([arguments.only] if arguments.only else list(heavy.SIZES))
+        cases = {name: CASES[name] for name in arguments.cases}
+        allocations([arguments.only] if arguments.only else list(heavy.SIZES), cases)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def read(graph: Mapping[str, Mapping], comfyui: Path | None = None) -> tuple[Cas
         tiling=bool(inputs.get("vae_tiling")),
         encoder_bytes=model.encoder_bytes if None in sizes else sum(filter(None, sizes)),
         vae_file_bytes=next((file.bytes for file, _ in autoencoders if file.bytes), model.vae.bytes),
-        iteration=iteration(graph, is_guided=not model.embeds_guidance),
+        iteration=iteration(graph, off=None if model.embeds_guidance else 1.0),
     )
     return case, lines
 

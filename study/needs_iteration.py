@@ -11,8 +11,8 @@ from ..trainer.types import DATASET_NODE, MATCHING_NODE, PAIRS_NODE, STEP_NODES,
 from ..trainer.workflow import graph as api
 
 
-def iteration(graph: Mapping[str, Mapping], is_guided: bool) -> Iteration:
-    """Of an API graph. `is_guided`: guidance above 1 is classifier-free with its model.
+def iteration(graph: Mapping[str, Mapping], off: float | None) -> Iteration:
+    """Of an API graph. `off`: classifier-free guidance above it takes a second row; None: guidance is a number of the network's.
 
     Raises:
         ValueError: there is none of a node that it takes, or several.
@@ -40,7 +40,7 @@ def iteration(graph: Mapping[str, Mapping], is_guided: bool) -> Iteration:
         trained_steps=max(1, trained),
         batch=step.get("batch_size") or samples,
         sampling_batch=settings.batch_size or samples,
-        guided=is_guided and max(settings.guidance, settings.guidance_2) > 1,
+        guided=off is not None and max(settings.guidance, settings.guidance_2) > off,
         both=step.get("unconditional_gradient", True),
         keep_graph=sampler.get("keep_graph") == "on",
         merge_adapter=settings.merge_adapter,

@@ -24,6 +24,7 @@ def read(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
     from ..trainer.flow.adapters import Adapter
     from ..trainer.flow.memory import blueprint
     from ..trainer.flow.memory.pipelines import PipelineCase
+    from ..trainer.flow.sizes import RULES
 
     node = the_only(graph, "Load Flow Model", LOAD_NODE)
     inputs = plain(node["inputs"])
@@ -43,11 +44,12 @@ def read(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
     dtypes = {"float32": torch.float32, "float16": torch.float16}
     lora = inputs.get("training", "lora") == "lora"
     adapter = Adapter(inputs.get("lora_rank", 16), inputs.get("lora_alpha", 16.0), inputs.get("lora_targets", ""))
+    guidance = RULES[found.pipeline].guidance
     case = PipelineCase(
         blueprint=found,
         adapter=adapter if lora else None,
         options=loaded,
         dtype=dtypes.get(loaded.dtype, torch.bfloat16),  # auto: what it is on a GPU
-        iteration=iteration(graph, is_guided=True),
+        iteration=iteration(graph, off=guidance and guidance.off),
     )
     return case, [line]

@@ -91,6 +91,10 @@ USED = {
     "is_injected": "ComfyUI's patcher has it",
     "tensor_list": "torch names this argument",
     **dict.fromkeys(("external_attr", "compress_type"), "Python's zipfile reads it"),
+    **dict.fromkeys(
+        ("model_max_length", "added_tokens_encoder", "apply_chat_template"),
+        "diffusers' pipelines ask a tokenizer for it",
+    ),
     "found_inf": "the fused optimizers of torch look at it",
     "forget": "what is gone when a process ends, for tests that stand for a new process",
     **{name: "ComfyUI reads or calls it" for name in COMFYUI_READS},

@@ -6,29 +6,49 @@ The counter knows nothing of trainer/flow/memory: it follows the memory of the t
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comfyui_otca.assets.make import tiny
+from comfyui_otca.host.access import permissions
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.device.conftest import judged
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.flow.adapters import Adapter
+from comfyui_otca.trainer.flow.base import EXAMPLE
 from comfyui_otca.trainer.flow.memory import blueprint
 from comfyui_otca.trainer.flow.memory.estimate import DECODING, ENCODING, SAMPLING, UPDATE
 from comfyui_otca.trainer.flow.memory.iteration import Iteration
 from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
+from comfyui_otca.trainer.flow.memory.words import TOKEN
 from comfyui_otca.trainer.flow.options import LoadOptions
-from comfyui_otca.trainer.types import Prompts, SamplerSettings, UpdateSettings
+from comfyui_otca.trainer.types import Prompt, Prompts, SamplerSettings, UpdateSettings
 
-PROMPTS, RANK = Prompts(("a red circle", "a blue square"), (0, 1)), 8
-SIZES = {"flux": (96, 96, 1), "sd3": (64, 64, 1), "wan": (128, 128, 9)}
+RANK = 8
+# Signs alone are as many tokens to the tiny tokenizers, which take bytes, as to the estimate, which takes words and signs.
+LONG = "!" * len(TOKEN.findall(EXAMPLE))
+PROMPTS = Prompts((LONG[1:] + "?", LONG[1:] + "."), (0, 1))
+SIZES = {
+    "flux": (96, 96, 1),
+    "sd3": (64, 64, 1),
+    "wan": (128, 128, 9),
+    "wan-5b": (256, 256, 9),
+    "wan-i2v": (128, 128, 9),
+    "z-image": (64, 64, 1),
+    "qwen-image": (128, 128, 1),
+    "flux2-klein": (64, 64, 1),
+    "flux2-dev": (64, 64, 1),
+    "krea2": (128, 128, 1),
+}
 PHASES = (ENCODING, SAMPLING, DECODING, UPDATE)
 
 
@@ -72,6 +92,17 @@ class Allocated(TorchDispatchMode):
         self.now -= self.sizes.pop(address)
 
 
+def prompts(family: str, folder: Path) -> Prompts:
+    """Of a model that makes videos of pictures, each with one, which lies in the folder."""
+    if family != "wan-i2v":
+        return PROMPTS
+    width, height, _ = SIZES[family]
+    Image.fromarray(np.zeros((height, width, 3), np.uint8)).save(folder / "first.png")
+    os.environ.setdefault(permissions.FOLDERS, str(folder))
+    pictured = {"image": str(folder / "first.png")}
+    return Prompts(tuple(Prompt(text, pictured) for text in PROMPTS.texts), PROMPTS.positions)
+
+
 @dataclass(frozen=True)
 class Training:
     """Settings of one comparison."""
@@ -100,20 +131,22 @@ def counted(folder: Path, training: Training) -> dict[str, int]:
     width, height, frames = SIZES[training.family]
     settings = SamplerSettings(
         kind="dance_sde", eta=0.5, steps=3, shift=1.0, guidance=3.5, width=width, height=height, frames=frames,
-        batch_size=training.sampling_batch,
+        batch_size=training.sampling_batch, negative_prompt=LONG,
     )  # fmt: skip
     one = {"group_size": training.group_size, "keep_graph": training.keep_graph}
     update = UpdateSettings(**{"learning_rate": 1e-3, **training.update})
-    taken = rollout.sample(model, PROMPTS, settings, seed=0, **one)
+    asked = prompts(training.family, folder)
+    taken = rollout.sample(model, asked, settings, seed=0, **one)
     grpo.update(model, taken, _judged(taken), update)
     del taken
     model.policy.forget_gradients()
-    model._embeddings._rows.clear()
+    for embeddings in filter(None, (model._embeddings, getattr(model, "_pictures", None))):
+        embeddings._rows.clear()
     with Allocated(model) as live, _noting_decoding(model, live), fused_attention():
         live.phase = ENCODING
-        model.condition(PROMPTS.texts, settings)
+        model.condition(asked.texts, settings)
         live.phase = SAMPLING
-        taken = rollout.sample(model, PROMPTS, settings, seed=1, **one)
+        taken = rollout.sample(model, asked, settings, seed=1, **one)
         live.phase = UPDATE
         grpo.update(model, taken, _judged(taken), update)
     return {phase: live.peaks[phase] for phase in PHASES}
@@ -135,6 +168,10 @@ def fused_attention() -> Iterator[None]:
             return usual(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, **more)
         dtype = torch.get_autocast_dtype(pretend.NAME) if torch.is_autocast_enabled(pretend.NAME) else query.dtype
         query, key, value = (x.to(dtype) for x in (query, key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill(~attn_mask, -torch.inf)
+        if more.get("enable_gqa"):
+            key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
         attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         return attend(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
 
@@ -241,24 +278,116 @@ def _stable_diffusion_3():
     return pipeline
 
 
-def _wan():
+def _wan(pipeline):
     from diffusers import WanTransformer3DModel
     from transformers import UMT5Config, UMT5EncoderModel
 
-    pipeline = tiny.wan()
-    transformer = WanTransformer3DModel(
-        num_attention_heads=6,
-        attention_head_dim=64,
-        text_dim=WIDTH,
-        freq_dim=64,
-        ffn_dim=1536,
-        num_layers=11,
-        cross_attn_norm=True,
-        qk_norm="rms_norm_across_heads",
-        rope_max_seq_len=64,
-    )
+    old = pipeline.transformer.config
+    networks = {
+        name: tiny._awake(
+            WanTransformer3DModel(
+                num_attention_heads=6,
+                attention_head_dim=64,
+                in_channels=old.in_channels,
+                out_channels=old.out_channels,
+                text_dim=WIDTH,
+                freq_dim=64,
+                ffn_dim=1536,
+                num_layers=11,
+                cross_attn_norm=True,
+                qk_norm="rms_norm_across_heads",
+                rope_max_seq_len=64,
+            )
+        )
+        for name in ("transformer", "transformer_2")
+        if getattr(pipeline, name) is not None
+    }
     config = UMT5Config(vocab_size=len(pipeline.tokenizer), **T5)
-    pipeline.register_modules(transformer=tiny._awake(transformer), text_encoder=UMT5EncoderModel(config).eval())
+    pipeline.register_modules(**networks, text_encoder=UMT5EncoderModel(config).eval())
+    return pipeline
+
+
+def _z_image():
+    from diffusers import ZImageTransformer2DModel
+
+    pipeline = tiny.z_image()
+    transformer = ZImageTransformer2DModel(
+        in_channels=8,
+        dim=384,
+        n_layers=12,
+        n_heads=6,
+        n_kv_heads=6,
+        cap_feat_dim=WIDTH,
+        axes_dims=[16, 24, 24],
+        axes_lens=[192, 48, 48],
+    )
+    return _with(pipeline, tiny._awake(transformer, by=0.02), pipeline.text_encoder.config)
+
+
+def _qwen_image():
+    from diffusers import QwenImageTransformer2DModel
+
+    pipeline = tiny.qwen_image()
+    transformer = QwenImageTransformer2DModel(
+        in_channels=32,
+        out_channels=8,
+        num_layers=5,
+        attention_head_dim=64,
+        num_attention_heads=6,
+        joint_attention_dim=WIDTH,
+        axes_dims_rope=(16, 24, 24),
+    )
+    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config)
+
+
+def _flux2(pipeline):
+    from diffusers import Flux2Transformer2DModel
+
+    transformer = Flux2Transformer2DModel(
+        in_channels=16,
+        num_layers=3,
+        num_single_layers=8,
+        attention_head_dim=64,
+        num_attention_heads=6,
+        joint_attention_dim=3 * 192,
+        axes_dims_rope=(16, 16, 16, 16),
+        guidance_embeds=pipeline.transformer.config.guidance_embeds,
+    )
+    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config, 192)
+
+
+def _krea2():
+    from diffusers import Krea2Transformer2DModel
+
+    pipeline = tiny.krea2()
+    transformer = Krea2Transformer2DModel(
+        in_channels=32,
+        num_layers=14,
+        attention_head_dim=64,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        intermediate_size=1024,
+        timestep_embed_dim=64,
+        text_hidden_dim=WIDTH,
+        num_text_layers=3,
+        text_num_attention_heads=8,
+        text_num_key_value_heads=8,
+        text_intermediate_size=1024,
+        axes_dims_rope=(16, 24, 24),
+    )
+    return _with(pipeline, tiny._awake(transformer), pipeline.text_encoder.config)
+
+
+def _with(pipeline, transformer, config, width=512):
+    """With a wider network, and a language model of so much width."""
+    language = getattr(config, "text_config", config)
+    language.hidden_size, language.intermediate_size = width, 3 * width
+    language.num_attention_heads, language.num_key_value_heads = width // 16, width // 32
+    for vision in filter(None, [getattr(config, "vision_config", None)]):
+        if hasattr(vision, "out_hidden_size"):
+            vision.out_hidden_size = width
+    encoder = type(pipeline.text_encoder)(config)
+    pipeline.register_modules(transformer=transformer, text_encoder=encoder.eval())
     return pipeline
 
 
@@ -273,4 +402,15 @@ def _t5():
     return T5EncoderModel(T5Config(vocab_size=len(tokenizer), **T5)).eval(), tokenizer
 
 
-WIDER = {"flux": _flux, "sd3": _stable_diffusion_3, "wan": _wan}
+WIDER = {
+    "flux": _flux,
+    "sd3": _stable_diffusion_3,
+    "wan": lambda: _wan(tiny.wan()),
+    "wan-5b": lambda: _wan(tiny.wan_5b()),
+    "wan-i2v": lambda: _wan(tiny.wan_i2v()),
+    "z-image": _z_image,
+    "qwen-image": _qwen_image,
+    "flux2-klein": lambda: _flux2(tiny.flux2()),
+    "flux2-dev": lambda: _flux2(tiny.flux2_dev()),
+    "krea2": _krea2,
+}

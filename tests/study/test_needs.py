@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -140,15 +141,60 @@ def test_a_folder_of_diffusers_is_rehearsed(capsys):
     assert "It does not fit" in out and "device cpu on every reward (slow): " in out
 
 
-def test_published_configurations_are_those_of_the_published_weights():
-    def counts(name):
-        networks = blueprint.of_name(name).networks()
-        return {part: sum(p.numel() for p in network.parameters()) for part, network in networks.items()}
+# Numbers in the weights of published models. Networks: ComfyUI's own classes, bench/architectures.py. Text encoders: what
+# huggingface.co counts in their files; T5 XXL's has 9,524,621,312 bytes of bfloat16, Qwen3-4B's 8,044,936,192 and its header.
+COUNTS = {
+    "black-forest-labs/FLUX.1-dev": {
+        "transformer": ARCHITECTURES["flux1"].params,
+        "text_encoder_2": 9_524_621_312 // 2,
+    },
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": dict.fromkeys(
+        ("transformer", "transformer_2"), ARCHITECTURES["wan22_14b"].params
+    ),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": ARCHITECTURES["wan22_5b"].params},
+    "Tongyi-MAI/Z-Image": {"transformer": ARCHITECTURES["z_image"].params, "text_encoder": 8_044_936_192 // 2},
+    "Qwen/Qwen-Image-2512": {"transformer": ARCHITECTURES["qwen_image"].params, "text_encoder": 8_292_166_656},
+    "krea/Krea-2-Raw": {"transformer": ARCHITECTURES["krea2"].params, "text_encoder": 4_437_815_808},
+    "black-forest-labs/FLUX.2-klein-base-4B": {"transformer": ARCHITECTURES["flux2_klein_4b"].params},
+    "black-forest-labs/FLUX.2-klein-base-9B": {"transformer": ARCHITECTURES["flux2_klein_9b"].params},
+    "black-forest-labs/FLUX.2-dev": {"text_encoder": 24_011_361_280},
+}
 
-    flux, wan = counts("black-forest-labs/FLUX.1-dev"), counts("Wan-AI/Wan2.2-T2V-A14B-Diffusers")
-    # as ComfyUI's own classes have them, bench/architectures.py; T5 XXL's file has 9,524,621,312 bytes of bfloat16
-    assert flux["transformer"] == ARCHITECTURES["flux1"].params and 2 * flux["text_encoder_2"] == 9_524_621_312
-    assert wan["transformer"] == wan["transformer_2"] == ARCHITECTURES["wan22_14b"].params
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_published_configurations_are_those_of_the_published_weights(name):
+    networks = blueprint.of_name(name).networks()
+    assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
+
+
+def test_guidance_is_counted_as_the_family_means_it():
+    def rows(workflow, guidance):
+        case, _ = needs.read(changed(workflow, SDESampler={"guidance": guidance}))
+        return 1 + case.iteration.guided
+
+    # Z-Image's 0 is without, klein base's 1; FLUX.2 dev's is a number that the network takes
+    assert [rows("z_image_cluster", guidance) for guidance in (0.0, 1.0)] == [1, 2]
+    assert [rows("flux2_klein_cluster", guidance) for guidance in (1.0, 4.0)] == [1, 2]
+    assert rows("flux2_dev_cluster", 4.0) == 1
+
+
+def documented() -> dict[str, str]:
+    """{workflow: GB} of the tables in docs/models.md, whose rows have as many figures as workflows."""
+    found = {}
+    for line in (API.parents[1] / "docs" / "models.md").read_text(encoding="utf-8").splitlines():
+        *_, workflows, figures = ["", *line.strip("| ").split(" | ")]
+        if re.fullmatch(r"[\d.]+(, [\d.]+)*", figures) and (names := re.findall(r"`(\w+)`", workflows)):
+            found |= dict(zip(names, figures.split(", "), strict=True))
+    return found
+
+
+def test_the_figures_of_the_docs_are_those_of_the_estimate(everything):
+    figures = documented()
+    assert len(figures) == 25
+    for name, figure in figures.items():
+        if everything or any(node["class_type"] == "OTCA_MakeTrainable" for node in graph(name).values()):
+            case, _ = needs.read(graph(name))
+            assert figure == f"{case.needs.total / GB:.1f}", name
 
 
 def test_quantizing_a_published_model_takes_its_bits():

@@ -59,14 +59,17 @@ class Blueprint:
             ) from error
 
     def pipeline_of(self, networks: Mapping[str, nn.Module]):
-        """The pipeline with these networks, and without tokenizers."""
+        """The pipeline with these networks. Its tokenizers only count."""
         import diffusers
+
+        from .words import Words
 
         cls = getattr(diffusers, self.pipeline)
         kind, config = self.scheduler
         given = {**self.settings, **networks, "scheduler": getattr(diffusers, kind).from_config(dict(config))}
-        asked = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-        return cls(**{name: given.get(name) for name in asked if name in given or name not in cls._optional_components})
+        given |= {name: Words(most) for name, most in self.tokens.items()}
+        asked = list(inspect.signature(cls.__init__).parameters.items())[1:]
+        return cls(**{name: given.get(name) for name, it in asked if name in given or it.default is it.empty})
 
 
 def of_folder(path: Path, files: Mapping[str, Path] | None = None) -> Blueprint:

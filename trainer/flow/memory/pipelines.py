@@ -84,7 +84,7 @@ class PipelineCase(Case):
         if it.pulled:
             most = max(most, alone + rehearsal.forward(update))
         return Work(
-            encoding=rehearsal.encoding(it.prompts),
+            encoding=max(rehearsal.encoding(it.prompts), rehearsal.pictures(self._call(1))),
             sampling=rehearsal.forward(sampling) + visited + layer,
             merged=rehearsal.adapted if it.merge_adapter and not it.keep_graph else 0,
             kept=kept,
@@ -96,8 +96,8 @@ class PipelineCase(Case):
 
     def _call(self, rows: int) -> Call:
         width, height, frames = self.iteration.size
-        it, is_guided = self.iteration, self.iteration.guided and self.rehearsal.rules.guidance is not None
-        return Call(rows, height, width, frames, is_guided, it.both, self.options.gradient_checkpointing)
+        it = self.iteration
+        return Call(rows, height, width, frames, it.guided, it.both, self.options.gradient_checkpointing)
 
     def ways(self) -> Iterator[tuple[str, dict, dict]]:
         def options(**fields) -> dict:

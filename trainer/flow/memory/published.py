@@ -1,16 +1,18 @@
 """Configurations of published models of diffusers, by what their folders are called on huggingface.co.
 
-What the classes of diffusers take without being told is not repeated; their defaults are FLUX.1's and Wan's. The counts of
-parameters that follow are held to the published ones by a test. Imports no torch.
+What the classes of diffusers take without being told is not repeated: their defaults are those of FLUX.1, FLUX.2 dev, Wan 14 B,
+Z-Image, Qwen-Image and Krea 2, and transformers' of Mistral 3. Wan 2.2's other two are in diffusers' script that converts them
+(convert_wan_to_diffusers.py). The counts of parameters that follow are held to the published ones by a test. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Part = tuple[str, str, Mapping[str, Any]]  # library, class, configuration
+NO_LIMIT = 10**6  # tokens: more than any family takes
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Published:
     parts: Mapping[str, Part]
     scheduler: tuple[str, Mapping[str, Any]] = ("FlowMatchEulerDiscreteScheduler", {})
     settings: Mapping[str, Any] = field(default_factory=dict)
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    tokens: Mapping[str, int] = field(default_factory=lambda: {"tokenizer": NO_LIMIT})
 
 
 T5 = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "d_kv": 64, "feed_forward_proj": "gated-gelu"}
@@ -89,9 +91,140 @@ WAN22_14B = Published(
     settings={"boundary_ratio": 0.875, "expand_timesteps": False},
     tokens={"tokenizer": 512},
 )
+# Its network sees a picture's 16 channels and 4 of a mask beside the 16 of the video.
+WAN22_14B_I2V = replace(
+    WAN22_14B,
+    pipeline="WanImageToVideoPipeline",
+    parts={
+        **WAN22_14B.parts,
+        **dict.fromkeys(("transformer", "transformer_2"), ("diffusers", "WanTransformer3DModel", {"in_channels": 36})),
+    },
+    settings={"boundary_ratio": 0.9, "expand_timesteps": False},
+)
+WAN22_5B = replace(
+    WAN22_14B,
+    parts={
+        "transformer": (
+            "diffusers",
+            "WanTransformer3DModel",
+            {"ffn_dim": 14336, "in_channels": 48, "out_channels": 48, "num_attention_heads": 24, "num_layers": 30},
+        ),
+        "vae": (
+            "diffusers",
+            "AutoencoderKLWan",
+            {
+                "base_dim": 160,
+                "decoder_base_dim": 256,
+                "z_dim": 48,
+                "in_channels": 12,
+                "out_channels": 12,
+                "is_residual": True,
+                "patch_size": 2,
+                "scale_factor_spatial": 16,
+                # what latents are scaled by, which memory does not depend on
+                "latents_mean": [0.0] * 48,
+                "latents_std": [1.0] * 48,
+            },
+        ),
+        "text_encoder": UMT5_XXL,
+    },
+    settings={"boundary_ratio": None, "expand_timesteps": True},
+)
+
+# Language models: as ComfyUI 0.33 has them (text_encoders/llama.py, qwen_vl.py, qwen3vl.py in its folder comfy).
+QWEN = {"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36, "num_attention_heads": 32}
+QWEN |= {"vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6}
+QWEN3_4B = {**QWEN, "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
+QWEN3_8B = {**QWEN, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
+QWEN3_VL_4B = {
+    "text_config": {**QWEN3_4B, "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}},
+    "vision_config": {
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2560,
+        "deepstack_visual_indexes": [5, 11, 17],
+    },
+}
+QWEN25_VL_7B = {
+    "text_config": {
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    },
+    "vision_config": {"hidden_size": 1280, "out_hidden_size": 3584},
+}
+
+Z_IMAGE = Published(
+    pipeline="ZImagePipeline",
+    parts={
+        "transformer": ("diffusers", "ZImageTransformer2DModel", {}),
+        "vae": _autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
+        "text_encoder": ("transformers", "Qwen3Model", QWEN3_4B),
+    },
+    scheduler=("FlowMatchEulerDiscreteScheduler", {"shift": 6.0}),
+)
+QWEN_IMAGE = Published(
+    pipeline="QwenImagePipeline",
+    parts={
+        "transformer": ("diffusers", "QwenImageTransformer2DModel", {}),
+        "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
+        "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", QWEN25_VL_7B),
+    },
+)
+KREA2 = Published(
+    pipeline="Krea2Pipeline",
+    parts={
+        "transformer": ("diffusers", "Krea2Transformer2DModel", {}),
+        "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
+        "text_encoder": ("transformers", "Qwen3VLModel", QWEN3_VL_4B),
+    },
+)
+FLUX2_DEV = Published(
+    pipeline="Flux2Pipeline",
+    parts={
+        "transformer": ("diffusers", "Flux2Transformer2DModel", {}),
+        "vae": ("diffusers", "AutoencoderKLFlux2", {}),
+        "text_encoder": ("transformers", "Mistral3ForConditionalGeneration", {"tie_word_embeddings": False}),
+    },
+)
+
+
+def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], distilled: bool) -> Published:
+    """Klein4BParams and Klein9BParams of github.com/black-forest-labs/flux2; three layers of Qwen3 give the text."""
+    network = {"num_attention_heads": heads, "num_layers": double, "num_single_layers": single}
+    network |= {"joint_attention_dim": 3 * encoder["hidden_size"], "guidance_embeds": False}
+    return Published(
+        pipeline="Flux2KleinPipeline",
+        parts={
+            "transformer": ("diffusers", "Flux2Transformer2DModel", network),
+            "vae": ("diffusers", "AutoencoderKLFlux2", {}),
+            "text_encoder": ("transformers", "Qwen3ForCausalLM", encoder),
+        },
+        settings={"is_distilled": distilled},
+    )
+
 
 PUBLISHED = {
     "black-forest-labs/FLUX.1-dev": FLUX_DEV,
+    "black-forest-labs/FLUX.2-dev": FLUX2_DEV,
+    "black-forest-labs/FLUX.2-klein-base-4B": _klein(24, 5, 20, QWEN3_4B, distilled=False),
+    "black-forest-labs/FLUX.2-klein-base-9B": _klein(32, 8, 24, QWEN3_8B, distilled=False),
+    "black-forest-labs/FLUX.2-klein-4B": _klein(24, 5, 20, QWEN3_4B, distilled=True),
+    "black-forest-labs/FLUX.2-klein-9B": _klein(32, 8, 24, QWEN3_8B, distilled=True),
     "stabilityai/stable-diffusion-3.5-medium": SD35_MEDIUM,
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": WAN22_14B,
+    "Wan-AI/Wan2.2-I2V-A14B-Diffusers": WAN22_14B_I2V,
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": WAN22_5B,
+    "Tongyi-MAI/Z-Image": Z_IMAGE,
+    "Tongyi-MAI/Z-Image-Turbo": replace(Z_IMAGE, scheduler=("FlowMatchEulerDiscreteScheduler", {"shift": 3.0})),
+    "Qwen/Qwen-Image": QWEN_IMAGE,
+    "Qwen/Qwen-Image-2512": QWEN_IMAGE,
+    "krea/Krea-2-Raw": KREA2,
+    "krea/Krea-2-Turbo": replace(KREA2, settings={"is_distilled": True}),
 }

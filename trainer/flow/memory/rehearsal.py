@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import diffusers
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
+from ...types import SamplerSettings
 from .. import FAMILIES
 from ..adapters import Adapter
-from ..condition import NEGATIVE, Condition
-from ..options import FlowModelError
+from ..base import EXAMPLE
+from ..condition import Condition, Embeddings
 from ..sizes import RULES
 from .live import Live
+from .shapes import META, as_on_a_gpu
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,39 +34,7 @@ if TYPE_CHECKING:
     from ..pipeline import PipelineModel
     from .blueprint import Blueprint
 
-META = torch.device("meta")
-CLIP_TOKENS = 77
-# Pipelines whose embeddings are known here by their shapes alone.
-REHEARSED = ("FluxPipeline", "StableDiffusion3Pipeline", "WanPipeline")
-# What CUDA's autocast computes in the lower precision, and what in float32, as far as the networks use it.
-ATTENTION = "scaled_dot_product_attention"
-LOWERED = {
-    ATTENTION,
-    "linear",
-    "matmul",
-    "__matmul__",
-    "bmm",
-    "mm",
-    "addmm",
-    "baddbmm",
-    "einsum",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-}
-IN_FLOAT32 = {
-    "layer_norm",
-    "group_norm",
-    "rms_norm",
-    "softmax",
-    "pow",
-    "__pow__",
-    "rsqrt",
-    "exp",
-    "log",
-    "sum",
-    "cumsum",
-}
+GUIDED = 3.5  # above what any family takes as no guidance
 
 
 @dataclass(frozen=True)
@@ -107,11 +77,6 @@ class Rehearsal:
         max_sequence_length: int = 0,
     ):
         """`adapter`: None trains all weights."""
-        if blueprint.pipeline not in REHEARSED:
-            raise FlowModelError(
-                f"{blueprint.name} is a {blueprint.pipeline}, whose text nobody has rehearsed yet: its memory is not known. Fix: "
-                f"watch a short training, or ask for one of {', '.join(REHEARSED)}"
-            )
         self.blueprint, self.dtype = blueprint, dtype
         module, name = FAMILIES[blueprint.pipeline].split(".")
         self.family: type[PipelineModel] = getattr(importlib.import_module(f"..{module}", __package__), name)
@@ -121,6 +86,9 @@ class Rehearsal:
         networks = blueprint.networks()
         self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder or Path(blueprint.name), self.tokens)
         self.model.dtype = dtype
+        self.model._embeddings = Embeddings(self._embedded)
+        for encoder in self._components("text_encoder"):
+            encoder.register_forward_pre_hook(_without_numbers, with_kwargs=True)
         if vae_tiling:
             self.model.pipeline.vae.enable_tiling()
         if adapter is None:
@@ -230,16 +198,19 @@ class Rehearsal:
 
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
-        """What the largest of the text encoders takes for so many prompts at once."""
-        peak = 0
-        for encoder in self._components("text_encoder"):
-            is_clip = "CLIP" in type(encoder).__name__
-            config: Any = encoder.config
-            tokens = min(CLIP_TOKENS, config.max_position_embeddings) if is_clip else self.tokens
-            with torch.no_grad(), self._live() as live:
-                encoder(torch.zeros(prompts, tokens, dtype=torch.int64, device=META), output_hidden_states=is_clip)
-            peak = max(peak, live.peak)
-        return peak
+        """What the text encoders take for so many prompts at once."""
+        with self._live() as live:
+            self._embedded([EXAMPLE] * prompts)
+        return live.peak
+
+    @cache  # noqa: B019
+    def pictures(self, call: Call) -> int:
+        """What the autoencoder takes for a picture that a prompt's video begins with; 0 where prompts need none."""
+        if not self.rules.needs_pictures:
+            return 0
+        with torch.no_grad(), self._live() as live:
+            self.model.encode_images(torch.empty(1, call.frames, call.height, call.width, 3, device=META))
+        return live.peak
 
     def latent_bytes(self, call: Call) -> int:
         return 4 * math.prod(self._shape(call))
@@ -261,57 +232,36 @@ class Rehearsal:
         self.model.wish = self.model.wish.__class__(unconditional_gradient=call.both)
         x, condition = torch.empty(call.rows, *self._shape(call), device=META), self._condition(call)
         with self._live(self.dtype) as live:
-            yield live, lambda: self.model.velocity(x, 0.5, condition, 3.5)
+            yield live, lambda: self.model.velocity(x, 0.5, condition, GUIDED)
 
     @contextlib.contextmanager
     def _live(self, autocast: torch.dtype = torch.float32) -> Iterator[Live]:
         weights = [p for network in self._components("") for p in (*network.parameters(), *network.buffers())]
         held = [tensor for p in weights for tensor in (p, p.grad) if tensor is not None]
-        with _AsOnAGpu(autocast), Live(held) as live:
+        with as_on_a_gpu(autocast), Live(held) as live:
             yield live
 
     def _condition(self, call: Call) -> Condition:
-        """Embeddings in the shapes that the encoders give."""
-        config, rows = self.model.transformer.config, call.rows
-        width = getattr(config, "joint_attention_dim", None) or config.text_dim
-        tokens = self.tokens + (CLIP_TOKENS if self.blueprint.pipeline == "StableDiffusion3Pipeline" else 0)
-        tensors = {"tokens": torch.empty(rows, tokens, width, dtype=self.dtype, device=META)}
-        if pooled := getattr(config, "pooled_projection_dim", None):
-            tensors["pooled"] = torch.empty(rows, pooled, dtype=self.dtype, device=META)
-        if call.guided and self.rules.guidance is not None:
-            tensors |= {NEGATIVE + name: torch.empty_like(tensor) for name, tensor in tensors.items()}
-        return Condition(tensors)
+        """Of rows that all have the same prompt, as long as a usual one."""
+        settings = SamplerSettings(
+            width=call.width,
+            height=call.height,
+            frames=call.frames,
+            guidance=GUIDED if call.guided else 0.0,
+            negative_prompt=EXAMPLE,
+        )
+        with as_on_a_gpu():
+            condition = self.model.condition([EXAMPLE], settings)
+            return condition.rows(torch.zeros(call.rows, dtype=torch.int64))
+
+    def _embedded(self, texts: Sequence[str]) -> Condition:
+        with torch.no_grad(), as_on_a_gpu(reads=True):
+            return self.model.embed(texts, META)
 
 
-class _AsOnAGpu(TorchFunctionMode):
-    """What the meta device has not: CUDA's autocast to that dtype, and attention that keeps no matrix of tokens by tokens."""
-
-    def __init__(self, autocast: torch.dtype):
-        """`autocast`: float32 for none."""
-        super().__init__()
-        self.autocast = autocast
-
-    def __torch_function__(self, func, types, args: Any = (), kwargs: Any = None):
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if self.autocast != torch.float32 and (name in LOWERED or name in IN_FLOAT32):
-            to = torch.float32 if name in IN_FLOAT32 else self.autocast
-            args, kwargs = _cast(args, to), _cast(kwargs, to)
-        return _attention(*args, **kwargs) if name == ATTENTION else func(*args, **kwargs)
-
-
-def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    if enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return fused(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.is_floating_point() and value.dtype != torch.float64 else value
-    if isinstance(value, dict):
-        return {name: _cast(one, dtype) for name, one in value.items()}
-    return type(value)(_cast(one, dtype) for one in value) if type(value) in (list, tuple) else value
+def _without_numbers(encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """What a text encoder gets, on the device of its weights."""
+    return tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device=META), (args, kwargs))
 
 
 def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
