@@ -44,6 +44,7 @@ OTHERS = {
     "qwen_image_cluster": ("pickscore clip_t", "hpsv2 aesthetic"),
     "flux2_klein_cluster": ("pickscore", "clip_t hpsv2 aesthetic"),
     "flux2_dev_cluster": ("pickscore clip_t", "hpsv2 aesthetic"),
+    "qwen_image21_cluster": ("pickscore", "clip_t hpsv2 aesthetic"),
     "krea2_cluster": OTCA_REWARDS,
     "wan22_5b_cluster": OTCA_VIDEO_REWARDS,
 }
@@ -107,6 +108,7 @@ def models(tmp_path_factory):
     tiny.make("wan22-5b", folder / "Wan-AI" / "Wan2.2-TI2V-5B-Diffusers")
     tiny.make("z-image", folder / "Tongyi-MAI" / "Z-Image")
     tiny.make("qwen-image", folder / "Qwen" / "Qwen-Image-2512")
+    tiny.make("qwen-image-2.1", folder / "Qwen" / "Qwen-Image-2.1")
     tiny.make("flux2-klein-base", folder / "black-forest-labs" / "FLUX.2-klein-base-4B")
     tiny.make("flux2-dev", folder / "black-forest-labs" / "FLUX.2-dev")
     tiny.make("krea2", folder / "krea" / "Krea-2-Raw")
@@ -146,6 +148,8 @@ def test_trains(name, models, tmp_path, monkeypatch):
         node["inputs"].update(SMALL.get(node["class_type"], {}))
         if node["inputs"].get("frames"):
             node["inputs"]["frames"] = 9
+        if node["inputs"].get("window_start"):
+            node["inputs"]["window_start"] = 1  # of four steps
     terminal.output, terminal.device = tmp_path, "cpu"
     assert train(Workflow(content, NODE_CLASS_MAPPINGS), say=lambda line: None) == 0
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

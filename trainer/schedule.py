@@ -19,23 +19,28 @@ if TYPE_CHECKING:
     from .types import SamplerSettings
 
 
-def noise_levels(settings: SamplerSettings, shift: float, terminal: float = 0.0) -> tuple[float, ...]:
+def noise_levels(
+    settings: SamplerSettings, shift: float, terminal: float = 0.0, own: Sequence[float] = ()
+) -> tuple[float, ...]:
     """T+1 noise levels from 1 to 0: σ = shift·u / (1 + (shift-1)·u) with u = linspace(1, 0, steps + 1).
 
     Where only a fraction of the steps after the window is taken, they are as even in u as all of them would be.
 
     Args:
-        shift: the checkpoint's own, which counts where the settings have none.
+        shift: that of the settings, or the checkpoint's own.
         terminal: the last level before 0 of the checkpoint's own schedule, to which its levels are stretched; 0: they are not.
+        own: the checkpoint's own u without its last one, 0, for as many steps; for more or fewer, straight lines between them.
     """
+    import numpy as np
     import torch  # the sampler's node imports this module, and the list of nodes must not load torch
 
-    terminal = 0.0 if settings.shift else terminal
-    shift, end = settings.shift or shift, settings.window_end
+    end = settings.window_end
     u = torch.linspace(1, 0, settings.steps + 1, dtype=torch.float64)
     if settings.transitions < settings.steps:
         rest = torch.linspace(u[end].item(), 0, settings.transitions - end + 1, dtype=torch.float64)
         u = torch.cat([u[:end], rest])
+    if own:
+        u = torch.from_numpy(np.interp(u, np.linspace(0, 1, len(own) + 1), (0.0, *reversed(own))))
     levels = shift * u / (1 + (shift - 1) * u)
     if terminal and len(levels) > 2:  # of one step, the first level is the last before 0 too
         levels[:-1] = 1 - (1 - levels[:-1]) * (1 - terminal) / (1 - levels[-2])

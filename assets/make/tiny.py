@@ -24,6 +24,7 @@ SIZES = {
     "qwen-image": PICTURE,
     "flux2-klein-base": PICTURE,
     "flux2-dev": PICTURE,
+    "qwen-image-2.1": {"width": 64, "height": 64},
     "krea2": PICTURE,
 }
 
@@ -181,16 +182,57 @@ def qwen_image():
     )
 
 
+def qwen_image_21(**settings):
+    from diffusers import (
+        AutoencoderKLQwenImage21,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImage21Pipeline,
+        QwenImage21Transformer2DModel,
+    )
+    from transformers import LlavaProcessor, Qwen2VLImageProcessorPil, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+    # The real one, Qwen3VLProcessor, needs torchvision; of text this one makes the same.
+    tokenizer = _qwen_tokenizer(CHAT.replace("message.content", "message.content[0].text"))
+    tokenizer.add_tokens(
+        ["<|image_pad|>", *(f" {word}" for word in "Comprehend and analyze the provided prompt.".split())]
+    )
+    processor = LlavaProcessor(Qwen2VLImageProcessorPil(), tokenizer, chat_template=tokenizer.chat_template)
+    text, vision = _qwen3_vl(tokenizer)
+    encoder = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision))
+    transformer = QwenImage21Transformer2DModel(
+        in_channels=8,
+        out_channels=8,
+        num_layers=2,
+        attention_head_dim=24,
+        num_attention_heads=2,
+        context_in_dim=32,
+        axes_dims_rope=(8, 8, 8),
+    )
+    vae = AutoencoderKLQwenImage21(
+        base_dim=4,
+        decoder_base_dim=4,
+        z_dim=8,
+        dim_mult=[1, 1, 1, 1, 1],
+        num_res_blocks=1,
+        latents_mean=(torch.rand(8) - 0.5).tolist(),
+        latents_std=(torch.rand(8) + 0.5).tolist(),
+    )
+    return QwenImage21Pipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+        vae=vae.eval(),
+        text_encoder=encoder.eval(),
+        processor=processor,  # pyright: ignore[reportArgumentType]  # see above
+        transformer=_awake(transformer),
+        **settings,
+    )
+
+
 def krea2(distilled: bool = False):
     from diffusers import FlowMatchEulerDiscreteScheduler, Krea2Pipeline, Krea2Transformer2DModel
     from transformers import Qwen3VLConfig, Qwen3VLModel
 
     tokenizer = _qwen_tokenizer()
-    rope = {"rope_type": "default", "mrope_section": [4, 2, 2]}
-    text = _qwen_config(tokenizer, head_dim=16, rope_scaling=rope)
-    vision = dict(
-        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, deepstack_visual_indexes=[0]
-    )
+    text, vision = _qwen3_vl(tokenizer)
     transformer = Krea2Transformer2DModel(
         in_channels=32,
         num_layers=2,
@@ -281,6 +323,8 @@ FAMILIES = {
     "z-image": z_image,
     "z-image-turbo": lambda: z_image(turbo=True),
     "qwen-image": qwen_image,
+    "qwen-image-2.1": qwen_image_21,
+    "qwen-image-2.1-turbo": lambda: qwen_image_21(sample_sigmas=[1.0, 0.9, 0.7, 0.3]),
     "flux2-klein-base": flux2,
     "flux2-klein": lambda: flux2(distilled=True),
     "flux2-dev": flux2_dev,
@@ -373,6 +417,15 @@ def _qwen3():
 
     tokenizer = _qwen_tokenizer()
     return Qwen3Model(Qwen3Config(**_qwen_config(tokenizer, head_dim=16))).eval(), tokenizer
+
+
+def _qwen3_vl(tokenizer) -> tuple[dict, dict]:
+    """Configurations for text and for pictures."""
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2]}
+    vision = dict(
+        depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, deepstack_visual_indexes=[0]
+    )
+    return _qwen_config(tokenizer, head_dim=16, rope_scaling=rope), vision
 
 
 def _qwen_config(tokenizer, **more: Any) -> dict[str, Any]:

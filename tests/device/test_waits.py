@@ -89,7 +89,8 @@ def test_trajectories_of_an_earlier_policy_wait_once_too(models):
 
 
 @pytest.mark.parametrize("changes", [{}, {"batch_size": 2}, {"kind": "ode", "shared_noise": False}], ids=str)
-# Not Qwen-Image: where prompts are of different length, its network makes a number on the device, and waits for it.
+# Not Qwen-Image: where prompts are of different length, its network makes a number on the device, and waits for it. That of 2.1
+# reads where the picture stands in the sequence.
 @pytest.mark.parametrize("family", ["flux", "sd3", "wan22", "z-image", "krea2", "flux2-klein-base", "wan22-5b"])
 def test_a_rollout_waits_at_the_end_of_each_part_alone(family, changes, models):
     """Latents, what came out and log-probs leave the device when a part has been sampled, and pictures when they are decoded.

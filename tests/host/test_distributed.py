@@ -361,6 +361,7 @@ def _whole_and_sharded(*arguments, **options):
         ("qwen-image", {}),
         ("flux2-klein-base", {}),
         ("krea2", {}),
+        ("qwen-image-2.1", {}),
         ("wan22-5b", {}),
     ],
 )
@@ -368,7 +369,9 @@ def test_an_adapter_learns_the_same_on_a_sharded_model(family, options, small_se
     """With KL, both halves of guidance and, of Wan, two experts; the frozen weights are held once."""
     path = tiny.make(family, tmp_path / family)
     settings = small_settings(
-        **{**tiny.SIZES[family], "height": 32 if family == "wan22-5b" else 16}, steps=3, guidance=4.5
+        **{**tiny.SIZES[family], "height": 32 if family in ("wan22-5b", "qwen-image-2.1") else 16},
+        steps=3,
+        guidance=4.5,
     )
     gradients, adapter, metrics, _, size = _adapter_update(path, settings, options)
     assert family != "wan22" or len({name.startswith("transformer_2.") for name in gradients}) == 2

@@ -26,6 +26,7 @@ FAMILIES = {
     "WanPipeline": "wan.Wan",
     "WanImageToVideoPipeline": "wan.WanImageToVideo",
     "QwenImagePipeline": "qwen.QwenImage",
+    "QwenImage21Pipeline": "qwen21.QwenImage21",
     "ZImagePipeline": "zimage.ZImage",
     "Krea2Pipeline": "krea2.Krea2",
 }

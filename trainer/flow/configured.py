@@ -95,7 +95,7 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:
-    return grid.scale * grid.patch, grid.scale * grid.patch
+    return grid.unit, grid.unit
 
 
 def modules(folder: Path) -> tuple[set[str], set[str]]:

@@ -17,7 +17,7 @@ from .sizes import RULES
 
 LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
 DIFFUSERS = (0, 38)  # earlier ones run Python files that lie in a model's folder
-_WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "feature_extractor"}
+_WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "processor", "feature_extractor"}
 
 
 def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:

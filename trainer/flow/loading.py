@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -93,7 +92,7 @@ def load_pipeline(
     """
     import diffusers
 
-    parts = _parts(path)
+    parts, own = _parts(path), _processors(path)
     with warnings.catch_warnings():
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
         warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
@@ -108,7 +107,7 @@ def load_pipeline(
             if options.quantize != "none" and name in family.EXPERTS:
                 quantized.quantize(networks[name], options.quantize, device, dtype)
         # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
-        own = {name: tokenizers.load(path / name) for name in parts if tokenizers.is_comfyuis(path / name)}
+        own |= {name: tokenizers.load(path / name) for name in parts if tokenizers.is_comfyuis(path / name)}
         left_out = {
             name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
         }
@@ -134,11 +133,25 @@ def check_pipeline(family: type[PipelineModel], path: Path) -> None:
         raise FlowModelError(
             f"{path} has a component {refused[0]}, and {family.PIPELINE} is supported without one. Fix: choose a model of Wan 2.2"
         )
-    processors = [name for name, (_, kind) in _parts(path).items() if kind.endswith("Processor")]
-    if processors and importlib.util.find_spec("torchvision") is None:
-        raise FlowModelError(
-            f"{path}: its {processors[0]} reads pictures too, and needs the package torchvision. Fix: pip install torchvision"
-        )
+
+
+def _processors(path: Path) -> dict[str, Any]:
+    """Tokenizers that read pictures too. They are small, and may want a package that is not here."""
+    found = {}
+    for name, (library, kind) in _parts(path).items():
+        if not kind.endswith("Processor"):
+            continue
+        try:
+            processor: Any = library_class(path / name, library, kind)
+            found[name] = processor.from_pretrained(path / name, local_files_only=True, trust_remote_code=False)
+        except ImportError as error:
+            raise FlowModelError(
+                f"{path}: its {name} reads pictures too, and needs a package that is not here ({str(error).strip()[:200]}). Fix: "
+                "pip install torchvision"
+            ) from error
+        except LOADING_ERRORS as error:
+            raise _unfit(path / name, error) from error
+    return found
 
 
 def check_memory(

@@ -1,4 +1,4 @@
-"""What Wan, Qwen-Image and Krea 2 share: an autoencoder of videos, with a mean and a spread for each channel of its latents."""
+"""What Wan, Qwen-Images and Krea 2 share: an autoencoder of videos, with a mean and a spread for each channel of its latents."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...host import devices
-from .. import schedule
 from .adapters import PeftAdapters
 from .base import FlowModel, frame_size, noise_levels
 from .condition import Condition, Embeddings
@@ -210,7 +209,7 @@ class PipelineModel(FlowModel):
         checkpoint = self.checkpoint
         if misfit := next(checkpoint.misfits(settings), None):
             raise ValueError(str(misfit))
-        return schedule.noise_levels(settings, settings.shift or self.shift(settings), checkpoint.terminal)
+        return checkpoint.sigmas(settings)
 
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ..schedule import noise_levels
 from ..workflow.problem import Misfit
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class LatentGrid:
         channels: C.
         scale: pixels a side of one latent position.
         patch: latent positions a side of one token.
+        tokens: a side has a multiple of so many.
         most: tokens a side that the network has positions for.
         time: frames of one latent frame after the first; None: pictures only.
         most_frames: latent frames that the network has positions for.
@@ -39,15 +42,20 @@ class LatentGrid:
     most: float = math.inf
     time: int | None = None
     most_frames: float = math.inf
+    tokens: int = 1
+
+    @property
+    def unit(self) -> int:
+        """Pixels of which a side has a multiple."""
+        return self.scale * self.patch * self.tokens
 
     def misfits(self, height: int, width: int, frames: int = 1) -> Iterator[Misfit]:
-        unit = self.scale * self.patch
         for name, pixels in (("width", width), ("height", height)):
-            if pixels % unit or pixels <= 0:
-                message = f"width {width} and height {height} must be multiples of {unit} for this model"
-                yield Misfit(name, message, f"for example {max(1, round(pixels / unit)) * unit}")
-            elif pixels // unit > self.most:
-                most = self.most * unit
+            if pixels % self.unit or pixels <= 0:
+                message = f"width {width} and height {height} must be multiples of {self.unit} for this model"
+                yield Misfit(name, message, f"for example {max(1, round(pixels / self.unit)) * self.unit}")
+            elif pixels // (self.scale * self.patch) > self.most:
+                most = self.most * self.scale * self.patch
                 yield Misfit(name, f"{name} {pixels}: this model makes at most {most} pixels a side", f"at most {most}")
         if self.time is None:
             if frames != 1:
@@ -94,6 +102,11 @@ def wan(vae: Config, transformer: Config) -> LatentGrid:
 
 def qwen_image(vae: Config, transformer: Config) -> LatentGrid:
     return LatentGrid(vae["z_dim"], 2 ** len(vae["temperal_downsample"]), PATCH)
+
+
+def qwen_image_21(vae: Config, transformer: Config) -> LatentGrid:
+    """A position is a token, and the language model's picture has one for 2 x 2 of them."""
+    return LatentGrid(vae["z_dim"], 2 ** len(vae["temperal_downsample"]), patch=1, tokens=2)
 
 
 def _scale(vae: Config) -> int:
@@ -164,6 +177,12 @@ class Checkpoint:
         return self.scheduler.get("shift_terminal") or 0.0
 
     @property
+    def levels(self) -> tuple[float, ...]:
+        """The noise levels that it was distilled to, before the shift and without the 0 at the end; none: evenly spaced ones."""
+        levels = self.index.get("sample_sigmas")
+        return tuple(levels) if isinstance(levels, list | tuple) else ()
+
+    @property
     def _rules(self) -> Family:
         return RULES[self.family]
 
@@ -188,7 +207,16 @@ class Checkpoint:
         except (TypeError, ValueError, ArithmeticError) as error:
             message = f"its scheduler_config.json gives no timestep shift at {width}x{height} ({error})"
             raise ValueError(f"{message}. Fix: copy that file again, or set shift on the SDE Sampler") from error
+        if any(not 1 >= level > after for level, after in pairwise((*self.levels, 0))):
+            message = f"the sample_sigmas {list(self.levels)} of its model_index.json do not fall from 1 towards 0"
+            raise ValueError(f"{message}. Fix: copy that file again, or set shift on the SDE Sampler")
         return shift
+
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`. Raises ValueError as `shift`."""
+        if settings.shift:
+            return noise_levels(settings, settings.shift)
+        return noise_levels(settings, self.shift(settings), self.terminal, self.levels)
 
     def misfits(self, settings: SamplerSettings) -> Iterator[Misfit]:
         """What it cannot sample with."""
@@ -269,6 +297,14 @@ RULES = {
     "WanPipeline": Family(wan, video_shift),
     "WanImageToVideoPipeline": Family(wan, video_shift, needs_pictures=True),
     "QwenImagePipeline": Family(qwen_image, image_shift, Guidance(off=1.0, keeps_norm=True), most_tokens=1024),
+    # It has no limit of its own but the positions of its tokens, and only Turbo brings noise levels.
+    "QwenImage21Pipeline": Family(
+        qwen_image_21,
+        image_shift,
+        distilled=lambda checkpoint: bool(checkpoint.levels),
+        tokenizer="processor",
+        most_tokens=8192,
+    ),
     "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
     # Z-Image's folder does not say that it is Turbo's, but Turbo alone has a shift of 3: the base model's is 6.
     "ZImagePipeline": Family(flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3),

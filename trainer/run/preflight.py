@@ -20,7 +20,7 @@ from ...host import devices, search
 from ...host.access.permissions import NotAllowed
 from ..flow import SINGLE_FILES, FlowModelError, conflict
 from ..flow.configured import Configuration, read_configuration
-from ..schedule import misfits, noise_levels, untrainable
+from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,
     LOAD_NODE,
@@ -360,11 +360,10 @@ def _sampler(graph: _Graph) -> Iterator[Problem]:
             unfit += model.checkpoint.misfits(settings)
             if not unfit:
                 try:
-                    shift = settings.shift or model.checkpoint.shift(settings)
+                    misfit = untrainable(settings, model.checkpoint.sigmas(settings))
                 except ValueError as error:
                     yield graph.misfit(loader, Misfit(_named_by(graph.values[loader]), *_parted(error)))
                     continue
-                misfit = untrainable(settings, noise_levels(settings, shift, model.checkpoint.terminal))
                 unfit += [misfit] if misfit else []
         yield from (graph.misfit(node_id, misfit) for misfit in unfit)
         merges = values.get("merge_adapter")

@@ -97,5 +97,6 @@ TEMPLATES = {
         Template("flux2_dev_cluster", "66 Model folder - FLUX.2 dev with Flow-GRPO"),
         Template("krea2_cluster", "67 Model folder - Krea 2 Raw with OTCA"),
         Template("wan22_5b_cluster", "68 Model folder - Wan 2.2 5B video with OTCA"),
+        Template("qwen_image21_cluster", "69 Model folder - Qwen-Image 2.1 with Flow-GRPO"),
     )
 }

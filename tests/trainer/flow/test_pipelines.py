@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import json
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import diffusers
+import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, lora, saved
+from comfyui_otca.trainer.flow import FlowModelError, load_flow_model, loading, lora, saved
+from comfyui_otca.trainer.flow.configured import read_configuration
 from comfyui_otca.trainer.flow.image import packed, unpacked
-from comfyui_otca.trainer.flow.krea2 import Krea2
 from comfyui_otca.trainer.flow.pipeline import PipelineModel
+from comfyui_otca.trainer.flow.qwen21 import QwenImage21
 from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -34,7 +39,11 @@ class Case:
     Attributes:
         guidance: what the pipeline calls it.
         off: the guidance at which nothing is guided.
-        shift: its timestep shift at 32 x 32 pixels and four steps.
+        shift: its timestep shift at 2 x 2 units and four steps.
+        unit: pixels; a side has a multiple of so many.
+        alone: other prompts of its batch change the pipeline's pictures, so that each is asked for by itself.
+        seen: the pipeline's pictures as ours.
+        painted: colours [B, 3, …] as the autoencoder takes them.
         packed, unpacked: our latents as the pipeline takes them, and a model's latents of so many rows and columns as ours.
         frames: the shape of the autoencoder's frames, () where it knows pictures alone.
         negative: how the pipeline is told of the negative prompt, by a model and that prompt.
@@ -43,6 +52,10 @@ class Case:
     guidance: str = "guidance_scale"
     off: float = 1.0
     shift: float = 3.0
+    unit: int = 16
+    alone: bool = False
+    seen: Callable[[Tensor], Tensor] = lambda pictures: pictures
+    painted: Callable[[Tensor], Tensor] = lambda pixels: pixels
     packed: Callable[[Tensor], Tensor] = lambda latents: latents
     unpacked: Callable[..., Tensor] = lambda model, latents, height, width: latents
     frames: tuple[int, ...] = ()
@@ -60,10 +73,27 @@ def normalised(model, latents):
     return (model.pipeline._patchify_latents(latents) - mean) / std
 
 
+def on_white(pictures):
+    """Of pictures that may be transparent: what is seen of them."""
+    alpha = pictures[..., 3:]
+    return pictures[..., :3] * alpha + 1 - alpha
+
+
 TOKENS = {"packed": packed, "unpacked": lambda model, latents, *size: unpacked(latents, *size)}
 CASES = {
     "z-image": Case(off=0.0, shift=6.0),
     "qwen-image": Case("true_cfg_scale", shift=1.62890, frames=(1,), **TOKENS),
+    "qwen-image-2.1": Case(
+        "true_cfg_scale",
+        shift=math.exp(0.5 - 0.65 / 3840 * (256 - 16)),  # 4 x 4 tokens
+        unit=32,
+        alone=True,
+        seen=on_white,
+        painted=lambda pixels: torch.cat([pixels, torch.ones_like(pixels[:, :1])], 1),
+        packed=lambda latents: latents.flatten(2).mT,
+        unpacked=lambda model, latents, *size: latents.mT.unflatten(-1, size),
+        frames=(1,),
+    ),
     "krea2": Case(off=0.0, shift=1.60739, frames=(1,), **TOKENS),
     "flux2-klein-base": Case(
         shift=7.02367, unpacked=lambda model, latents, *_: normalised(model, latents), negative=without_negative_prompt
@@ -119,9 +149,10 @@ def walked(model, settings, noise):
 
 
 @pytest.mark.parametrize(("guided", "negative"), [(0.0, ""), (3.5, ""), (3.5, "a blue square")])
-@pytest.mark.parametrize(("width", "height"), [(32, 32), (48, 16)])
-def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settings, guided, negative, width, height):
+@pytest.mark.parametrize(("columns", "rows"), [(2, 2), (3, 1)])
+def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settings, guided, negative, columns, rows):
     case, model = CASES[family], load()
+    width, height = columns * case.unit, rows * case.unit
     asked = settings(guidance=case.off + guided, negative_prompt=negative, width=width, height=height)
     pipeline = getattr(diffusers, model.PIPELINE).from_pretrained(folder, torch_dtype=torch.float32)
     noise = noise_for(model, asked)
@@ -129,19 +160,26 @@ def test_the_deterministic_sampler_is_the_pipelines(family, folder, load, settin
         height=height,
         width=width,
         num_inference_steps=asked.steps,
-        latents=case.packed(noise),
-        max_sequence_length=model.max_sequence_length,
         **{case.guidance: asked.guidance},
     )
+    if "max_sequence_length" in inspect.signature(pipeline.__call__).parameters:
+        arguments["max_sequence_length"] = model.max_sequence_length
 
     def sampled(kind):  # Z-Image's pipeline writes into the lists that it is given
-        return pipeline(prompt=list(TEXTS), output_type=kind, **case.negative(model, negative), **arguments).images
+        arguments["output_type"], latents = kind, case.packed(noise)
+        if not case.alone:
+            return pipeline(prompt=list(TEXTS), latents=latents, **case.negative(model, negative), **arguments).images
+        arguments["negative_prompt"] = negative
+        each = [
+            pipeline(text, latents=row, **arguments).images for text, row in zip(TEXTS, latents.split(1), strict=True)
+        ]
+        return (torch.cat if kind == "latent" else np.concatenate)(each)
 
     expected = sampled("latent")
     x = walked(model, asked, noise)
     torch.testing.assert_close(model.sigmas(asked), tuple(pipeline.scheduler.sigmas.tolist()), rtol=0, atol=1e-6)
     torch.testing.assert_close(x, case.unpacked(model, expected, *noise.shape[-2:]), rtol=0, atol=1e-4)
-    pictures = torch.from_numpy(sampled("np"))
+    pictures = case.seen(torch.from_numpy(sampled("np")))
     torch.testing.assert_close(model.decode(x), pictures, rtol=0, atol=1e-4)
     if guided:
         assert (x - walked(model, settings(width=width, height=height), noise)).abs().max() > 1e-3
@@ -157,13 +195,15 @@ def test_the_checkpoints_own_shift(family, still, settings):
 
 def test_a_picture_becomes_the_autoencoders_latents(family, still, monkeypatch):
     case = CASES[family]
-    pictures = torch.rand((3, 16, 32, 3), generator=torch.Generator().manual_seed(2))
+    height, width = case.unit, 2 * case.unit
+    pictures = torch.rand((3, height, width, 3), generator=torch.Generator().manual_seed(2))
     vae, seen = still.pipeline.vae, []
     latents = still.encode(pictures, batch_size=2)
-    assert latents.shape == (3, *still.latent_shape(16, 32))
+    assert latents.shape == (3, *still.latent_shape(height, width))
     own, decode = [], vae.decode
     for picture in pictures:
-        pixels = (2 * picture.permute(2, 0, 1)[None] - 1).reshape(1, 3, *case.frames, 16, 32)
+        pixels = case.painted(2 * picture.permute(2, 0, 1)[None] - 1)
+        pixels = pixels.reshape(*pixels.shape[:2], *case.frames, height, width)
         with torch.no_grad():
             own.append(vae.encode(pixels).latent_dist.mode()[0])
     monkeypatch.setattr(vae, "decode", lambda given, **options: (seen.append(given), decode(given, **options))[1])
@@ -274,7 +314,7 @@ def test_what_is_known_before_it_is_loaded(family, folder, small_graph, settings
 # -- refused before anything is loaded ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["sd3", "qwen-image", "flux2-dev", "wan21"])
+@pytest.mark.parametrize("family", ["sd3", "qwen-image", "qwen-image-2.1", "flux2-dev", "wan21"])
 def test_a_prompt_that_the_text_encoder_cuts_is_named(family, small_graph, tmp_path):
     folder = tiny.make(family, tmp_path / family)
     changes = {
@@ -301,15 +341,18 @@ def test_a_modular_pipeline_is_refused_by_name(small_graph, tmp_path):
 
 
 def test_libraries_that_lack_something(tmp_path, monkeypatch):
-    folder = tiny.make("krea2", tmp_path / "krea2")
-    index = json.loads((folder / "model_index.json").read_text())
-    (folder / "model_index.json").write_text(json.dumps(index | {"tokenizer": ["transformers", "PixtralProcessor"]}))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(FlowModelError, match="its tokenizer reads pictures too.*Fix: pip install torchvision"):
+    folder = tiny.make("qwen-image-2.1", tmp_path / "model")
+
+    def lacking(*_, **__):
+        raise ImportError("requires the Torchvision library")
+
+    monkeypatch.setattr(transformers.LlavaProcessor, "from_pretrained", lacking)
+    monkeypatch.setattr(loading, "_load_network", lambda *_: pytest.fail("it is seen before the networks are loaded"))
+    with pytest.raises(FlowModelError, match="its processor reads pictures.*Torchvision.*Fix: pip install torchvision"):
         load_flow_model(folder, device="cpu")
-    monkeypatch.setattr(Krea2, "PIPELINE", "Krea9Pipeline")
+    monkeypatch.setattr(QwenImage21, "PIPELINE", "QwenImage9Pipeline")
     with pytest.raises(
-        FlowModelError, match="is a Krea9Pipeline, which diffusers .* does not know. Fix: pip install -U"
+        FlowModelError, match="is a QwenImage9Pipeline, which diffusers .* does not know. Fix: pip install -U"
     ):
         load_flow_model(folder, device="cpu")
 
@@ -317,7 +360,10 @@ def test_libraries_that_lack_something(tmp_path, monkeypatch):
 # -- distilled checkpoints ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("family", "off"), [("z-image-turbo", 0.0), ("flux2-klein", 1.0), ("krea2-turbo", 0.0)])
+@pytest.mark.parametrize(
+    ("family", "off"),
+    [("z-image-turbo", 0.0), ("flux2-klein", 1.0), ("krea2-turbo", 0.0), ("qwen-image-2.1-turbo", 1.0)],
+)
 def test_a_distilled_checkpoint_says_what_it_is_not_for(family, off, small_graph, small_settings, tmp_path, caplog):
     folder = tiny.make(family, tmp_path / family)
     sampler = {"width": 32, "height": 32, "guidance": off + 3.5}
@@ -332,6 +378,35 @@ def test_a_distilled_checkpoint_says_what_it_is_not_for(family, off, small_graph
     with pytest.raises(ValueError, match=f"distilled.*Fix: set guidance to {off:g}"):
         rollout.generate(model, TEXTS[:1], small_settings(**sampler), [1])
     assert model.unguided(small_settings(**sampler)).guidance == off
+
+
+def test_noise_levels_that_a_checkpoint_was_distilled_to(small_settings, tmp_path):
+    """Qwen-Image 2.1 Turbo's lie in its index; its shift comes on top."""
+    folder = tiny.make("qwen-image-2.1-turbo", tmp_path / "model")
+    model, size = load_flow_model(folder, lora_rank=2, device="cpu"), tiny.SIZES["qwen-image-2.1"]
+    pipeline = diffusers.QwenImage21Pipeline.from_pretrained(folder)
+    own = small_settings(**size, guidance=1.0, steps=4)
+    noise = noise_for(model, own, 1)
+    expected = pipeline(TEXTS[0], width=64, height=64, latents=noise.flatten(2).mT, output_type="latent").images
+    x, condition, sigmas = noise, model.condition(TEXTS[:1], own), model.sigmas(own)
+    for sigma, sigma_next in pairwise(sigmas):
+        x = x + (sigma_next - sigma) * model.velocity(x, sigma, condition, 1.0).detach()
+    torch.testing.assert_close(x.flatten(2).mT, expected, rtol=0, atol=1e-4)
+    shift = CASES["qwen-image-2.1"].shift
+
+    def shifted(*levels):
+        return pytest.approx([shift * u / (1 + (shift - 1) * u) for u in levels])
+
+    assert list(sigmas) == shifted(1, 0.9, 0.7, 0.3, 0)
+    assert list(model.sigmas(replace(own, steps=8))) == shifted(1, 0.95, 0.9, 0.8, 0.7, 0.5, 0.3, 0.15, 0)
+    assert model.sigmas(replace(own, shift=1.0)) == (1.0, 0.75, 0.5, 0.25, 0.0), (
+        "evenly spaced by the settings' own shift"
+    )
+    index = folder / "model_index.json"
+    for levels in ([1.0, 0.5, 0.5], [1.2, 0.5], [0.5, 0.0]):
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": levels}))
+        with pytest.raises(FlowModelError, match="sample_sigmas .* do not fall from 1 towards 0"):
+            read_configuration(folder, {})
 
 
 def test_an_undistilled_checkpoint_warns_of_nothing(load, caplog):
