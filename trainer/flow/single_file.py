@@ -5,6 +5,7 @@ Layers that a file stores in 8 bits or fewer stay so in main memory and on the d
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from .stored import StoredLinear, put_in
 
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 
+# Networks that diffusers reads no single file of, and the same one by another name.
+SAME = {"AutoencoderKLQwenImage": "AutoencoderKLWan"}
 FIRST = "text_encoder"  # of SD3: CLIP-L, whose published file leaves its projection out, since it is the identity
 
 
@@ -75,7 +78,7 @@ def _in_diffusers_layout(network: Any, config: dict, tensors: dict[str, Tensor],
 
     if tensors.keys() == expected:
         return tensors
-    kind: Any = single_file_model._get_single_file_loadable_mapping_class(network)
+    kind: Any = single_file_model._get_single_file_loadable_mapping_class(network) or SAME.get(network.__name__)
     convert = single_file_model.SINGLE_FILE_LOADABLE_CLASSES[kind]["checkpoint_mapping_fn"]
     return convert(checkpoint=dict(tensors), config=config)
 
@@ -101,8 +104,9 @@ def _encoder(network: Any, folder: Path, component: str, file: Path, dtype: torc
 
     config = network.config_class.from_pretrained(folder / component, local_files_only=True)
     with init_empty_weights():
-        linear = _linear_weights(network(config))
-    parts = weight_files.read(file)
+        bare = network(config)
+    linear, expected = _linear_weights(bare), bare.state_dict().keys()
+    parts = {_named_as(name, expected): part for name, part in weight_files.read(file).items()}
     kept = {name: part for name, part in parts.items() if part.form is not None and name in linear}
     # What is put in afterwards is a single zero, as often as it takes.
     tensors = {
@@ -127,6 +131,12 @@ def _encoder(network: Any, folder: Path, component: str, file: Path, dtype: torc
         else:  # of T5 some layers are in float32 where all others are in float16
             module.get_parameter(name).data = part.numbers(wanted)
     return module
+
+
+def _named_as(name: str, expected: Collection[str]) -> str:
+    """A weight's name in the network: files of language models have them as of the network with a head, or of an older one."""
+    whole = name.removeprefix("model.")
+    return next((known for known in (name, whole, f"language_model.{whole}") if known in expected), name)
 
 
 def _unfit(folder: Path, component: str, file: Path, reason: object) -> FlowModelError:

@@ -10,11 +10,17 @@ from ...host import comfyui
 from .options import FlowModelError
 
 NOTE = "comfyui.json"  # in a tokenizer's folder: its `kind`, of KINDS, is all that there is
+# As Z-Image's pipeline asks for it. Qwen-Image's writes its own, and ComfyUI's file has one that adds a system prompt.
+QWEN_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 # By kind: where ComfyUI has it, a file of it, the class in transformers and what that is told.
 KINDS: dict[str, tuple[str, str, str, dict]] = {
     "clip_l": ("comfy/sd1_tokenizer", "vocab.json", "CLIPTokenizer", {"model_max_length": 77}),
     "clip_g": ("comfy/sd1_tokenizer", "vocab.json", "CLIPTokenizer", {"model_max_length": 77, "pad_token": "!"}),
     "t5": ("comfy/text_encoders/t5_tokenizer", "tokenizer.json", "T5TokenizerFast", {"model_max_length": 512}),
+    "qwen": ("comfy/text_encoders/qwen25_tokenizer", "vocab.json", "Qwen2Tokenizer", {"chat_template": QWEN_CHAT}),
 }
 
 

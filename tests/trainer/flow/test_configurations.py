@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -30,6 +31,10 @@ SIZES = {
         "text_encoder_3": 4762,
         "vae": 84,
     },
+    "Z-Image": {"transformer": 6155, "text_encoder": 4022, "vae": 84},
+    "Z-Image-Turbo": {"transformer": 6155, "text_encoder": 4022, "vae": 84},
+    # without the head that would give words, 152064 x 3584
+    "Qwen-Image": {"transformer": 20430, "text_encoder": 7747, "vae": 127},
 }
 
 
@@ -89,6 +94,38 @@ def test_tokens_of_comfyuis_tokenizers(own_comfyui):
     assert (clip.model_max_length, t5.model_max_length) == (77, 512)
 
 
+def test_tokens_of_a_chat(own_comfyui):
+    """As ComfyUI asks Z-Image's encoder: <|im_start|>user\\n…<|im_end|>\\n<|im_start|>assistant\\n, with no system prompt."""
+    tokenizer = tokenizers.load(configurations.FOLDER / "Z-Image-Turbo" / "tokenizer")
+    chat = [{"role": "user", "content": "a cat"}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert tokenizer(text).input_ids == [151644, 872, 198, 64, 8251, 151645, 198, 151644, 77091, 198]
+    assert tokenizer.pad_token_id == 151643
+
+
+def test_the_language_model_is_the_one_that_comfyui_knows():
+    newest = (
+        Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI-0.33")).expanduser()
+        / "comfy"
+        / "text_encoders"
+        / "llama.py"
+    )
+    if not newest.is_file():
+        pytest.skip("there is no ComfyUI 0.33 here")
+    tree = ast.parse(newest.read_text(encoding="utf-8"))
+    for kind, name in (("Qwen3_4BConfig", "Z-Image"), ("Qwen25_7BVLI_Config", "Qwen-Image")):
+        (theirs,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind)
+        said = {
+            (line.target.id if isinstance(line, ast.AnnAssign) else line.targets[0].id): ast.literal_eval(line.value)
+            for line in theirs.body
+        }
+        mine = json.loads((configurations.FOLDER / name / "text_encoder" / "config.json").read_text())
+        mine = mine.get("text_config", mine)
+        shared = {key for key in mine.keys() & said.keys() if isinstance(mine[key], int | float)}
+        assert len(shared) >= 6
+        assert {key: mine[key] for key in shared} == {key: said[key] for key in shared}
+
+
 def test_without_a_comfyui(monkeypatch, tmp_path):
     monkeypatch.setattr(comfyui, "folder", lambda: None)
     wanted = "FLUX.1-dev takes its tokenizer from ComfyUI, and no ComfyUI was found. Fix: set COMFYUI_PATH"
@@ -102,7 +139,7 @@ def test_without_a_comfyui(monkeypatch, tmp_path):
 def test_a_note_names_a_kind_and_no_folder(tmp_path):
     """A stranger's folder cannot have a tokenizer read from elsewhere."""
     (tmp_path / tokenizers.NOTE).write_text('{"kind": "../../secrets"}')
-    with pytest.raises(FlowModelError, match="names none of clip_l, clip_g, t5. Fix: "):
+    with pytest.raises(FlowModelError, match="names none of clip_l, clip_g, t5, qwen. Fix: "):
         tokenizers.find(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
+from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model, single_file
 
 
 @pytest.fixture(scope="module", params=["sd3", "wan22"])
@@ -119,6 +120,76 @@ def test_wans_own_layout_in_comfyuis_8_bit_form(dtype, tmp_path):
             found[name] = getattr(layer, "base_layer", layer).unpacked()
         torch.testing.assert_close(found[name], tensor.to(found[name].dtype), rtol=1e-6, atol=1e-6, msg=name)
     assert found["scale_shift_table"].dtype == torch.float32
+
+
+def in_z_images_own_names(tensors):
+    """diffusers' names to those of Z-Image's own files, which hold queries, keys and values as one matrix."""
+    names = [("all_final_layer.2-1.", "final_layer."), ("all_x_embedder.2-1.", "x_embedder."), (".to_out.0.", ".out.")]
+    names += [(".norm_q.", ".q_norm."), (".norm_k.", ".k_norm.")]
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, own in names:
+            name = name.replace(old, own)
+        renamed[name] = tensor
+    for name in [name for name in renamed if name.endswith(".to_q.weight")]:
+        stem = name.removesuffix("to_q.weight")
+        renamed[f"{stem}qkv.weight"] = torch.cat([renamed.pop(f"{stem}to_{part}.weight") for part in "qkv"])
+    return renamed
+
+
+def test_z_images_own_layout(tmp_path):
+    folder = tiny.make("z-image", tmp_path / "z-image")
+    expected = load_file(folder / "transformer" / "diffusion_pytorch_model.safetensors")
+    saved = in_z_images_own_names(expected)
+    assert len(saved) < len(expected) and "layers.0.attention.qkv.weight" in saved
+    save_file(saved, tmp_path / "z_image.safetensors")
+    model = load_flow_model(
+        folder, device="cpu", dtype="float32", files={"transformer": tmp_path / "z_image.safetensors"}
+    )
+    found = {name.replace(".base_layer", ""): p for name, p in weights(model, "transformer").items()}
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_qwens_autoencoder_is_read_as_wans():
+    """ComfyUI has one class for both; diffusers has two, and reads files of one."""
+    from diffusers import AutoencoderKLQwenImage
+
+    tensors = {"conv1.weight": torch.zeros(1), "decoder.head.2.bias": torch.ones(1)}
+    renamed = single_file._in_diffusers_layout(AutoencoderKLQwenImage, {}, tensors, set())
+    assert {name: tensor.item() for name, tensor in renamed.items()} == {"quant_conv.weight": 0, "decoder.conv_out.bias": 1}
+
+
+@pytest.mark.parametrize("family", ["z-image", "qwen-image"])
+def test_language_models_by_comfyuis_names(family, tmp_path):
+    """Its files have `model.` before all names, `visual.` beside that, and no head; in 8 bits they stay so."""
+    folder = tiny.make(family, tmp_path / family)
+    whole = load_flow_model(folder, device="cpu", dtype="float32")
+    own = {
+        f"model.{name}"
+        if family == "z-image"
+        else name.replace("model.language_model.", "model.").replace("model.v", "v"): p
+        for name, p in whole.pipeline.text_encoder.state_dict().items()
+        if not name.startswith("lm_head")
+    }
+    index = json.loads((folder / "model_index.json").read_text())
+    index["text_encoder"][1] = {"z-image": "Qwen3Model", "qwen-image": "Qwen2_5_VLModel"}[family]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    save_file({name: p.contiguous() for name, p in own.items()}, tmp_path / "encoder.safetensors")
+    texts = ["a red circle", "a blue square above a green one"]
+    expected = whole.embed(texts, torch.device("cpu"))
+    files = {"text_encoder": tmp_path / "encoder.safetensors"}
+    found = load_flow_model(folder, device="cpu", dtype="float32", files=files).embed(texts, torch.device("cpu"))
+    for name, tensor in expected.tensors.items():
+        torch.testing.assert_close(found.tensors[name], tensor, rtol=0, atol=0)
+
+    layer = "layers.0.self_attn.q_proj"
+    own[f"model.{layer}.weight"] = own[f"model.{layer}.weight"].to(torch.float8_e4m3fn)
+    save_file({name: p.contiguous() for name, p in own.items()}, tmp_path / "encoder.safetensors")
+    encoder = load_flow_model(folder, device="cpu", dtype="float32", files=files).pipeline.text_encoder
+    stored = encoder.get_submodule(layer if family == "z-image" else f"language_model.{layer}")
+    torch.testing.assert_close(stored.unpacked(), own[f"model.{layer}.weight"].float(), rtol=0, atol=0)
 
 
 def test_what_from_pretrained_keeps_in_float32_stays_so(tmp_path):

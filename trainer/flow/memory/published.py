@@ -1,8 +1,10 @@
 """Configurations of published models of diffusers, by what their folders are called on huggingface.co.
 
-What the classes of diffusers take without being told is not repeated: their defaults are those of FLUX.1, FLUX.2 dev, Wan 14 B,
-Z-Image, Qwen-Image and Krea 2, and transformers' of Mistral 3. Wan 2.2's other two are in diffusers' script that converts them
-(convert_wan_to_diffusers.py). The counts of parameters that follow are held to the published ones by a test. Imports no torch.
+They are numbers that the makers published. What the classes of diffusers and transformers take without being told is not
+repeated: diffusers' defaults are those of FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of Mistral 3.
+Wan 2.2's other two are in diffusers' script that converts them (convert_wan_to_diffusers.py). A test holds the counts of
+parameters that follow to the published ones. Of some models `assets/make/configurations.py` makes folders for single files from what stands
+here. Imports no torch.
 """
 
 from __future__ import annotations
@@ -26,60 +28,115 @@ class Published:
     tokens: Mapping[str, int] = field(default_factory=lambda: {"tokenizer": NO_LIMIT})
 
 
-T5 = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "d_kv": 64, "feed_forward_proj": "gated-gelu"}
+T5 = {
+    "d_model": 4096,
+    "d_ff": 10240,
+    "d_kv": 64,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+}
 T5_XXL: Part = ("transformers", "T5EncoderModel", {**T5, "vocab_size": 32128})
 UMT5_XXL: Part = ("transformers", "UMT5EncoderModel", {**T5, "vocab_size": 256384})
-CLIP_SMALL = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-CLIP_LARGE = {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20}
-CLIP_L: Part = ("transformers", "CLIPTextModel", {**CLIP_SMALL, "projection_dim": 768})
-CLIP_L_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", {**CLIP_SMALL, "projection_dim": 768})
-CLIP_G_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", {**CLIP_LARGE, "projection_dim": 1280})
+CLIP_SMALL = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 77,
+    "projection_dim": 768,
+    "hidden_act": "quick_gelu",
+    "vocab_size": 49408,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+CLIP_LARGE = CLIP_SMALL | {
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "projection_dim": 1280,
+    "hidden_act": "gelu",
+}
+CLIP_L: Part = ("transformers", "CLIPTextModel", CLIP_SMALL)
+CLIP_L_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_SMALL)
+CLIP_G_PROJECTED: Part = ("transformers", "CLIPTextModelWithProjection", CLIP_LARGE)
 
 
-def _autoencoder(**more) -> Part:
+def _autoencoder(scaling_factor: float, shift_factor: float) -> Part:
     config = {"block_out_channels": [128, 256, 512, 512], "layers_per_block": 2, "latent_channels": 16}
     config |= {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
     config |= {"use_quant_conv": False, "use_post_quant_conv": False, "sample_size": 1024}
-    return "diffusers", "AutoencoderKL", config | more
+    return "diffusers", "AutoencoderKL", config | {"scaling_factor": scaling_factor, "shift_factor": shift_factor}
 
 
-FLUX_DEV = Published(
-    pipeline="FluxPipeline",
-    parts={
-        "transformer": ("diffusers", "FluxTransformer2DModel", {"guidance_embeds": True}),
-        "vae": _autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
-        "text_encoder": CLIP_L,
-        "text_encoder_2": T5_XXL,
-    },
-    tokens={"tokenizer": 77, "tokenizer_2": 512},
-)
-SD35_MEDIUM = Published(
-    pipeline="StableDiffusion3Pipeline",
-    parts={
-        "transformer": (
-            "diffusers",
-            "SD3Transformer2DModel",
-            {
-                "sample_size": 128,
-                "num_layers": 24,
-                "num_attention_heads": 24,
-                "attention_head_dim": 64,
-                "caption_projection_dim": 1536,
-                "joint_attention_dim": 4096,
-                "pooled_projection_dim": 2048,
-                "out_channels": 16,
-                "pos_embed_max_size": 384,
-                "dual_attention_layers": list(range(13)),
-                "qk_norm": "rms_norm",
-            },
-        ),
-        "vae": _autoencoder(scaling_factor=1.5305, shift_factor=0.0609),
-        "text_encoder": CLIP_L_PROJECTED,
-        "text_encoder_2": CLIP_G_PROJECTED,
-        "text_encoder_3": T5_XXL,
-    },
-    tokens={"tokenizer": 77, "tokenizer_2": 77, "tokenizer_3": 512},
-)
+def _scheduler(shift: float, **more) -> tuple[str, Mapping[str, Any]]:
+    return "FlowMatchEulerDiscreteScheduler", {"num_train_timesteps": 1000, "shift": shift, **more}
+
+
+FLUX = {
+    "in_channels": 64,
+    "num_layers": 19,
+    "num_single_layers": 38,
+    "attention_head_dim": 128,
+    "num_attention_heads": 24,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 768,
+    "patch_size": 1,
+}
+FLUX_VAE = _autoencoder(0.3611, 0.1159)
+
+
+def _flux(guidance: bool) -> Published:
+    """FLUX.1 dev takes guidance as a number; schnell takes none, and its noise levels do not depend on the size."""
+    dynamic: dict[str, Any] = {"use_dynamic_shifting": True, "base_image_seq_len": 256, "max_image_seq_len": 4096}
+    dynamic |= {"base_shift": 0.5, "max_shift": 1.15}
+    return Published(
+        pipeline="FluxPipeline",
+        parts={
+            "transformer": ("diffusers", "FluxTransformer2DModel", FLUX | {"guidance_embeds": guidance}),
+            "vae": FLUX_VAE,
+            "text_encoder": CLIP_L,
+            "text_encoder_2": T5_XXL,
+        },
+        scheduler=_scheduler(3.0, **dynamic) if guidance else _scheduler(1.0),
+        tokens={"tokenizer": 77, "tokenizer_2": 512},
+    )
+
+
+def _sd35(layers: int, positions: int, dual: int) -> Published:
+    network = {
+        "in_channels": 16,
+        "out_channels": 16,
+        "num_layers": layers,
+        "num_attention_heads": layers,
+        "attention_head_dim": 64,
+        "caption_projection_dim": 64 * layers,
+        "joint_attention_dim": 4096,
+        "pooled_projection_dim": 2048,
+        "patch_size": 2,
+        "sample_size": 128,
+        "pos_embed_max_size": positions,
+        "dual_attention_layers": list(range(dual)),
+        "qk_norm": "rms_norm",
+    }
+    return Published(
+        pipeline="StableDiffusion3Pipeline",
+        parts={
+            "transformer": ("diffusers", "SD3Transformer2DModel", network),
+            "vae": _autoencoder(1.5305, 0.0609),
+            "text_encoder": CLIP_L_PROJECTED,
+            "text_encoder_2": CLIP_G_PROJECTED,
+            "text_encoder_3": T5_XXL,
+        },
+        scheduler=_scheduler(3.0),
+        tokens={"tokenizer": 77, "tokenizer_2": 77, "tokenizer_3": 512},
+    )
+
+
 WAN22_14B = Published(
     pipeline="WanPipeline",
     parts={
@@ -133,7 +190,7 @@ WAN22_5B = replace(
 
 # Language models: as ComfyUI 0.33 has them (text_encoders/llama.py, qwen_vl.py, qwen3vl.py in its folder comfy).
 QWEN = {"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 36, "num_attention_heads": 32}
-QWEN |= {"vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6}
+QWEN |= {"vocab_size": 151936, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0}
 QWEN3_4B = {**QWEN, "hidden_size": 2560, "intermediate_size": 9728, "tie_word_embeddings": True}
 QWEN3_8B = {**QWEN, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
 QWEN3_VL_4B = {
@@ -164,10 +221,10 @@ Z_IMAGE = Published(
     pipeline="ZImagePipeline",
     parts={
         "transformer": ("diffusers", "ZImageTransformer2DModel", {}),
-        "vae": _autoencoder(scaling_factor=0.3611, shift_factor=0.1159),
+        "vae": FLUX_VAE,
         "text_encoder": ("transformers", "Qwen3Model", QWEN3_4B),
     },
-    scheduler=("FlowMatchEulerDiscreteScheduler", {"shift": 6.0}),
+    scheduler=_scheduler(6.0),
 )
 QWEN_IMAGE = Published(
     pipeline="QwenImagePipeline",
@@ -176,6 +233,16 @@ QWEN_IMAGE = Published(
         "vae": ("diffusers", "AutoencoderKLQwenImage", {}),
         "text_encoder": ("transformers", "Qwen2_5_VLForConditionalGeneration", QWEN25_VL_7B),
     },
+    scheduler=_scheduler(
+        1.0,
+        use_dynamic_shifting=True,
+        base_image_seq_len=256,
+        max_image_seq_len=8192,
+        base_shift=0.5,
+        max_shift=0.9,
+        shift_terminal=0.02,
+        time_shift_type="exponential",
+    ),
 )
 KREA2 = Published(
     pipeline="Krea2Pipeline",
@@ -211,18 +278,20 @@ def _klein(heads: int, double: int, single: int, encoder: Mapping[str, Any], dis
 
 
 PUBLISHED = {
-    "black-forest-labs/FLUX.1-dev": FLUX_DEV,
+    "black-forest-labs/FLUX.1-dev": _flux(guidance=True),
+    "black-forest-labs/FLUX.1-schnell": _flux(guidance=False),
     "black-forest-labs/FLUX.2-dev": FLUX2_DEV,
     "black-forest-labs/FLUX.2-klein-base-4B": _klein(24, 5, 20, QWEN3_4B, distilled=False),
     "black-forest-labs/FLUX.2-klein-base-9B": _klein(32, 8, 24, QWEN3_8B, distilled=False),
     "black-forest-labs/FLUX.2-klein-4B": _klein(24, 5, 20, QWEN3_4B, distilled=True),
     "black-forest-labs/FLUX.2-klein-9B": _klein(32, 8, 24, QWEN3_8B, distilled=True),
-    "stabilityai/stable-diffusion-3.5-medium": SD35_MEDIUM,
+    "stabilityai/stable-diffusion-3.5-large": _sd35(38, 192, 0),
+    "stabilityai/stable-diffusion-3.5-medium": _sd35(24, 384, 13),
     "Wan-AI/Wan2.2-T2V-A14B-Diffusers": WAN22_14B,
     "Wan-AI/Wan2.2-I2V-A14B-Diffusers": WAN22_14B_I2V,
     "Wan-AI/Wan2.2-TI2V-5B-Diffusers": WAN22_5B,
     "Tongyi-MAI/Z-Image": Z_IMAGE,
-    "Tongyi-MAI/Z-Image-Turbo": replace(Z_IMAGE, scheduler=("FlowMatchEulerDiscreteScheduler", {"shift": 3.0})),
+    "Tongyi-MAI/Z-Image-Turbo": replace(Z_IMAGE, scheduler=_scheduler(3.0)),
     "Qwen/Qwen-Image": QWEN_IMAGE,
     "Qwen/Qwen-Image-2512": QWEN_IMAGE,
     "krea/Krea-2-Raw": KREA2,
