@@ -158,7 +158,10 @@ def test_qwens_autoencoder_is_read_as_wans():
 
     tensors = {"conv1.weight": torch.zeros(1), "decoder.head.2.bias": torch.ones(1)}
     renamed = single_file._in_diffusers_layout(AutoencoderKLQwenImage, {}, tensors, set())
-    assert {name: tensor.item() for name, tensor in renamed.items()} == {"quant_conv.weight": 0, "decoder.conv_out.bias": 1}
+    assert {name: tensor.item() for name, tensor in renamed.items()} == {
+        "quant_conv.weight": 0,
+        "decoder.conv_out.bias": 1,
+    }
 
 
 @pytest.mark.parametrize("family", ["z-image", "qwen-image"])
