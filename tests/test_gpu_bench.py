@@ -12,7 +12,7 @@ import torch
 from comfyui_otca.bench.gpu import __main__ as runner
 from comfyui_otca.bench.gpu import machine, report, shapes, training
 from comfyui_otca.bench.gpu.parts import ATTENTIONS, PARTS, Place, Skipped
-from comfyui_otca.trainer.flow import FAMILIES
+from comfyui_otca.trainer.flow.memory.estimate import RESERVE
 from comfyui_otca.trainer.flow.stored import StoredLinear
 
 OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing", "fp8")
@@ -46,7 +46,7 @@ def test_an_iteration_of_every_kind(place):
 def test_the_operations_are_those_of_the_matrices():
     """By hand: 2 · rows · in · out of each linear layer, and twice that of the attention's two products."""
     place = Place("cpu", True, None)
-    case = training._Case(place, 1, False, 0, None, False)
+    case = training._Case(place, 1)
     network, tokens, image = case.model.transformer, 8, 4
     rows = dict.fromkeys(("x_embedder", "proj_out"), image) | {"context_embedder": tokens}
     expected = 0
@@ -62,10 +62,39 @@ def test_the_operations_are_those_of_the_matrices():
     assert case.forward == expected + attention
 
 
+@pytest.mark.anywhere
+@pytest.mark.parametrize("family", ["z_image", "qwen_image"])
+def test_other_families_are_trained_in_their_shapes(place, family):
+    found = PARTS[family].measure(place)
+    assert found["seconds"]["update"] > 0 and found["trained_steps"] == 3 and found["share_of_blocks"] == 1
+    assert found["estimated_bytes"] > RESERVE + found["weights_bytes"]
+    # the reserve, weights, adapter with gradient and moments, and little else: the shape is tiny, and has no text encoder
+    assert found["estimated_bytes"] < RESERVE + found["weights_bytes"] + 16 * found["trained_parameters"] + 10e6
+
+
+QUARTERS = {
+    "flux": {"num_layers": 5, "num_single_layers": 10},
+    "z_image": {"n_layers": 8},
+    "qwen_image": {"num_layers": 15},
+}
+
+
+@pytest.mark.parametrize("kind", shapes.SHAPES)
+def test_shapes_are_those_of_the_published_models(kind, monkeypatch):
+    """On a device with enough memory all blocks are made, on one with as much as its weights take a quarter of them."""
+    shape, place = shapes.SHAPES[kind], Place("cpu", False, None)
+    network = shapes.configured(kind, 1.0, False).networks()["transformer"]
+    assert 2 * sum(p.numel() for p in network.parameters()) == pytest.approx(shape.weights, rel=0.01)
+    monkeypatch.setattr(shapes.devices, "free_memory", lambda device: shape.weights)
+    share = shapes.share_of_blocks(place, shape)
+    config = shapes.configured(kind, share, False).parts["transformer"][2]
+    assert share == 0.25 and {name: config[name] for name in QUARTERS[kind]} == QUARTERS[kind]
+
+
 def test_fp8_shapes_hold_what_they_held():
     place = Place("cpu", True, None)
-    exact, _ = shapes.flux(place)
-    narrow, _ = shapes.flux(place, fp8=True)
+    exact, *_ = shapes.made(place)
+    narrow, *_ = shapes.made(place, fp8=True)
     layers = dict(narrow.transformer.named_modules())
     for name, layer in exact.transformer.named_modules():
         if isinstance(layers[name], StoredLinear):
@@ -86,9 +115,6 @@ def test_what_cannot_be_had_is_left_out(place, monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(Skipped, match="attention 'flash' cannot be had here"):
             PARTS["attention_flash"].measure(place)
-    if "ZImagePipeline" not in FAMILIES:
-        with pytest.raises(Skipped, match="the diffusers route does not know ZImagePipeline"):
-            PARTS["z_image"].measure(place)
 
     def run(case, seed):
         raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")

@@ -58,8 +58,8 @@ PARTS: dict[str, Part] = {
     },
     "decode": Part(_of("pictures", "decode"), 90),
     "rewards": Part(_of("pictures", "rewards"), 120),
-    "z_image": Part(_of("training", "family", name="Z-Image", pipeline="ZImagePipeline"), 180),
-    "qwen_image": Part(_of("training", "family", name="Qwen-Image", pipeline="QwenImagePipeline"), 180),
+    "z_image": Part(_of("training", "iteration", batch=1, shape="z_image"), 180),
+    "qwen_image": Part(_of("training", "iteration", batch=1, shape="qwen_image"), 180),
     "processes": Part(_of("machine", "processes"), 240),
     "anywhere_tests": Part(_of("machine", "anywhere_tests"), 600),
 }

@@ -11,14 +11,14 @@ from comfyui_otca.bench.rewards import throughput
 
 from .machine import wait
 from .parts import Place
-from .shapes import flux
+from .shapes import made
 
 ROUNDS = 3
 
 
 def decode(place: Place) -> dict:
     """Pictures a second of the autoencoder in FLUX.1's shape."""
-    model, _ = flux(place)
+    model, *_ = made(place)
     found = {}
     for side, batch in ((32, 2),) if place.tiny else ((512, 1), (512, 4), (1024, 1), (1024, 4)):
         latents, seconds = torch.randn(batch, *model.latent_shape(side, side)), []

@@ -21,6 +21,8 @@ ITERATIONS = {
     "fp8": "batch 4, weights stored in fp8",
     "compile": "batch 4, compiled",
     **{f"attention_{name}": f"batch 4, attention `{name}`" for name in ATTENTIONS},
+    "z_image": "Z-Image's shape, guided, batch 1",
+    "qwen_image": "Qwen-Image's shape, guided, batch 1",
 }
 
 Parts = Mapping[str, Mapping]
@@ -141,7 +143,7 @@ def _memory(parts: Parts) -> Iterator[str]:
         return
     yield "## Peak memory against the estimate"
     yield ""
-    yield "| | weights GB | peak GB | `otca memory`'s arithmetic GB | peak ÷ estimate |"
+    yield "| | weights GB | peak GB | by `otca memory` GB | peak ÷ estimate |"
     yield "|---|---|---|---|---|"
     for words, found in rows.items():
         if found:

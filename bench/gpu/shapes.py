@@ -2,89 +2,177 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from comfyui_otca.assets.make import configurations
 from comfyui_otca.host import devices
 from comfyui_otca.trainer.flow.adapters import Adapter
 from comfyui_otca.trainer.flow.condition import Condition, Embeddings
 from comfyui_otca.trainer.flow.flux import Flux
+from comfyui_otca.trainer.flow.memory.blueprint import Blueprint
+from comfyui_otca.trainer.flow.memory.iteration import Iteration
+from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
+from comfyui_otca.trainer.flow.memory.published import PUBLISHED
+from comfyui_otca.trainer.flow.options import LoadOptions
+from comfyui_otca.trainer.flow.pipeline import PipelineModel
+from comfyui_otca.trainer.flow.qwen import QwenImage
 from comfyui_otca.trainer.flow.stored import Float8, StoredLinear, put_in
+from comfyui_otca.trainer.flow.zimage import ZImage
 
 from .parts import Place
 
-FLUX = "FLUX.1-dev"
 RANK = 16
 SHARE = 0.45  # of the free memory, that the weights may take: the rest is for what is kept for the backward pass
-TINY_NETWORK = {
-    "num_layers": 1,
-    "num_single_layers": 1,
-    "attention_head_dim": 16,
-    "num_attention_heads": 2,
-    "joint_attention_dim": 32,
-    "pooled_projection_dim": 16,
-    "axes_dims_rope": [4, 6, 6],
-}
 TINY_VAE = {"block_out_channels": [8, 8, 8, 8], "layers_per_block": 1, "norm_num_groups": 4}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A published model, and how it is made small.
+
+    Attributes:
+        name: a key of PUBLISHED.
+        weights: bytes of its network in bfloat16.
+        layers: its blocks, {name in the configuration: how many}.
+        text: entries of its configuration that say how wide embeddings are: of each token, and of a whole prompt.
+        is_ragged: prompts are of different length.
+        tiny, tiny_vae: what is different in a rehearsal.
+    """
+
+    name: str
+    family: type[PipelineModel]
+    weights: float
+    layers: Mapping[str, int]
+    text: tuple[str, ...]
+    is_ragged: bool
+    tiny: Mapping[str, Any]
+    tiny_vae: Mapping[str, Any] = field(default_factory=lambda: TINY_VAE)
+
+
+SHAPES = {
+    "flux": Shape(
+        "black-forest-labs/FLUX.1-dev",
+        Flux,
+        24e9,
+        {"num_layers": 19, "num_single_layers": 38},
+        ("joint_attention_dim", "pooled_projection_dim"),
+        False,
+        {
+            "num_layers": 1,
+            "num_single_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 32,
+            "pooled_projection_dim": 16,
+            "axes_dims_rope": [4, 6, 6],
+        },
+    ),
+    "z_image": Shape(
+        "Tongyi-MAI/Z-Image",
+        ZImage,
+        12.3e9,
+        {"n_layers": 30},
+        ("cap_feat_dim",),
+        True,
+        {
+            "n_layers": 1,
+            "n_refiner_layers": 1,
+            "dim": 32,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "cap_feat_dim": 32,
+            "axes_dims": [4, 6, 6],
+        },
+    ),
+    "qwen_image": Shape(
+        "Qwen/Qwen-Image",
+        QwenImage,
+        40.9e9,
+        {"num_layers": 60},
+        ("joint_attention_dim",),
+        True,
+        {
+            "num_layers": 1,
+            "attention_head_dim": 16,
+            "num_attention_heads": 2,
+            "joint_attention_dim": 32,
+            "axes_dims_rope": [4, 6, 6],
+        },
+        {"base_dim": 8},
+    ),
+}
 
 
 def dtype_of(place: Place) -> torch.dtype:
     return torch.float32 if place.device.startswith("pretend") else torch.bfloat16
 
 
-def flux(place: Place, fp8: bool = False) -> tuple[Flux, dict[str, Any]]:
-    """A model in the shape of FLUX.1-dev with an adapter on it, and what of it there is.
+def made(place: Place, kind: str = "flux", fp8: bool = False) -> tuple[PipelineModel, dict[str, Any], Blueprint]:
+    """A model in that shape with an adapter on it, what of it there is, and its configurations.
 
     On a device that is too small for all blocks it has a half, a quarter or an eighth of them. `fp8`: its layers are stored in
     8 bits.
     """
-    from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
-
-    parts = {
-        name.split("/")[0]: content for name, content in configurations.contents(FLUX).items() if name.count("/") == 1
-    }
-    of_network, of_vae, share = _sizes(place, parts["transformer"], parts["vae"])
+    shape = SHAPES[kind]
     device, dtype = torch.device(place.device), dtype_of(place)
-    network = _made(FluxTransformer2DModel, of_network, device, dtype)
+    share = share_of_blocks(place, shape)
+    blueprint = configured(kind, share, place.tiny)
+    networks = {name: _made(*part, device, dtype) for name, part in blueprint.parts.items()}
     if fp8:
-        store_in_8_bits(network, dtype)
-    scheduler: Any = FlowMatchEulerDiscreteScheduler.from_config(parts["scheduler"])
-    pipeline = FluxPipeline(
-        scheduler=scheduler,
-        vae=_made(AutoencoderKL, of_vae, device, dtype),
-        text_encoder=None,  # pyright: ignore[reportArgumentType] prompts are random embeddings
-        tokenizer=None,  # pyright: ignore[reportArgumentType]
-        text_encoder_2=None,  # pyright: ignore[reportArgumentType]
-        tokenizer_2=None,  # pyright: ignore[reportArgumentType]
-        transformer=network,
-    )
-    model = Flux(pipeline, Path("flux-shaped"), 512)
-    model._embeddings = Embeddings(lambda texts: _embeddings(texts, of_network, 8 if place.tiny else 512))
+        store_in_8_bits(networks["transformer"], dtype)
+    model = shape.family(blueprint.pipeline_of(networks), Path(f"{kind}-shaped"), 512)
+    model._embeddings = _embeddings(place, shape, model)
     model.policy.add_adapter(Adapter(RANK, RANK))
     model.settle(device)
-    weights = sum(p.nbytes for name, p in network.named_parameters() if "lora_" not in name)
+    weights = sum(p.nbytes for name, p in networks["transformer"].named_parameters() if "lora_" not in name)
     trained = sum(p.numel() for p in model.policy.trainable_parameters())
-    return model, {"share_of_blocks": share, "weights_bytes": weights, "trained_parameters": trained}
+    about = {"share_of_blocks": share, "weights_bytes": weights, "trained_parameters": trained}
+    return model, about, blueprint
 
 
-def _sizes(place: Place, network: dict, vae: dict) -> tuple[dict, dict, float]:
+def estimated(
+    place: Place, kind: str, blueprint: Blueprint, options: LoadOptions, iteration: Iteration
+) -> PipelineCase:
+    """Its training as `otca memory` sees it, without text encoders."""
+    case = PipelineCase(blueprint, Adapter(RANK, RANK), options, dtype_of(place), iteration)
+    case.rehearsal.model._embeddings = _embeddings(place, SHAPES[kind], case.rehearsal.model)
+    return case
+
+
+def share_of_blocks(place: Place, shape: Shape) -> float:
     if place.tiny:
-        return network | TINY_NETWORK, vae | TINY_VAE, 1.0
-    free, needed = devices.free_memory(torch.device(place.device)), 24e9
-    share = next((share for share in (1.0, 0.5, 0.25) if needed * share < SHARE * free), 0.125)
-    layers = {name: max(1, round(network[name] * share)) for name in ("num_layers", "num_single_layers")}
-    return network | layers, vae, share
+        return 1.0
+    free = devices.free_memory(torch.device(place.device))
+    return next((share for share in (1.0, 0.5, 0.25) if shape.weights * share < SHARE * free), 0.125)
 
 
-def _made(kind: Any, config: dict, device: torch.device, dtype: torch.dtype) -> Any:
+@cache  # what is rehearsed of one is rehearsed once
+def configured(kind: str, share: float, tiny: bool) -> Blueprint:
+    """Configurations with that share of the blocks, without text encoders."""
+    shape = SHAPES[kind]
+    published = PUBLISHED[shape.name]
+    fewer = {name: max(1, round(count * share)) for name, count in shape.layers.items()}
+    changes: dict[str, Mapping[str, Any]] = {"transformer": fewer, "vae": {}}
+    if tiny:
+        changes = {"transformer": shape.tiny, "vae": shape.tiny_vae}
+    parts = {}
+    for name, more in changes.items():
+        library, kind_of_part, config = published.parts[name]
+        parts[name] = library, kind_of_part, {**config, **more}
+    return Blueprint(shape.name, published.pipeline, parts, published.scheduler, published.settings, {})
+
+
+def _made(library: str, kind: str, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+    import diffusers
     from accelerate import init_empty_weights
 
     with init_empty_weights():
-        made = kind.from_config(config)
+        made = getattr(diffusers, kind).from_config(dict(config))
     generator = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(0)
     for module in made.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
@@ -111,11 +199,17 @@ def store_in_8_bits(network: torch.nn.Module, dtype: torch.dtype) -> None:
             put_in(network, name, StoredLinear(numbers.view(torch.int8), Float8(numbers.dtype), dtype, factors))
 
 
-def _embeddings(texts: Sequence[str], network: dict, tokens: int) -> Condition:
-    generator = torch.Generator().manual_seed(len(texts))
-    return Condition(
-        {
-            "tokens": torch.randn(len(texts), tokens, network["joint_attention_dim"], generator=generator),
-            "pooled": torch.randn(len(texts), network["pooled_projection_dim"], generator=generator),
-        }
-    )
+def _embeddings(place: Place, shape: Shape, model: PipelineModel) -> Embeddings:
+    """Random ones, as long as prompts that are padded, or as a usual one."""
+    tokens = 8 if place.tiny else 80 if shape.is_ragged else 512
+    each, *whole = (model.transformer.config[name] for name in shape.text)
+
+    def embed(texts: Sequence[str]) -> Condition:
+        generator = torch.Generator().manual_seed(len(texts))
+        rows = torch.randn(len(texts), tokens, each, generator=generator)
+        if shape.is_ragged:
+            return Condition.of_rows("tokens", list(rows))
+        [pooled] = (torch.randn(len(texts), width, generator=generator) for width in whole)
+        return Condition({"tokens": rows, "pooled": pooled})
+
+    return Embeddings(embed)

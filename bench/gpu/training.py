@@ -13,12 +13,13 @@ from comfyui_otca.bench.iteration import Peak, floor
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.flow import FAMILIES, FlowModelError, LoadOptions, loading
+from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, loading
+from comfyui_otca.trainer.flow.memory.iteration import Iteration
 from comfyui_otca.trainer.types import Prompts, SamplerSettings, Scores, UpdateSettings
 
+from . import shapes
 from .machine import wait
 from .parts import Place, Skipped
-from .shapes import flux
 
 SIDE, STEPS, ROUNDS = 512, 4, 2  # three of the steps are trained
 TOP = 10  # rows of the profile
@@ -31,9 +32,10 @@ def iteration(
     sampled_steps: int = 0,
     load: dict[str, Any] | None = None,
     fp8: bool = False,
+    shape: str = "flux",
 ) -> dict:
     """Seconds of the rollout and of the update, the bare calls, operations and memory; medians after one that warms up."""
-    case = _Case(place, batch, keep_graph, sampled_steps, load, fp8)
+    case = _Case(place, batch, keep_graph, sampled_steps, load, fp8, shape)
     forward, both = case.forward, case.both
     rows, bare = [], []
     peak = Peak(case.model)
@@ -64,15 +66,25 @@ def iteration(
         "rollout_share_of_rate": _share(place, case.samples * STEPS * forward, seconds["sampling"]),
         "update_share_of_rate": _share(place, update, seconds["update"]),
         "peak_bytes": round(peak.megabytes * 1e6),
-        "estimated_bytes": _estimated(case, keep_graph, bool((load or {}).get("gradient_checkpointing"))),
+        "estimated_bytes": case.estimated(),
     }
 
 
 class _Case:
     """A model, and how it is trained."""
 
-    def __init__(self, place: Place, batch: int, keep_graph: bool, sampled_steps: int, load: dict | None, fp8: bool):
-        self.model, self.about = flux(place, fp8)
+    def __init__(
+        self,
+        place: Place,
+        batch: int,
+        keep_graph: bool = False,
+        sampled_steps: int = 0,
+        load: dict | None = None,
+        fp8: bool = False,
+        shape: str = "flux",
+    ):
+        self.place, self.shape, self.options = place, shape, LoadOptions(**(load or {}))
+        self.model, self.about, self.blueprint = shapes.made(place, shape, fp8)
         side = 32 if place.tiny else SIDE
         self.batch, self.keep_graph, self.samples = batch, keep_graph, max(2, batch)  # a group has at least two
         self.settings = SamplerSettings(
@@ -81,7 +93,7 @@ class _Case:
         self.update = UpdateSettings(learning_rate=1e-4, batch_size=batch, sampled_steps=sampled_steps)
         self.forward, self.both = self._operations()  # before anything is computed twice, or by a kernel that hides it
         try:
-            loading.speed_up(self.model.transformer, LoadOptions(**(load or {})))
+            loading.speed_up(self.model.transformer, self.options)
         except FlowModelError as error:
             raise Skipped(str(error)) from error
 
@@ -133,6 +145,22 @@ class _Case:
         model.policy.forget_gradients()
         return counts[0], counts[1]
 
+    def estimated(self) -> int:
+        """What `otca memory` says of it, with the weights as they are held."""
+        settings = self.settings
+        iteration = Iteration(
+            (settings.width, settings.height, 1),
+            samples=self.samples,
+            steps=STEPS,
+            trained_steps=len(self.taken.trained),
+            batch=self.batch,
+            sampling_batch=self.batch,
+            guided=self.model.guides(settings.guidance),
+            keep_graph=self.keep_graph,
+        )
+        found = shapes.estimated(self.place, self.shape, self.blueprint, self.options, iteration).needs
+        return found.total + self.about["weights_bytes"] - found.parts["weights"]
+
 
 def _share(place: Place, operations: float, seconds: float) -> float | None:
     """Of the matrix rate that was measured here; None where it was not."""
@@ -141,35 +169,12 @@ def _share(place: Place, operations: float, seconds: float) -> float | None:
     return operations / seconds / measured["result"]["rate"] if measured.get("state") == "done" else None
 
 
-def _estimated(case: _Case, keep_graph: bool, checkpointing: bool) -> int:
-    """What `otca memory` says of it, which knows ComfyUI's FLUX: the same arithmetic, with this model's own sizes."""
-    from comfyui_otca.trainer.flow.native.architectures import ARCHITECTURES
-    from comfyui_otca.trainer.flow.native.memory import estimate
-
-    config = case.model.transformer.config
-    height, width = case.model.latent_shape(case.settings.height, case.settings.width)[1:]
-    found = estimate(
-        weights_bytes=case.about["weights_bytes"],
-        params=case.about["trained_parameters"],
-        tokens=height * width // 4 + case.model.condition(["a"], case.settings).tensors["tokens"].shape[1],
-        width=config.num_attention_heads * config.attention_head_dim,
-        layers=config.num_layers + config.num_single_layers,
-        batch=case.batch,
-        checkpointing=checkpointing,
-        kept_steps=case.samples * len(case.taken.trained) if keep_graph else 0,
-        sampling_batch=case.batch,
-        saved=ARCHITECTURES["flux1"].saved,
-        vae_bytes=sum(parameter.nbytes for parameter in case.model.pipeline.vae.parameters()),
-    )
-    return found.total
-
-
 def profile(place: Place, batch: int) -> dict:
     """The kernels, or on a CPU the operators, that take the most time of an iteration."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiler
 
-    case = _Case(place, batch, False, 0, None, False)
+    case = _Case(place, batch)
     case.run(0)
     on_gpu = case.model.device.type == "cuda"
     with profiler(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu) as trace:
@@ -179,10 +184,3 @@ def profile(place: Place, batch: int) -> dict:
     total = sum(getattr(row, spent) for row in rows)
     largest = [{"name": row.key[:120], "calls": row.count, "seconds": getattr(row, spent) / 1e6} for row in rows[:TOP]]
     return {"batch": batch, "total_seconds": total / 1e6, "largest": largest}
-
-
-def family(place: Place, name: str, pipeline: str) -> dict:
-    """A LoRA on a model in another family's shape, where this trainer loads folders of that family."""
-    if pipeline not in FAMILIES:
-        raise Skipped(f"{name}: the diffusers route does not know {pipeline}; Make Trainable trains what ComfyUI loads")
-    raise Skipped(f"{name}: {pipeline} is known, and its shape is not written down in bench/gpu/shapes.py yet")

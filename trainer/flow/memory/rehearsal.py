@@ -198,7 +198,9 @@ class Rehearsal:
 
     @cache  # noqa: B019
     def encoding(self, prompts: int) -> int:
-        """What the text encoders take for so many prompts at once."""
+        """What the text encoders take for so many prompts at once; 0 where there are none."""
+        if not any(self._components("text_encoder")):
+            return 0
         with self._live() as live:
             self._embedded([EXAMPLE] * prompts)
         return live.peak
