@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
 from ..trainer.workflow.problem import Problem, WorkflowError
 from ..trainer.workflow.running import Workflow
-from . import found
+from . import found, pictures
 from .found import MODELS, Model
 
 INPUTS, REWARDS, LORAS, OWN_MODELS, VOTES = "inputs", "rewards", "loras", "models", "votes"
 ADAPTER_WHY, GUIDE_WHY = "an adapter", "a guide"
+PROMPT_TEXTS = {"evaluation_prompts"}  # inputs whose lines may name pictures, as those of a prompt file may
 KEY = re.compile(r"api[-_ ]?key|secret|passw|authorization|bearer|(access|auth)[-_ ]?token", re.IGNORECASE)
 
 Source = Path | bytes
@@ -135,6 +136,10 @@ class _Collector:
                     message, _, fix = str(error).partition(" Fix: ")
                     self._refuse(node_id, name, value, message, fix or "name a file that can be read")
                     refused.add(name)
+        for name, value in pictures.uploaded(self.workflow.nodes[node_id].declared, constants(entry)):
+            self._picture(node_id, name, value, pictures.copied)
+        for name in PROMPT_TEXTS & entry["inputs"].keys():
+            self._picture(node_id, name, entry["inputs"][name], pictures.of_lines)
         if entry["class_type"] == VOTE_NODE:
             self._votes(entry["inputs"])
         self._secrets(node_id, entry)
@@ -198,7 +203,22 @@ class _Collector:
         content = opening.read(descriptor, permissions.MOST_PROMPT_BYTES)
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
             return own
+        if path.suffix.lower() == ".jsonl":
+            content = pictures.of_lines(content.decode("utf-8-sig"), self._copy_picture).encode()
         return self._copy(path, INPUTS, content)
+
+    def _copy_picture(self, path: Path, content: bytes) -> str:
+        return self._copy(path, INPUTS, content)
+
+    def _picture(self, node_id: str, name: str, value: Any, change: Callable[[str, pictures.Copy], str]) -> None:
+        """Changes what an input says of pictures, and copies these."""
+        if not isinstance(value, str):
+            return  # linked
+        try:
+            self.contents.graph[node_id]["inputs"][name] = change(value, self._copy_picture)
+        except (OSError, ValueError, opening.Refused) as error:
+            message, _, fix = str(error).partition(" Fix: ")
+            self._refuse(node_id, name, value, message, fix or "name a picture that can be read")
 
     def _copy_pairs(self, value: str) -> str:
         taken = reading.read_folder(value)

@@ -81,7 +81,18 @@ def model(name: str, why: str) -> Path | None:
         ]
     if is_hub_id(name) and (cached := search.in_hub_cache(name)):
         candidates.append(cached)
+    if permissions.is_plain(name) and Path(name).suffix:
+        candidates += _in_hub_cache(Path(name).name)
     return next((path for path in candidates if path.exists()), None)
+
+
+def _in_hub_cache(name: str) -> list[Path]:
+    """A file of that name, as rewards have them from the hub; none where several repositories have different ones."""
+    from huggingface_hub import constants
+
+    found = Path(constants.HF_HUB_CACHE).glob(f"models--*/snapshots/*/{glob.escape(name)}")
+    alike = {path.resolve(): path for path in found if path.is_file()}
+    return list(alike.values()) if len(alike) == 1 else []
 
 
 def of_comfyui(kind: str, name: str) -> Path | None:

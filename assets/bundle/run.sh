@@ -43,7 +43,12 @@ export OTCA_ALLOW_PYTHON_REWARDS="$here/rewards"
 export HF_HOME="${HF_HOME:-${XDG_CACHE_HOME:-${HOME:-$here}/.cache}/huggingface}" XDG_CACHE_HOME="$here/cache"
 export PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$here/cache/matplotlib" TRITON_CACHE_DIR="$here/cache/triton"
 export TORCHINDUCTOR_CACHE_DIR="$here/cache/inductor" CUDA_CACHE_PATH="$here/cache/cuda"
-if [ -n "${NEEDS_COMFYUI}" ]; then export COMFYUI_PATH="${COMFYUI_PATH:-$here/ComfyUI}"; fi
+if [ -n "${NEEDS_COMFYUI}" ]; then
+  export COMFYUI_PATH="${COMFYUI_PATH:-$here/ComfyUI}"
+  # Its own nodes look for pictures in the same folder as prompts do.
+  COMFYUI_ARGUMENTS="${COMFYUI_ARGUMENTS:-} --input-directory $(printf %q "$here/inputs")"
+  export COMFYUI_ARGUMENTS
+fi
 
 if [ "${1:-}" = --check ]; then
   shift

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 
+import huggingface_hub
 import pytest
+from PIL import Image
 
 from comfyui_otca.bundle import packages
 from comfyui_otca.bundle.found import MODELS
 from comfyui_otca.host import paths
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.bundle.conftest import inputs_of, with_reward
 from comfyui_otca.trainer.workflow import WorkflowError
 
@@ -115,6 +118,24 @@ def test_of_a_pipeline_the_copy_in_one_file_is_not_expected(places, small_graph,
     assert not names & {"flux/flux1-dev.safetensors", "flux/.git/config.json"}
 
 
+def test_a_rewards_file_in_the_hub_cache_is_found(places, small_graph, collected, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(places.home / "hub"))
+    name = "HPS_v2.1_compressed.pt"
+
+    def cached(owner, content):
+        file = places.home / "hub" / f"models--{owner}--HPSv2" / "snapshots" / "1a2b" / name
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        return file
+
+    graph = with_reward(small_graph(), ("OTCA_RewardHPSv2", {"path": name}))
+    file = cached("xswu", b"weights")
+    assert [(name, file)] in [model.files() for model in collected(graph).models]
+    cached("somebody", b"others")
+    (model,) = [model for model in collected(graph).models if model.name == name]
+    assert model.path is None, "nobody can say which is meant"
+
+
 # --- what must not leave ----------------------------------------------------------------------------------------------
 
 
@@ -172,3 +193,41 @@ def test_not_allowed_is_said_of_the_input(places, small_graph, collected, tmp_pa
     (tmp_path / "else.txt").write_text("a circle")
     found = problems(collected, small_graph({PROMPTS: {"file": str(tmp_path / "else.txt")}}))
     assert all(problem.input == "file" for problem in found) and "workflows may read" in found[0].message
+
+
+class LoadImage:
+    """A view of ComfyUI's own, as `host/foreign_nodes.py` makes it."""
+
+    FOREIGN, PACK, RETURN_TYPES, FUNCTION, CATEGORY = True, None, ("INT",), "load", ""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"image": (["first.png"], {"image_upload": True})}}
+
+
+def test_pictures_of_the_input_folder_are_copied(places, small_graph, collected, monkeypatch):
+    """Of a node of ComfyUI's, of a prompt file's lines and of evaluation prompts, under one name each."""
+    monkeypatch.setitem(NODE_CLASS_MAPPINGS, "LoadImage", LoadImage)
+    (places.input / "below").mkdir()
+    for name, colour in (("first.png", "red"), ("below/first.png", "blue"), ("other.png", "green")):
+        Image.new("RGB", (8, 8), colour).save(places.input / name)
+    lines = ['{"prompt": "a", "image": "below/first.png", "n": 1}', '{"prompt": "ö"}']
+    (places.input / "mine.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    evaluated = '{"prompt": "c", "image": "other.png"}\nplain'
+    graph = small_graph({PROMPTS: {"file": "mine.jsonl", "prompts": ""}, RUN: {"evaluation_prompts": evaluated}})
+    graph["90"] = {"class_type": "LoadImage", "inputs": {"image": "first.png [input]"}}
+    inputs_of(graph, "OTCA_SDESampler")["steps"] = ["90", 0]
+    held = collected(graph)
+    named, (first, second) = held.graph["90"]["inputs"]["image"], held.copied["inputs/mine.jsonl"].decode().split("\n")
+    line = json.loads(first)
+    assert {named, line["image"]} == {"first.png", "first_2.png"} and line["n"] == 1 and second == lines[1]
+    assert inputs_of(held.graph, RUN)["evaluation_prompts"] == evaluated
+    pictures = {named: "first.png", line["image"]: "below/first.png", "other.png": "other.png"}
+    assert set(held.copied) == {"inputs/mine.jsonl", *(f"inputs/{name}" for name in pictures)}
+    for name, source in pictures.items():
+        assert held.copied[f"inputs/{name}"] == (places.input / source).read_bytes()
+    graph["90"]["inputs"]["image"] = "made.png [output]"
+    (places.input / "other.png").unlink()
+    found = {problem.input: str(problem) for problem in problems(collected, graph)}
+    assert "put the picture into the input folder" in found["image"]
+    assert "was not found" in found["evaluation_prompts"]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from comfyui_otca.assets.make import tiny
 
@@ -14,12 +15,14 @@ API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "otca.json"
 DEADLINE = 180
 
 # The adapter's files by the network that they belong to, and how many modules each has.
-ADAPTERS = {"wan22": {"transformer": "_high_noise", "transformer_2": "_low_noise"}}
+EXPERTS = {"transformer": "_high_noise", "transformer_2": "_low_noise"}
+ADAPTERS = {"wan22": EXPERTS, "wan22-i2v": EXPERTS}
 MODULES = {
     "sd3": 25,
     "wan22-5b": 20,
     "wan21": 20,
     "wan22": 20,
+    "wan22-i2v": 20,
     "z-image": 28,
     "qwen-image": 24,
     "flux2-klein-base": 16,
@@ -30,17 +33,27 @@ UNKNOWN = ("qwen-image-2.1",)  # to the newest ComfyUI here, too
 OLD = ("sd3", "wan21", "wan22", "wan22-5b", "qwen-image")  # whose LoRAs older ones of ComfyUI can put on their models
 
 
-@pytest.mark.parametrize("family", tiny.SIZES)
-def test_trains_and_its_adapter_fits(comfyui, newest, stock_loader, family, tmp_path):
+PICTURED = "wan22-i2v"
+
+
+@pytest.mark.parametrize("family", [*tiny.SIZES, PICTURED])
+def test_trains_and_its_adapter_fits(comfyui, newest, stock_loader, family, everything, tmp_path):
+    if family == PICTURED and not everything:
+        pytest.skip("--everything")
     if not newest and family not in OLD:
         pytest.skip("this ComfyUI is older than the family")
     model, name = tiny.make(family, tmp_path / family), f"family-{family}"
     graph = json.loads(API.read_text(encoding="utf-8"))
     graph["1"]["inputs"] |= {"path": str(model), "lora_rank": 2}
     graph["2"]["inputs"] |= {"prompts_per_iteration": 2}
-    graph["3"]["inputs"] |= {**tiny.SIZES[family], "group_size": 3, "steps": 4, "guidance": 4.5}
-    graph["11"]["inputs"] |= {"learning_rate": 1e-2}
     prompts = "a red circle on a blue background"
+    if family == PICTURED:
+        prompts = json.dumps({"prompt": prompts, "image": "first.png"})
+        Image.new("RGB", (32, 16), "red").save(comfyui.base / "input" / "first.png")
+        (comfyui.base / "input" / "pictured.jsonl").write_text(f"{prompts}\n{prompts.replace('circle', 'square')}\n")
+        graph["2"]["inputs"] |= {"prompts": "", "file": "pictured.jsonl"}
+    graph["3"]["inputs"] |= {**tiny.SIZES.get(family, tiny.VIDEO), "group_size": 3, "steps": 4, "guidance": 4.5}
+    graph["11"]["inputs"] |= {"learning_rate": 1e-2}
     graph["12"]["inputs"] |= {"run_name": name, "evaluation_prompts": prompts, "evaluation_seeds": 1}
     graph["13"]["inputs"] |= {"filename": name}
     for iteration in range(3):

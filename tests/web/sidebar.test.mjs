@@ -133,6 +133,19 @@ test("a poll that fails keeps the list, says so, and is tried again", async () =
   assert.match(entries()[0].textContent, /5 \/ 9/);
 });
 
+test("a run that lives elsewhere is looked for until it is finished, since nobody here sees it begin again", async () => {
+  const elsewhere = (status) => run("m3-a", { status, place: "remote" });
+  await open(elsewhere("interrupted"), run("m3-b", { status: "stopped" }));
+  comfy.runs = [elsewhere("running"), run("m3-b", { status: "stopped" })];
+  await poll();
+  assert.equal(entryOf("m3-a").all("otca-status")[0].textContent, "running");
+  comfy.runs[0] = elsewhere("finished");
+  await poll();
+  comfy.asked = [];
+  await poll();
+  assert.equal(timesAsked("/otca/runs"), 0);
+});
+
 test("a first read that fails is tried again", async () => {
   comfy.failure = "the server is away";
   await open(run("m2-b"));

@@ -279,7 +279,8 @@ function sidebarPanel(comfy) {
     follow?.see(runs);
     await readRun(shownRun(runs, chosen));
     setText(readError, "");
-    return runs.some((run) => run.status === "running");
+    // What trains elsewhere may begin again there without a word to this page.
+    return runs.some(({ status, place }) => status === "running" || (place === "remote" && status !== "finished"));
   }
 
   /** @param {Run | undefined} summary */
