@@ -21,7 +21,7 @@ from .templates import TEMPLATES
 PICTURES = ROOT / "assets" / "pictures"
 ITERATIONS, HEADLESS = 6, 40
 STACK, CREDIT, RUN = 8, 9, 12  # nodes of the quickstart
-VIEW, SHARPER = {"width": 1400, "height": 1350}, 1.5  # picture points to a point of the page
+WIDTH, HEIGHT, SHARPER = 1400, 1350, 1.5  # picture points to a point of the page
 
 
 def main() -> None:
@@ -31,7 +31,11 @@ def main() -> None:
         comfyui.wait_until_up()
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
-            canvas = Canvas(browser.new_page(viewport=VIEW, device_scale_factor=SHARPER), comfyui, "nodes2")
+            canvas = Canvas(
+                browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, device_scale_factor=SHARPER),
+                comfyui,
+                "nodes2",
+            )
             content = json.loads(TEMPLATES["quickstart"].canvas.read_text(encoding="utf-8"))
             canvas.page.evaluate("content => app.loadGraphData(content)", content)
             canvas.set({f"{RUN}.evaluate_every": 0})
@@ -66,7 +70,7 @@ def heatmap(canvas: Canvas) -> None:
 
 def rewards(canvas: Canvas) -> None:
     """With the correlations open."""
-    canvas.page.mouse.move(5, VIEW["height"] / 2)
+    canvas.page.mouse.move(5, HEIGHT / 2)
     shown = grown(canvas, STACK, 900)
     shown.locator("summary").click()
     canvas.page.wait_for_timeout(1000)
@@ -109,7 +113,7 @@ def clip(page: Page, name: str, elements: list) -> None:
     boxes = [element.bounding_box() for element in elements]
     left, top = min(box["x"] for box in boxes) - 8, min(box["y"] for box in boxes) - 8
     right = max(box["x"] + box["width"] for box in boxes) + 8
-    below = min(max(box["y"] + box["height"] for box in boxes) + 8, VIEW["height"])
+    below = min(max(box["y"] + box["height"] for box in boxes) + 8, HEIGHT)
     area = {"x": max(left, 0), "y": max(top, 0), "width": right - left, "height": below - top}
     page.screenshot(path=PICTURES / f"{name}.png", clip=area)  # pyright: ignore[reportArgumentType]
     print(PICTURES / f"{name}.png")
