@@ -257,12 +257,22 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
     if options.gradient_checkpointing:
         network.enable_gradient_checkpointing()
     if options.attention != "auto":
+        from diffusers.models.attention_dispatch import attention_backend
+
         try:
-            network.set_attention_backend(options.attention)
+            # It sets the whole process's too, which would reach every model that leaves the choice to diffusers.
+            with attention_backend(options.attention):
+                network.set_attention_backend(options.attention)
         except (ValueError, RuntimeError, ImportError) as error:
             raise FlowModelError(
                 f"attention {options.attention!r} cannot be had here ({error}). Fix: auto, or install what it needs"
             ) from error
+        processors = (getattr(module, "processor", None) for module in network.modules())
+        if not any(hasattr(processor, "_attention_backend") for processor in processors):
+            kind = type(network).__name__
+            raise FlowModelError(
+                f"attention {options.attention!r}: {kind} computes attention in one way only. Fix: auto"
+            )
     if options.compile:
         network.compile_repeated_blocks()
 

@@ -271,11 +271,25 @@ def test_what_sharding_cannot_have(folder, monkeypatch):
     ("options", "message"),
     [
         ({"attention": "no_such_backend"}, "attention 'no_such_backend' cannot be had here.*Fix: auto"),
+        ({"attention": "_native_math"}, "SD3Transformer2DModel computes attention in one way only. Fix: auto"),
     ],
 )
 def test_what_cannot_be_had_here(folder, options, message):
     with pytest.raises(FlowModelError, match=message):
         load_flow_model(folder, device="cpu", **options)
+
+
+def test_an_attention_backend_is_one_models_own(flux_folder):
+    """diffusers has one for the whole process too, which a network without its own takes: another model's, for example."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    before = _AttentionBackendRegistry.get_active_backend()[0]
+    chosen = load_flow_model(flux_folder, device="cpu", attention="_native_math")
+    [own] = {block.attn.processor._attention_backend for block in chosen.transformer.transformer_blocks}
+    assert own == AttentionBackendName._NATIVE_MATH != before
+    assert _AttentionBackendRegistry.get_active_backend()[0] == before
+    other = load_flow_model(flux_folder, device="cpu")
+    assert all(block.attn.processor._attention_backend is None for block in other.transformer.transformer_blocks)
 
 
 def test_quantized_weights_cannot_be_trained(folder):
