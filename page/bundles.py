@@ -36,9 +36,11 @@ class BundleRoutes:
     jobs: Jobs
     output: Callable[[], Path]
     _making: threading.Lock = field(default_factory=threading.Lock)
+    _hashed: dict[str, int] = field(default_factory=lambda: {"read": 0, "total": 0})  # bytes, of the one being written
 
     def add(self, get: Callable, post: Callable) -> None:
         post("/otca/bundle")(self.make)
+        get("/otca/bundle")(self.progress)
         get("/otca/bundles/{name}")(self.download)
 
     async def make(self, request: web.Request) -> dict[str, Any]:
@@ -48,14 +50,23 @@ class BundleRoutes:
         try:
             return await asyncio.to_thread(self._make, asked)
         finally:
+            self._hashed.update(read=0, total=0)
             self._making.release()
+
+    async def progress(self, _: web.Request) -> dict[str, int]:
+        """Bytes of the models that were read for their hashes; a total of 0 where none are being read."""
+        return self._hashed
+
+    def _count(self, read: int) -> None:
+        self._hashed["read"] += read
 
     def _make(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         try:
             workflow = contents.begun_from_runs(self.jobs.read(asked["prompt"]))
             held = contents.collect(_ready(workflow), asked["name"])
             target = self._free(held.run_name)
-            described = making.make(held, target, with_hashes=asked["hashes"])
+            self._hashed["total"] = making.bytes_to_hash(held) if asked["hashes"] else 0
+            described = making.make(held, target, with_hashes=asked["hashes"], progress=self._count)
         except WorkflowError as error:
             message = "\n".join(map(str, error.problems))
             raise Refused(400, message, problems=as_json(error.problems)) from error

@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 
+from comfyui_otca.bundle import making
 from comfyui_otca.page.bundles import FOLDER
 
 GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
@@ -23,6 +24,22 @@ def test_it_is_written_and_downloaded(site, small_graph):
         assert "from the graph/run.sh" in archive.namelist()
     again = site.post("/otca/bundle", {"prompt": small_graph(GRAPH), "name": "from the graph"}).json
     assert again["name"] == "from the graph_2.zip", "none is written over"
+
+
+def test_it_says_how_much_of_the_models_it_has_read(site, small_graph, monkeypatch):
+    make, seen = making.make, []
+
+    def reading(*arguments, progress, **options):
+        for count in (400, 300):
+            progress(count)
+            seen.append(site.get("/otca/bundle").json)
+        return make(*arguments, progress=progress, **options)
+
+    monkeypatch.setattr(making, "make", reading)
+    monkeypatch.setattr(making, "bytes_to_hash", lambda held: 1000)
+    assert site.post("/otca/bundle", {"prompt": small_graph(GRAPH)}).status == 200
+    assert seen == [{"read": 400, "total": 1000}, {"read": 700, "total": 1000}]
+    assert site.get("/otca/bundle").json == {"read": 0, "total": 0}
 
 
 def test_a_graph_with_problems_is_refused_with_them(site, small_graph):

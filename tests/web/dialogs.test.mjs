@@ -14,7 +14,12 @@ const made = {
   estimate: ["time: unknown"],
   notes: ["<b>a note</b>"],
 };
-const comfy = { routeUrl: (route) => `/api${route}`, showNode() {}, toast() {} };
+const comfy = {
+  routeUrl: (route) => `/api${route}`,
+  showNode() {},
+  toast() {},
+  getJson: async (route) => route === "/otca/bundle" && { read: 5e8, total: 2e9 },
+};
 
 /** All elements below one, itself included, whose tag or class is that. */
 function all(element, name) {
@@ -44,6 +49,17 @@ test("a bundle is made once it is asked for, and offered with what it says", asy
   assert.equal(link.getAttribute("href"), "/api/otca/bundles/my%20run's.zip");
   assert.match(link.textContent, /my run's\.zip \(9\.00 MB\)/);
   for (const said of [made.path, "2.00 GB", "time: unknown", "<b>a note</b>"]) assert.ok(dialog.textContent.includes(said), said);
+});
+
+test("while models are read, the button says how much of them has been", async () => {
+  let resolve;
+  const { start } = open(() => new Promise((done) => (resolve = done)));
+  start.click();
+  await settled();
+  assert.match(start.textContent, /Reading the models: 25 %/);
+  resolve(made);
+  await settled();
+  assert.match(start.textContent, /Bundle/);
 });
 
 test("a refusal is shown with its problems, and the button works again", async () => {

@@ -125,6 +125,10 @@ class FlowModel(Resident, ABC):
     def lora_key(self, name: str) -> str:
         """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in the network."""
 
+    def example(self, settings: SamplerSettings) -> Condition:
+        """`condition` of one prompt of some length, for counting: what it says does not matter."""
+        return self.condition([EXAMPLE], settings)
+
     def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
         """The guidance that `velocity` is given at that noise level."""
         return settings.guidance
@@ -173,7 +177,7 @@ class FlowModel(Resident, ABC):
                     saved[storage.data_ptr()] = storage.nbytes()
                 return tensor
 
-            condition, x = self.condition([EXAMPLE], settings), torch.zeros((1, *shape), device=self.device)
+            condition, x = self.example(settings), torch.zeros((1, *shape), device=self.device)
             with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
                 velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
             self._graph_bytes[kind] = sum(saved.values())

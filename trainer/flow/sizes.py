@@ -306,6 +306,7 @@ RULES = {
         most_tokens=8192,
     ),
     "Krea2Pipeline": Family(qwen_image, krea2_shift, STRENGTH),
-    # Z-Image's folder does not say that it is Turbo's, but Turbo alone has a shift of 3: the base model's is 6.
+    # Nothing in Z-Image's folder says that it is Turbo's, nor does diffusers ask. But Turbo alone has a shift of 3: the base
+    # model's is 6. A scheduler that somebody has changed deceives this.
     "ZImagePipeline": Family(flux, image_shift, STRENGTH, lambda checkpoint: checkpoint.scheduler.get("shift") == 3),
 }

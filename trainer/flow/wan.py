@@ -158,18 +158,17 @@ class WanImageToVideo(Wan):
     REFUSED = ("image_encoder",)  # of Wan 2.1
 
     def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
-        condition = PipelineModel.condition(self, texts, settings)
-        _, frames, height, width = self.sample_shape(texts, settings)
         names = given.names(texts)
-        if names:
-            keys = [json.dumps([name, settings.width, settings.height, settings.frames]) for name in names]
-            pictures = self._pictures.of(keys, self.device).tensors[FIRST]
-        elif list(texts) == [EXAMPLE]:  # of which only the size counts
-            channels = self.transformer.config.in_channels - self.latent_grid.channels
-            pictures = torch.zeros((1, channels, frames, height, width), device=self.device)
-        else:
+        if not names:
             raise given.missing(texts[0])
-        return _beside_both(condition, pictures)
+        keys = [json.dumps([name, settings.width, settings.height, settings.frames]) for name in names]
+        pictures = self._pictures.of(keys, self.device).tensors[FIRST]
+        return _beside_both(PipelineModel.condition(self, texts, settings), pictures)
+
+    def example(self, settings: SamplerSettings) -> Condition:
+        made, *size = self.latent_shape(settings.height, settings.width, settings.frames)
+        pictures = torch.zeros((1, self.transformer.config.in_channels - made, *size), device=self.device)
+        return _beside_both(PipelineModel.condition(self, [EXAMPLE], settings), pictures)
 
     def _encode_pictures(self, keys: Sequence[str]) -> Condition:
         """A video that begins with the picture and is grey after it, and before its channels which frames are known."""

@@ -2,8 +2,11 @@
 /** The sidebar's dialogs. Each is a <dialog>: the browser keeps the focus inside and closes it on Esc. */
 import { fileSize } from "../lib/format.js";
 import { t } from "../lib/language.js";
+import { poll } from "../lib/poll.js";
 import { iterationsOf, runNameOf, uniqueName } from "../lib/runs.js";
 import { button, h, setText } from "./dom.js";
+
+const BUNDLE_POLL_MS = 1000;
 
 const TEXT = {
   close: t("Close"),
@@ -37,6 +40,7 @@ const TEXT = {
   bundleHashes: t("Read the models to compare their content there"),
   bundleHashesNote: t("Takes a while where models are large. Without it their sizes are compared."),
   bundling: t("Writing…"),
+  bundleReads: (/** @type {number} */ percent) => t("Reading the models: {percent} %", { percent }),
   bundled: (/** @type {string} */ path) => t("Written: {path}", { path }),
   bundleDownload: (/** @type {string} */ name, /** @type {string} */ size) => t("Download {name} ({size})", { name, size }),
   bundleModels: (/** @type {number} */ count, /** @type {string} */ size) =>
@@ -322,16 +326,25 @@ function bundleSection(comfy, make, dialog) {
     setText(start.lastChild, TEXT.bundling);
     setText(error, "");
     result.replaceChildren();
+    const { refresh, end } = poll(reading, { every: BUNDLE_POLL_MS, isSeen: () => true, failed: () => {} });
+    refresh();
     try {
       result.replaceChildren(...bundleResult(comfy, await make(hashes.checked)));
     } catch (failure) {
       setText(error, failure.problems ? "" : failure.message);
       result.replaceChildren(problemList(comfy, failure.problems ?? [], dialog()));
     } finally {
+      end();
       start.disabled = false;
       setText(start.lastChild, TEXT.bundle);
     }
   });
+  /** Says on the button how much of the models has been read. */
+  async function reading() {
+    const { read, total } = await comfy.getJson("/otca/bundle");
+    if (start.disabled && total) setText(start.lastChild, TEXT.bundleReads(Math.floor((100 * read) / total)));
+    return true;
+  }
   return h(
     "section.otca-command",
     {},
