@@ -82,9 +82,10 @@ def load_flow_model(
     from .adapters import Adapter
 
     chosen = LoadOptions(**options)
-    model = loading.load(cls, path, chosen, training)
-    if training == "lora":
-        model.policy.add_adapter(Adapter(lora_rank, lora_alpha, lora_targets, seed))
+    adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed) if training == "lora" else None
+    model = loading.load(cls, path, chosen, training, adapter)
+    if adapter is not None:
+        model.policy.add_adapter(adapter)
         if chosen.shard:
             model.policy.shard_frozen()  # before it settles: whole it may not fit the device
     model.settle(loading.resolve_device(chosen.device))
