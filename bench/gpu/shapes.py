@@ -17,7 +17,7 @@ from comfyui_otca.trainer.flow.flux import Flux
 from comfyui_otca.trainer.flow.memory.blueprint import Blueprint
 from comfyui_otca.trainer.flow.memory.iteration import Iteration
 from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
-from comfyui_otca.trainer.flow.memory.published import PUBLISHED
+from comfyui_otca.trainer.flow.memory.published import PUBLISHED, Part
 from comfyui_otca.trainer.flow.options import LoadOptions
 from comfyui_otca.trainer.flow.pipeline import PipelineModel
 from comfyui_otca.trainer.flow.qwen import QwenImage
@@ -122,7 +122,7 @@ def made(place: Place, kind: str = "flux", fp8: bool = False) -> tuple[PipelineM
     device, dtype = torch.device(place.device), dtype_of(place)
     share = share_of_blocks(place, shape)
     blueprint = configured(kind, share, place.tiny)
-    networks = {name: _made(*part, device, dtype) for name, part in blueprint.parts.items()}
+    networks = {name: _made(part, device, dtype) for name, part in blueprint.parts.items()}
     if fp8:
         store_in_8_bits(networks["transformer"], dtype)
     model = shape.family(blueprint.pipeline_of(networks), Path(f"{kind}-shaped"), 512)
@@ -167,10 +167,11 @@ def configured(kind: str, share: float, tiny: bool) -> Blueprint:
     return Blueprint(shape.name, published.pipeline, parts, published.scheduler, published.settings, {})
 
 
-def _made(library: str, kind: str, config: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:
     import diffusers
     from accelerate import init_empty_weights
 
+    _, kind, config = part
     with init_empty_weights():
         made = getattr(diffusers, kind).from_config(dict(config))
     generator = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(0)

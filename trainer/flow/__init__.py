@@ -75,8 +75,7 @@ def load_flow_model(
     if misfit := conflict(training, options, files):
         raise ValueError(str(misfit))
     path = Path(path)
-    family = check_model_folder(path, files)
-    module, name = FAMILIES[family].split(".")
+    module, name = FAMILIES[check_model_folder(path, files)].split(".")
     cls: type[PipelineModel] = getattr(importlib.import_module(f".{module}", __name__), name)
     from . import loading
     from .adapters import Adapter

@@ -42,7 +42,7 @@ class Blueprint:
     tokens: Mapping[str, int]
     folder: Path | None = None
 
-    def networks(self) -> dict[str, nn.Module]:
+    def networks(self) -> dict[str, Any]:
         """Each component on the meta device, as its class makes it."""
         with torch.device("meta"):
             return {name: self._network(name, *part).eval() for name, part in self.parts.items()}
