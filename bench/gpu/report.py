@@ -47,8 +47,8 @@ def page(parts: Parts) -> Iterator[str]:
     yield from _top(parts)
     yield ""
     yield "Made by `bench/gpu.sh`, which says in its first lines how to run it. It takes at most 25 minutes, needs no file, and"
-    yield "goes on where it was stopped. Weights are random, in the shape of FLUX.1-dev: a LoRA of rank 16, 512 × 512, four steps"
-    yield "of which three are trained. All figures are in `bench/gpu.json`."
+    yield "goes on where it was stopped. Weights are random, in FLUX.1-dev's shape unless a row says another: a LoRA of rank 16,"
+    yield "512 × 512, four steps of which three are trained. All figures are in `bench/gpu.json`."
     for section in (_problems, _tests, _iterations, _memory, _profile, _pictures, _processes):
         lines = list(section(parts))
         if lines:

@@ -167,6 +167,16 @@ def test_published_configurations_are_those_of_the_published_weights(name):
     assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
 
 
+def test_a_folder_that_only_describes_a_model_is_read(tmp_path, monkeypatch):
+    """Its tokenizers are ComfyUI's: there is a note in place of each one's configuration."""
+    for file in ("comfy/sd1_tokenizer/vocab.json", "comfy/text_encoders/t5_tokenizer/tokenizer.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
+    found = blueprint.of_folder(API.parents[1] / "assets" / "configurations" / "FLUX.1-dev")
+    assert found.tokens == {"tokenizer": 77, "tokenizer_2": 512} and {"transformer", "vae"} < found.parts.keys()
+
+
 def test_guidance_is_counted_as_the_family_means_it():
     def rows(workflow, guidance):
         case, _ = needs.read(changed(workflow, SDESampler={"guidance": guidance}))

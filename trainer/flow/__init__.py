@@ -76,16 +76,16 @@ def load_flow_model(
     if misfit := conflict(training, options, files):
         raise ValueError(str(misfit))
     path = Path(path)
-    family = check_model_folder(path, files)
-    module, name = FAMILIES[family].split(".")
+    module, name = FAMILIES[check_model_folder(path, files)].split(".")
     cls: type[PipelineModel] = getattr(importlib.import_module(f".{module}", __name__), name)
     from . import loading
     from .adapters import Adapter
 
     chosen = LoadOptions(**options)
-    model = loading.load(cls, path, chosen, training)
-    if training == "lora":
-        model.policy.add_adapter(Adapter(lora_rank, lora_alpha, lora_targets, seed))
+    adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed) if training == "lora" else None
+    model = loading.load(cls, path, chosen, training, adapter)
+    if adapter is not None:
+        model.policy.add_adapter(adapter)
         if chosen.shard:
             model.policy.shard_frozen()  # before it settles: whole it may not fit the device
     model.settle(loading.resolve_device(chosen.device))

@@ -15,8 +15,10 @@ from safetensors import safe_open
 
 from ...host import devices, distributed
 from . import quantized, single_file, tokenizers, weight_files
+from .adapters import Adapter, PeftAdapters
 from .files import is_gguf
 from .folder import library_class, read_index
+from .memory.blueprint import of_folder
 from .memory.estimate import Work, estimate
 from .memory.held import held_by
 from .options import FlowModelError
@@ -51,8 +53,12 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
-def load(family: type[PipelineModel], path: Path, options: LoadOptions, training: str) -> PipelineModel:
+def load(
+    family: type[PipelineModel], path: Path, options: LoadOptions, training: str, adapter: Adapter | None = None
+) -> PipelineModel:
     """Builds the handle from a diffusers folder, in main memory; layers that are quantized are on the device already.
+
+    `adapter`: what it is going to get, for whose memory there has to be room.
 
     Raises FlowModelError, before loading where possible.
     """
@@ -64,7 +70,7 @@ def load(family: type[PipelineModel], path: Path, options: LoadOptions, training
     check_pipeline(family, path)
     device = resolve_device(options.device)
     dtype = resolve_dtype(options.dtype, device)
-    check_memory(family, path, options, training, device, dtype)
+    check_memory(family, path, options, training, device, dtype, _adapter_size(family, path, options, adapter))
     pipeline = load_pipeline(family, path, options, device, dtype)
     rules = RULES[family.PIPELINE]
     tokenizer = getattr(pipeline, rules.tokenizer)
@@ -161,6 +167,7 @@ def check_memory(
     training: str,
     device: torch.device,
     dtype: torch.dtype,
+    adapter: int,
 ) -> None:
     """Compares what is held, by the headers of the weight files, with what is free.
 
@@ -170,14 +177,15 @@ def check_memory(
     Raises:
         FlowModelError: more than the device's free memory.
     """
-    need, free = memory_needed(family, path, options, training, dtype), devices.free_memory(device)
+    need = memory_needed(family, path, options, training, dtype, adapter=adapter)
+    free = devices.free_memory(device)
     message = (
         f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
     )
     if need > free:
         ways = []
         for words, changed, kind, processes in lighter(options, training):
-            less = memory_needed(family, path, changed, kind, dtype, processes)
+            less = memory_needed(family, path, changed, kind, dtype, processes, adapter)
             ways += [f"{words} ({less / 1e9:.1f} GB)"] if less < need else []
         raise FlowModelError(f"{message}. Fix: {', or '.join([*ways, 'a larger device'])}")
     if need > 0.8 * free:
@@ -203,10 +211,25 @@ def memory_needed(
     training: str,
     dtype: torch.dtype,
     processes: int = 0,
+    adapter: int = 0,
 ) -> int:
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
     counts = _counts(family, path, options, dtype)
-    return bytes_held(counts, family.EXPERTS, options, training, dtype, processes)
+    return bytes_held(counts, family.EXPERTS, options, training, dtype, processes, adapter)
+
+
+def _adapter_size(family: type[PipelineModel], path: Path, options: LoadOptions, adapter: Adapter | None) -> int:
+    """Numbers in an adapter, by the configurations of the networks that get it."""
+    if adapter is None:
+        return 0
+    whole = of_folder(path, options.files)
+    experts = replace(whole, parts={name: whole.parts[name] for name in family.EXPERTS if name in whole.parts})
+    size = 0
+    for network in experts.networks().values():
+        adapters = PeftAdapters(network, family.LORA_TARGETS)
+        adapters.add(adapter)
+        size += sum(parameter.numel() for parameter in adapters.parameters().values())
+    return size
 
 
 def _counts(family: type[PipelineModel], path: Path, options: LoadOptions, dtype: torch.dtype) -> dict[str, int]:
@@ -229,8 +252,9 @@ def bytes_held(
     training: str,
     dtype: torch.dtype,
     processes: int = 0,
+    adapter: int = 0,
 ) -> int:
-    """Bytes for weights and, of what is trained as a whole, gradients, moments and the reference; adapters are small.
+    """Bytes for weights and, of what is trained, gradients and moments; of a model as a whole the reference, too.
 
     The same estimate as that of `otca memory`, without the work of the phases and the reserve.
 
@@ -238,9 +262,11 @@ def bytes_held(
         counts: parameters of each component.
         trained: names of the components that are trained.
         processes: that share what can be shared; 0: those that there are.
+        adapter: numbers in it.
     """
     processes = processes or distributed.world()
-    held = held_by(counts, trained, options, training, dtype.itemsize, processes=processes, reserve=0)
+    itemsize = dtype.itemsize
+    held = held_by(counts, trained, options, training, itemsize, adapter=adapter, processes=processes, reserve=0)
     return estimate(held, Work()).total
 
 

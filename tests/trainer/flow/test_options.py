@@ -248,6 +248,17 @@ def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch
     assert "tight" in caplog.text
 
 
+def test_the_adapter_needs_room_too(folder, monkeypatch):
+    """Of rank 64 on a large model it takes several GB: a weight, its gradient and two moments in float32."""
+    model = load_flow_model(folder, device="cpu", lora_rank=8)
+    weights = 4 * sum(t.numel() for file in folder.rglob("*.safetensors") for t in load_file(file).values())
+    needed = weights + 16 * sum(parameter.numel() for parameter in model.policy.trainable_parameters())
+    monkeypatch.setattr(devices, "free_memory", lambda device: needed)
+    load_flow_model(folder, device="cpu", lora_rank=8)
+    with pytest.raises(FlowModelError, match="before activations, .* are free. Fix: "):
+        load_flow_model(folder, device="cpu", lora_rank=9)
+
+
 def test_several_processes_need_their_part_each(folder, monkeypatch):
     """Of a model that is trained as a whole; but the weights in float32, before they are shared out."""
     counts, options = {"transformer": 1000, "vae": 10}, LoadOptions()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import tokenizers
 from ..folder import check_model_folder, library_class, read_index, read_object
 from ..options import FlowModelError
 from .published import PUBLISHED, Part, Published
@@ -42,7 +43,7 @@ class Blueprint:
     tokens: Mapping[str, int]
     folder: Path | None = None
 
-    def networks(self) -> dict[str, nn.Module]:
+    def networks(self) -> dict[str, Any]:
         """Each component on the meta device, as its class makes it."""
         with torch.device("meta"):
             return {name: self._network(name, *part).eval() for name, part in self.parts.items()}
@@ -81,12 +82,20 @@ def of_folder(path: Path, files: Mapping[str, Path] | None = None) -> Blueprint:
         if not isinstance(source, list) or not source[0]:
             continue
         if name.startswith("tokenizer"):
-            tokens[name] = read_object(path / name / "tokenizer_config.json").get("model_max_length", LONGEST)
+            tokens[name] = _limit(path / name)
         elif name != "scheduler" and (path / name / "config.json").is_file():
             parts[name] = (source[0], source[1], read_object(path / name / "config.json"))
     scheduler = index["scheduler"][1], read_object(path / "scheduler" / "scheduler_config.json")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
     return Blueprint(path.name, family, parts, scheduler, settings, tokens, path)
+
+
+def _limit(tokenizer: Path) -> int:
+    """Tokens that it takes at most. Of a folder that only describes a model it is one of ComfyUI's."""
+    if not tokenizers.is_comfyuis(tokenizer):
+        return read_object(tokenizer / "tokenizer_config.json").get("model_max_length", LONGEST)
+    kind = read_object(tokenizer / tokenizers.NOTE).get("kind", "")
+    return tokenizers.KINDS[kind][-1]["model_max_length"] if kind in tokenizers.KINDS else LONGEST
 
 
 def of_name(name: str) -> Blueprint | None:
