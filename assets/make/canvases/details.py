@@ -19,7 +19,7 @@ from ....tests.comfyui.server import ROOT, ComfyUI, targets
 from .templates import TEMPLATES
 
 PICTURES = ROOT / "assets" / "pictures"
-ITERATIONS, HEADLESS = 6, 40
+ITERATIONS, HEADLESS = 6, 30
 STACK, CREDIT, RUN = 8, 9, 12  # nodes of the quickstart
 WIDTH, HEIGHT, SHARPER = 1400, 1350, 1.5  # picture points to a point of the page
 
