@@ -22,7 +22,8 @@ PLAIN = {
     "offload_vae": "offload autoencoder",
     "vae_tiling": "decode in tiles",
     "shard": "split over GPUs",
-    # sampling
+    # prompts and sampling
+    "PromptDataset.prompts": "prompts, if no file",
     "group_size": "samples per prompt",
     "SDESampler.kind": "kind of noise",
     "eta": "amount of noise",
@@ -92,7 +93,7 @@ OUTPUTS = {
 
 # What an empty box shows. A box of several lines has no label beside it, so its text begins with the name.
 PLACEHOLDERS = {
-    "PromptDataset.prompts": "Prompts, one a line",
+    "PromptDataset.prompts": "Prompts, one a line, if no file is named",
     "PromptDataset.file": "prompts.txt, in the input folder",
     "ImplicitRewardGuidance.guides": "Guides, one a line: my_run = 1.5",
     "ImplicitRewardGuidance.prompts": "Prompts, one a line",

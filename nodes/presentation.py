@@ -53,7 +53,7 @@ SHOWN_FIRST = {
     "TCDWeights": ("w_min", "floor", "proxy", "features"),
     "SpatialCredit": ("model", "components", "smoothing", "floor"),
     "GRPOStep": ("learning_rate", "clip_range", "kl_coefficient", "epochs", "sampled_steps", "objective"),
-    "MatchingStep": ("loss", "learning_rate", "beta", "old_policy", "sampled_steps", "kl_coefficient"),
+    "MatchingStep": ("loss", "learning_rate", "old_policy", "sampled_steps", "kl_coefficient"),
     "TrainingRun": ("run_name", "iterations", "checkpoint_every", "evaluate_every"),
     "ImplicitRewardGuidance": ("guides", "prompts", "steps", "width", "height", "seed"),
 }

@@ -8,6 +8,13 @@ from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 
 LIST, OPTIONS = ".otca-suggestions[role=listbox]", ".otca-suggestions [role=option]"
 
+ALL_INPUTS = """id => {
+    const node = app.graph.getNodeById(id);
+    node.showAdvanced = true;
+    node.onConfigure?.({});
+    node.setSize(node.computeSize());
+}"""
+
 
 @pytest.fixture
 def boxes(canvas):
@@ -15,6 +22,7 @@ def boxes(canvas):
     canvas.load(TEMPLATES["otca"].canvas)
 
     def opened(node, name):
+        canvas.page.evaluate(ALL_INPUTS, node)
         canvas.show(node)
         if canvas.renderer == "nodes2":
             box = canvas.page.locator(f'[data-node-id="{node}"] input[aria-label="{name}"]')
@@ -73,14 +81,6 @@ def test_any_other_text_is_as_good(canvas, boxes):
 
 
 def test_the_device_s_list_says_what_there_is(canvas, boxes):
-    canvas.page.evaluate(
-        """() => {
-            const node = app.graph.getNodeById(1);
-            node.showAdvanced = true;
-            node.onConfigure?.({});
-            node.setSize(node.computeSize());
-        }"""
-    )
     box = boxes(1, "device")
     assert offered(canvas)[:2] == ["auto", "cpu"]
     box.press("Escape")

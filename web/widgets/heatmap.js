@@ -57,11 +57,11 @@ class Heatmap {
 
   switches = [
     this.switch("heatmap color", [
-      ["advantage", "Ã", t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
-      ["weight", "w", t("Colour: weight w, how much of the sample's credit the step gets")],
+      ["advantage", t("advantage"), t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
+      ["weight", t("weight"), t("Colour: weight w, how much of the sample's credit the step gets")],
     ]),
     this.switch("heatmap order", [
-      ["advantage", t("by advantage"), t("Rows: best fused advantage z on top, within each prompt")],
+      ["advantage", t("sorted"), t("Rows: best fused advantage z on top, within each prompt")],
       ["sampled", t("as sampled"), t("Rows: in the order in which they were sampled")],
     ]),
   ];

@@ -18,6 +18,7 @@ STACK, RUN, TUNED, SAVE = "OTCA_RewardStack", "OTCA_TrainingRun", "OTCA_TunedMod
 
 TITLE = 30  # of a node, above its place
 BETWEEN, GUTTER = 36, 48  # between two nodes of a column, and between columns
+NARROW, WIDE = 40, 64  # between columns, where few links run; and where those of samples and rewards cross
 LOWEST = 1000  # a column that would reach below this continues in another
 LONG_NOTE = 600  # characters; a longer note has a column of its own
 
@@ -56,6 +57,7 @@ class Column:
 
     width: float
     ids: list[int]
+    gutter: float = GUTTER  # to the next one
 
 
 def layout(kinds: Mapping[int, str], api: Mapping[str, Mapping], sizes: Mapping[int, Sequence[float]], long_note: bool):
@@ -92,7 +94,7 @@ class _Layout:
         places: dict[int, Box] = {}
         x = 0.0
         for column in self._columns(long_note):
-            x = self._below_each_other(column, x, places) + GUTTER
+            x = self._below_each_other(column, x, places) + column.gutter
         x = self._training(x, places)
         for column in self._after():
             x = self._below_each_other(column, x + GUTTER, places)
@@ -107,7 +109,7 @@ class _Layout:
         first = [id for id in model if self.kinds[id] in MODEL_NODES or stage_of_data(self.kinds[id])]
         helpers = [id for id in model if id not in first]
         yield from self._split(WIDTHS["loaders"], [*self.stages.get("loaders", []), *helpers])
-        yield from self._split(WIDTHS["model"], [*first, *([] if long_note else self.notes)])
+        yield from self._split(WIDTHS["model"], [*first, *([] if long_note else self.notes)], NARROW)
         sampling = [*self.stages.get("sampling", [])]
         stacks = [id for id in self.stages.get("rewards", []) if self.kinds[id] == STACK]
         rewards = [id for id in self.stages.get("rewards", []) if id not in stacks]
@@ -115,21 +117,21 @@ class _Layout:
             sampling, rewards = [*sampling, *rewards], []
         if not stacks:  # rewards go to the pairs, which stand where samples would
             yield from self._split(WIDTHS["rewards"], rewards)
-        yield from self._split(WIDTHS["sampling"], [*sampling, self.preview])
+        yield from self._split(WIDTHS["sampling"], [*sampling, self.preview], WIDE)
         if stacks:
             yield from self._split(WIDTHS["rewards"], rewards)
             yield from self._split(WIDTHS["credit"], [*stacks, *self.stages.get("credit", [])])
 
-    def _split(self, width: float, ids: Sequence[int]) -> Iterable[Column]:
+    def _split(self, width: float, ids: Sequence[int], gutter: float = GUTTER) -> Iterable[Column]:
         """Columns of nodes, none of which reaches below the lowest place."""
         column: list[int] = []
         for id in ids:
             if column and self._total([*column, id]) > LOWEST:
-                yield Column(width, column)
+                yield Column(width, column, gutter)
                 column = []
             column.append(id)
         if column:
-            yield Column(width, column)
+            yield Column(width, column, gutter)
 
     def _total(self, ids: Sequence[int]) -> float:
         return sum(self.heights[id] + TITLE for id in ids) + BETWEEN * (len(ids) - 1)
@@ -157,7 +159,7 @@ class _Layout:
         for id in wide:
             x = self._below_each_other(Column(WIDTHS["credit"], [id]), x, places) + GUTTER
         left = [*(id for id in fusion if id not in wide), saves]
-        right = self._below_each_other(Column(FUSION, left), x, places) + GUTTER
+        right = self._below_each_other(Column(FUSION, left), x, places) + NARROW
         right = self._below_each_other(Column(UPDATE, steps), right, places)
         below = max(places[id].rect[3] for id in (*left, *steps)) + BETWEEN + 24
         height = min(max(self.heights[run], LOWEST - below - TITLE), STRETCH[RUN])

@@ -111,9 +111,18 @@ ARRANGE = """places => {
 }"""
 
 ROUTE = """ways => {
+    const shared = new Map();  // links of one output that begin by the same points have these in common
     for (const [id, points] of ways) {
         const link = app.graph.links.get(id);
-        for (const point of points) app.graph.createReroute(point, link);
+        let way = `${link.origin_id}:${link.origin_slot}`;
+        for (const point of points) {
+            way += `|${point}`;
+            const known = shared.get(way);
+            if (known) {
+                known.linkIds.add(id);
+                link.parentId = known.id;
+            } else shared.set(way, app.graph.createReroute(point, link));
+        }
     }
     return [JSON.stringify(app.graph.serialize()), [...otcaTest.ours].map(([number, id]) => [id, number]), otcaTest.inner];
 }"""

@@ -21,6 +21,7 @@ BEHIND = 16  # so far a curve may dip behind the edge of a node: the eye still f
 # What a corner costs, in steps; a step where another link runs already; and one above all nodes, where the page has its bars.
 TURN, SHARED, ABOVE = 10, 6, 1
 TOGETHER = 0.5  # what a step is cheaper where a link of the same output runs
+NEAR = 30  # a corner takes the place of an earlier one of the same output that is no further away: the links fork there
 WIDEST = 80  # how far the canvas pulls a curve out of a reroute point, at most
 MARGIN = 120  # how far outside of all nodes a way may go
 
@@ -83,6 +84,7 @@ class Lanes:
         }
         self.highest = round((min(rect[1] for rect in rects) - self.top) / STEP)
         self.taken: dict[tuple[int, int], object] = {}
+        self.corners: dict[object, list[Point]] = {}
 
     def way(self, start: Point, end: Point, owner: object) -> list[Point]:
         """Where a link from `start` to `end` needs reroute points; none where its curve is free.
@@ -107,7 +109,19 @@ class Lanes:
         first = 1 if len(points) > 2 and abs(points[1][1] - start[1]) < SHORT else 0
         last = len(points) - (1 if len(points) - first > 1 and abs(points[-2][1] - end[1]) < SHORT else 0)
         fewer = points[first:last]
-        return points if hits(drawn(start, fewer, end), self.rects, slack=BEHIND) else fewer
+        points = points if hits(drawn(start, fewer, end), self.rects, slack=BEHIND) else fewer
+        return self._joined(start, points, end, owner)
+
+    def _joined(self, start: Point, points: list[Point], end: Point, owner: object) -> list[Point]:
+        """The same way by corners that links of the same output have already, where these are near."""
+        known = self.corners.setdefault(owner, [])
+        for index, point in enumerate(points):
+            nearest = min(known, key=lambda corner: math.dist(corner, point), default=point)
+            joined = [*points[:index], nearest, *points[index + 1 :]]
+            if math.dist(nearest, point) <= NEAR and not hits(drawn(start, joined, end), self.rects, slack=BEHIND):
+                points = joined
+        known += points
+        return points
 
     def _take(self, cells: Iterable[tuple[int, int]], owner: object) -> None:
         for cell in cells:
