@@ -253,7 +253,7 @@ class Rehearsal:
             negative_prompt=EXAMPLE,
         )
         with as_on_a_gpu():
-            condition = self.model.condition([EXAMPLE], settings)
+            condition = self.model.example(settings)
             return condition.rows(torch.zeros(call.rows, dtype=torch.int64))
 
     def _embedded(self, texts: Sequence[str]) -> Condition:
