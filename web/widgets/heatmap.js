@@ -57,8 +57,8 @@ class Heatmap {
 
   switches = [
     this.switch("heatmap color", [
-      ["advantage", t("advantage"), t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
-      ["weight", t("weight"), t("Colour: weight w, how much of the sample's credit the step gets")],
+      ["advantage", "Ã", t("Colour: effective advantage Ã = w·z. Orange steps are reinforced, purple ones discouraged")],
+      ["weight", "w", t("Colour: weight w, how much of the sample's credit the step gets")],
     ]),
     this.switch("heatmap order", [
       ["advantage", t("sorted"), t("Rows: best fused advantage z on top, within each prompt")],
