@@ -88,12 +88,12 @@ def sidebar(canvas: Canvas) -> None:
 
 
 def grown(canvas: Canvas, id: int, height: int):
-    """A node's element, in the middle of the view, made so high; away from the others, which it would lie behind."""
+    """A node's element, in the middle of the view, made so high; away from all others, which it would lie behind."""
     canvas.page.evaluate(
         """([id, height]) => {
             const node = app.graph.getNodeById(id);
             node.setSize([node.size[0] + 60, height]);
-            node.pos = [node.pos[0], -2000];
+            node.pos = [node.pos[0], -2000 * id];
             app.canvas.ds.scale = 1.2;
             app.canvas.centerOnNode(node);
             app.graph.setDirtyCanvas(true, true);
