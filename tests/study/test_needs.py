@@ -167,6 +167,15 @@ def test_published_configurations_are_those_of_the_published_weights(name):
     assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen-Image", "krea/Krea-2-Raw"])
+def test_building_a_network_leaves_its_configuration_as_it_was(name):
+    """transformers writes what it assumes of rotary positions into the dictionary that it is given."""
+    found = blueprint.of_name(name)
+    before = copy.deepcopy(found.parts)
+    found.networks()
+    assert found.parts == before
+
+
 def test_a_folder_that_only_describes_a_model_is_read(tmp_path, monkeypatch):
     """Its tokenizers are ComfyUI's: there is a note in place of each one's configuration."""
     for file in ("comfy/sd1_tokenizer/vocab.json", "comfy/text_encoders/t5_tokenizer/tokenizer.json"):

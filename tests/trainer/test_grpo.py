@@ -556,7 +556,8 @@ def test_log_hinge(model, sample, judged):
     settings = replace(STILL, clip_range=margin, objective="log_hinge")
     metrics = update(model, taken, advantages, settings)
     assert_same_gradients(gradients(model), expected)
-    assert metrics["loss"] == pytest.approx(loss, rel=1e-4)
+    # log-ratios are differences of float32 numbers near 1, whose spacing is 1e-7; the loss is about 1e-5
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-8)
     log_ratio, pull = log_probs(model, taken) - taken.log_probs, advantages.step_advantage
     reached = (log_ratio * pull >= margin * pull.abs()) & (pull != 0)
     assert 0 < reached.sum() < (pull != 0).sum()

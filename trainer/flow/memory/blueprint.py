@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,11 @@ class Blueprint:
 
     def _network(self, name: str, library: str, kind: str, config: Mapping[str, Any]) -> nn.Module:
         cls = library_class((self.folder or Path(self.name)) / name, library, kind)
+        own = deepcopy(dict(config))  # transformers writes defaults into what is nested in a configuration
         try:
             if library == "transformers":
-                return cls._from_config(cls.config_class.from_dict(dict(config)))
-            return cls.from_config(dict(config))
+                return cls._from_config(cls.config_class.from_dict(own))
+            return cls.from_config(own)
         except (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError) as error:
             raise FlowModelError(
                 f"{self.name}: the configuration of {name} makes no {kind} ({error}). Fix: copy it again"
