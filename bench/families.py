@@ -27,16 +27,19 @@ def main() -> None:
     common = ["--rounds", str(options.rounds)] + (["--threads", str(options.threads)] if options.threads else [])
     with tempfile.TemporaryDirectory() as folder:
         for family in ("shapes-flux", *tiny.SIZES):
-            changes = []
-            if family in tiny.SIZES:
-                inputs = {**tiny.SIZES[family], "height": 32, "guidance": 4.5}
-                changes = [f"3.{name}={value}" for name, value in inputs.items()]
-                changes += [f"1.path={tiny.make(family, Path(folder) / family)}"]
             print(f"\n## {family}\n", flush=True)
             command = [sys.executable, Path(__file__).with_name("iteration.py"), *common]
-            command += [argument for change in changes for argument in ("--set", change)]
+            command += [argument for change in changes(family, Path(folder)) for argument in ("--set", change)]
             allowed = {**os.environ, "OTCA_ALLOW_FOLDERS": folder}  # else a workflow may not name it
             subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=allowed)
+
+
+def changes(family: str, folder: Path) -> list[str]:
+    """What puts the family's tiny checkpoint, made in that folder, in place of shapes-flux."""
+    if family not in tiny.SIZES:
+        return []
+    inputs = {**tiny.SIZES[family], "height": 32, "guidance": 4.5}
+    return [f"3.{name}={value}" for name, value in inputs.items()] + [f"1.path={tiny.make(family, folder / family)}"]
 
 
 if __name__ == "__main__":
