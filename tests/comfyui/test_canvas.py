@@ -45,6 +45,7 @@ def test_quickstart_opens_from_the_templates_browser(canvas):
     shown = canvas.wait_for_value(OUR_TEMPLATES, names)
     assert shown == sorted(names, key=with_numbers)[: len(shown)], "by name, not as they lie on the disk"
     dialog.get_by_placeholder(re.compile("^Search")).fill(quickstart.title)  # only the first dozen are shown at once
+    dialog.locator("h3", has_text=shown[-1]).wait_for(state="hidden")  # cards move until it has searched
     card = dialog.locator("h3", has_text=re.compile(rf"^\s*{re.escape(quickstart.title)}\s*$")).first
     card.wait_for()
     canvas.wait(  # its picture as it lies beside the workflow
