@@ -133,6 +133,34 @@ test("a poll that fails keeps the list, says so, and is tried again", async () =
   assert.match(entries()[0].textContent, /5 \/ 9/);
 });
 
+test("list and run change at once, since the page is laid out anew for each; a run that is read first does not hold the list", async () => {
+  const { getMetrics } = comfy;
+  let answer;
+  comfy.getMetrics = (...asked) => new Promise((done) => (answer = () => done(getMetrics(...asked))));
+  await open(run("m4-b"), run("m4-a"));
+  assert.deepEqual(names(), ["m4-b", "m4-a"]);
+  answer();
+  await settled();
+  comfy.runs = [run("m4-b", { iteration: 2, updated: 2 }), run("m4-a")];
+  await poll();
+  assert.match(entryOf("m4-b").textContent, /1 \/ 9/);
+  answer();
+  await settled();
+  assert.match(entryOf("m4-b").textContent, /2 \/ 9/);
+  assert.match(panel.all("otca-run-head")[0].textContent, /iteration 2 of 9/);
+});
+
+test("a run whose figures cannot be read leaves the list up to date", async () => {
+  await open(run("m4-b"), run("m4-a"));
+  comfy.getMetrics = async () => {
+    throw new Error("metrics.jsonl is gone");
+  };
+  comfy.runs = [run("m4-b", { iteration: 2, updated: 2 }), run("m4-a")];
+  await poll();
+  assert.match(entryOf("m4-b").textContent, /2 \/ 9/);
+  assert.deepEqual(alerts(), ["metrics.jsonl is gone"]);
+});
+
 test("a run that lives elsewhere is looked for until it is finished, since nobody here sees it begin again", async () => {
   const elsewhere = (status) => run("m3-a", { status, place: "remote" });
   await open(elsewhere("interrupted"), run("m3-b", { status: "stopped" }));

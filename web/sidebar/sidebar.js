@@ -272,15 +272,26 @@ function sidebarPanel(comfy) {
     const answer = await comfy.getJson("/otca/runs");
     if (disposed) return false;
     runs = answer.runs;
-    empty.hidden = runs.length > 0;
-    list.element.hidden = runs.length === 0;
-    showList();
-    follow?.follow(shownRun(runs, chosen)?.id);
+    const summary = shownRun(runs, chosen);
+    follow?.follow(summary?.id);
     follow?.see(runs);
-    await readRun(shownRun(runs, chosen));
+    // List and run change in one frame: a page of this size is styled and laid out anew for each. Only the first time that a run is
+    // read the list does not wait for it.
+    if (shown?.id !== summary?.id) showRuns();
+    try {
+      await readRun(summary);
+    } finally {
+      if (!disposed) showRuns();
+    }
     setText(readError, "");
     // What trains elsewhere may begin again there without a word to this page.
     return runs.some(({ status, place }) => status === "running" || (place === "remote" && status !== "finished"));
+  }
+
+  function showRuns() {
+    empty.hidden = runs.length > 0;
+    list.element.hidden = runs.length === 0;
+    showList();
   }
 
   /** @param {Run | undefined} summary */
