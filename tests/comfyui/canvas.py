@@ -120,7 +120,9 @@ class Canvas:
 
     def forget(self) -> None:
         """Leaves nothing of one test to the next: an empty graph, no dialog, no messages, no complaints."""
-        if self.page.locator("[role=dialog]:visible").count():  # a test that failed: one of ComfyUI's hides all else from readers
+        if self.page.locator(
+            "[role=dialog]:visible"
+        ).count():  # a test that failed: one of ComfyUI's hides all else from readers
             self.open()
         self.page.evaluate(
             """() => {
