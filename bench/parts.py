@@ -12,7 +12,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 import torch
@@ -50,7 +50,7 @@ def _of(family: str, folder: Path, rounds: int) -> list[float]:
     for change in [*changes(family, folder), "3.keep_graph=off"]:
         workflow.set(*change.split("=", 1))
     model, step = trained_model(workflow), only(workflow, *STEP_NODES)
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     model.velocity = _timed(model.velocity, "calls", spent)
     model.decode = _timed(model.decode, "decoding", spent)
     backward, rows = torch.Tensor.backward, []
@@ -69,7 +69,7 @@ def _of(family: str, folder: Path, rounds: int) -> list[float]:
     return [statistics.median(column) for column in zip(*rows[1:], strict=True)]
 
 
-def _timed(function, name: str, spent: Counter[str]):
+def _timed(function, name: str, spent: dict[str, float]):
     def wrapped(*values, **named):
         started = time.perf_counter()
         try:

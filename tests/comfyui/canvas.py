@@ -120,9 +120,8 @@ class Canvas:
 
     def forget(self) -> None:
         """Leaves nothing of one test to the next: an empty graph, no dialog, no messages, no complaints."""
-        if self.page.locator(
-            "[role=dialog]:visible"
-        ).count():  # a test that failed: one of ComfyUI's hides all else from readers
+        # A test that failed may leave one of ComfyUI's, which hides all else from `get_by_role`.
+        if self.page.locator("[role=dialog]:visible").count():
             self.open()
         self.page.evaluate(
             """() => {
