@@ -158,6 +158,20 @@ export function onNodeResult(callback) {
 }
 
 /**
+ * Calls back with what a node returned for the page, whenever it has run.
+ *
+ * @param {GraphNode} node
+ * @param {(output: Record<string, any>) => void} callback
+ */
+export function onOutput(node, callback) {
+  const before = node.onExecuted;
+  node.onExecuted = (output) => {
+    before?.call(node, output);
+    callback(output ?? {});
+  };
+}
+
+/**
  * Calls back when a training asks people something, or stops asking.
  *
  * @param {() => void} callback

@@ -15,6 +15,7 @@ import { heatmapWidget } from "./widgets/heatmap.js";
 import { newRunWidget } from "./widgets/newrun.js";
 import { ownerWidget } from "./widgets/owner.js";
 import { releaseWidget } from "./widgets/release.js";
+import { savedWidget } from "./widgets/saved.js";
 import { scoresWidget } from "./widgets/scores.js";
 import { socketsWidget } from "./widgets/sockets.js";
 import { suggestWidget } from "./widgets/suggest.js";
@@ -22,7 +23,7 @@ import { suggestWidget } from "./widgets/suggest.js";
 /** @type {OurWidget[]} */
 const WIDGETS = [
   ...[advancedWidget, heatmapWidget, socketsWidget, scoresWidget],
-  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, suggestWidget],
+  ...[newRunWidget, curvesWidget, ownerWidget, releaseWidget, savedWidget, suggestWidget],
 ];
 
 const live = new LiveWidgets();

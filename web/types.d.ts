@@ -117,6 +117,7 @@ interface GraphNode {
   setSize(size: [number, number]): void;
   setDirtyCanvas(foreground: boolean, background: boolean): void;
   onRemoved?(...details: unknown[]): void;
+  onExecuted?(output: Record<string, any> | null): void;
   onConfigure?(...details: { size?: [number, number] }[]): void;
   onConnectionsChange?(side: number, ...details: unknown[]): void;
 }

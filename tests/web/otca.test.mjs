@@ -97,6 +97,18 @@ test("the widgets of a workflow end when another is loaded, inside subgraphs too
   assert.deepEqual([intervals.size, observers.size], [0, 0]);
 });
 
+test("where a LoRA was saved is said once, not at every Run", async () => {
+  const toasts = [];
+  app.extensionManager.toast.add = (toast) => toasts.push(`${toast.summary} ${toast.detail}`);
+  const node = made(13, { name: "OTCA_SaveLoRA", output: [] });
+  await load("a", node);
+  node.onExecuted({ text: ["loras/mine.safetensors"] });
+  node.onExecuted({ text: ["loras/mine.safetensors"] });
+  node.onExecuted({ text: ["loras/mine-2.safetensors", "loras/mine.safetensors"] });
+  node.onExecuted(null);
+  assert.deepEqual(toasts, ["LoRA saved loras/mine.safetensors", "LoRA saved loras/mine-2.safetensors"]);
+});
+
 test("the widgets of a node that is removed end with it", async () => {
   const node = made(8, STACK);
   let told = false;
