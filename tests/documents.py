@@ -87,11 +87,11 @@ class Page:
         return self.path.parent != HELP
 
 
-def slugs(text: str) -> set[str]:
-    """The anchors that GitHub gives the headings of a page."""
+def slugs(text: str) -> list[str]:
+    """The anchors that GitHub gives the headings of a page; of two alike it numbers the second, which is not done here."""
     headings = re.findall(r"^#+ (.+)$", Page(ROOT, text).prose, re.M)
     plain = (re.sub(r"[`*]|\[|\]\([^)]*\)", "", heading).strip().lower() for heading in headings)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+    return [re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain]
 
 
 def links(page: Page) -> Iterator[str]:
@@ -109,8 +109,8 @@ def links(page: Page) -> Iterator[str]:
         path = page.path.parent / name if name else page.path
         if name and not path.exists():
             yield f"{target} leads nowhere"
-        elif anchor and anchor not in slugs(path.read_text(encoding="utf-8") if name else page.text):
-            yield f"{target}: there is no such heading"
+        elif anchor and slugs(path.read_text(encoding="utf-8") if name else page.text).count(anchor) != 1:
+            yield f"{target}: there is no such heading, or there are two"
 
 
 def commands(page: Page) -> Iterator[str]:

@@ -108,7 +108,7 @@ def test_code_is_told_from_prose():
 
 
 def test_anchors_are_those_of_github():
-    assert slugs("# A b\n\n## 7. Is ΔS `x` a *good* proxy?\n\n    # no\n") == {"a-b", "7-is-δs-x-a-good-proxy"}
+    assert slugs("# A b\n\n## 7. Is ΔS `x` a *good* proxy?\n\n    # no\n") == ["a-b", "7-is-δs-x-a-good-proxy"]
 
 
 # --- what pages must have -----------------------------------------------------------------------------------------------

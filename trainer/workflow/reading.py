@@ -14,7 +14,7 @@ from typing import Any
 from .graph import title
 from .problem import Problem, WorkflowError, general, refusal
 
-EXPORT_HELP = "export it in ComfyUI with Workflow > Export (API), or enable Dev mode options, then Save (API Format)"
+EXPORT_HELP = "export it in ComfyUI with File > Export (API), or enable Dev mode options, then Save (API Format)"
 MEGABYTE = 1024**2
 MOST_BYTES = {".json": 16 * MEGABYTE, ".png": 256 * MEGABYTE}  # the largest example here has 8 kB
 MOST_NODES = 5000

@@ -839,7 +839,7 @@ def test_unreadable_files(kit, tmp_path, name, content, message):
     with pytest.raises(WorkflowError, match=message) as caught:
         Workflow.load(path, kit[0])
     fix = only(caught.value.problems).fix
-    assert "Workflow > Export (API)" in fix and "Save (API Format)" in fix
+    assert "File > Export (API)" in fix and "Save (API Format)" in fix
 
 
 def test_png_without_a_workflow(kit, tmp_path):
