@@ -78,11 +78,11 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_fixture_setup():
     """What draws from torch's own generator draws the same, whichever tests the worker ran before."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 def pytest_runtest_call():
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
