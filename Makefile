@@ -28,8 +28,8 @@ test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0 tests/device
 
-# With the long forms of the tests that have one, about a quarter of an hour more; all tests that hold anywhere on the pretend accelerator;
-# and where a newer front end lies beside ComfyUI, with ComfyUI's own one, too: about ten minutes more (CONTRIBUTING.md).
+# With the long forms of the tests that have one; all that is tried in ComfyUI, in every ComfyUI, renderer and page that is there
+# (CONTRIBUTING.md); and all tests that hold anywhere on the pretend accelerator: an hour and a quarter in all.
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --everything
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0
