@@ -278,7 +278,7 @@ class ModelFiles:
     WHAT = {
         "transformer": "The flow model. For Wan 2.2: its high-noise expert.",
         "transformer_2": "For Wan 2.2: its low-noise expert.",
-        "text_encoder": "For FLUX and SD3: CLIP-L. For Wan: UMT5.",
+        "text_encoder": "For FLUX and SD3: CLIP-L. For Wan: UMT5. For Qwen-Image: Qwen2.5-VL. For Z-Image: Qwen3.",
         "text_encoder_2": "For FLUX: T5. For SD3: CLIP-G.",
         "text_encoder_3": "For SD3: T5.",
         "vae": "The autoencoder.",
