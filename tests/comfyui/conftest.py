@@ -51,10 +51,9 @@ def _is_tried(item, everything: bool) -> bool:
     target = next((value for value in params.values() if isinstance(value, Installation)), None)
     if target is None or NEWEST is None:
         return True
+    # The newest core with its own page beside the newest one: only where a page is seen.
     if params.get("comfyui") not in (None, NEWEST) and target.folder == NEWEST.folder:
-        return (
-            everything and "open_canvas" in item.fixturenames
-        )  # the newest core with its own page: only where a page is seen
+        return everything and "open_canvas" in item.fixturenames
     if everything:
         return True
     if target.folder != NEWEST.folder:
