@@ -38,6 +38,7 @@ WRONG = [
     ("links", "![a](../assets/pictures/no.png)", "../assets/pictures/no.png leads nowhere"),
     ("links", "[a](method.md#10-more)", "method.md#10-more: there is no such heading"),
     ("links", "# One\n\n[a](#two)", "#two: there is no such heading"),
+    ("links", "# One\n\n# One\n\n[a](#one)", "#one: there is no such heading, or there are two"),
     ("links", "[a](https://github)", "https://github is no address"),
     ("links", "[a](https://github.com/comfyui-otca/ComfyUI-OTCA/blob/main/docs/no.md)", "leads nowhere"),
     ("commands", "`otca trian WORKFLOW`", "invalid choice"),

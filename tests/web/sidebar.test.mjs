@@ -150,6 +150,16 @@ test("list and run change at once, since the page is laid out anew for each; a r
   assert.match(panel.all("otca-run-head")[0].textContent, /iteration 2 of 9/);
 });
 
+test("the list does not wait for the log", async () => {
+  const { getJson } = comfy;
+  await open(run("m4-b"), run("m4-a"));
+  panel.all("otca-log")[0].parentNode.open = true;
+  comfy.getJson = (route) => (route.includes("/log?") ? new Promise(() => {}) : getJson(route));
+  comfy.runs = [run("m4-b", { iteration: 2, updated: 2 }), run("m4-a")];
+  await poll();
+  assert.match(entryOf("m4-b").textContent, /2 \/ 9/);
+});
+
 test("a run whose figures cannot be read leaves the list up to date", async () => {
   await open(run("m4-b"), run("m4-a"));
   comfy.getMetrics = async () => {

@@ -283,11 +283,13 @@ function sidebarPanel(comfy) {
     } finally {
       if (!disposed) showRuns();
     }
+    if (shown) await readLog(shown);
     setText(readError, "");
     // What trains elsewhere may begin again there without a word to this page.
     return runs.some(({ status, place }) => status === "running" || (place === "remote" && status !== "finished"));
   }
 
+  /** The list as it was read, or what to do where there is no run. */
   function showRuns() {
     empty.hidden = runs.length > 0;
     list.element.hidden = runs.length === 0;
@@ -320,7 +322,6 @@ function sidebarPanel(comfy) {
       const { rows, figures } = current;
       current.view.update({ run, rows, figures, evaluations: metrics.evaluations, changes: metrics.changes });
     }
-    await readLog(current);
   }
 
   /** @param {Shown} current */

@@ -20,7 +20,6 @@ CPU = torch.device("cpu")
 def test_dinov2_by_its_pooled_output(tmp_path):
     from transformers import BitImageProcessorPil, Dinov2Config, Dinov2Model
 
-    torch.manual_seed(0)
     config = Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=28, patch_size=14)
     network = Dinov2Model(config).eval()
     network.save_pretrained(tmp_path)
@@ -41,7 +40,6 @@ def dinov2(tmp_path_factory):
     from transformers import Dinov2Config, Dinov2Model
 
     folder = tmp_path_factory.mktemp("dinov2")
-    torch.manual_seed(0)
     config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=42, patch_size=14)
     Dinov2Model(config).save_pretrained(folder)
     prepared = {"crop_size": {"height": 56, "width": 56}, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.25]}
