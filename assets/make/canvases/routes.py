@@ -23,7 +23,6 @@ TURN, SHARED, ABOVE = 10, 6, 1
 TOGETHER = 0.5  # what a step is cheaper where a link of the same output runs
 NEAR = 30  # a corner takes the place of an earlier one of the same output that is no further away: the links fork there
 WIDEST = 80  # how far the canvas pulls a curve out of a reroute point, at most
-TIGHT = 40  # so far before and after a corner its curve is held, where a wider one would run behind a node
 MARGIN = 120  # how far outside of all nodes a way may go
 
 
@@ -110,9 +109,8 @@ class Lanes:
         first = 1 if len(points) > 2 and abs(points[1][1] - start[1]) < SHORT else 0
         last = len(points) - (1 if len(points) - first > 1 and abs(points[-2][1] - end[1]) < SHORT else 0)
         fewer = points[first:last]
-        ways = (fewer, points, _tight([start, *points, end]))
-        free = (way for way in ways if not hits(drawn(start, way, end), self.rects, slack=BEHIND))
-        return self._joined(start, next(free, points), end, owner)
+        points = points if hits(drawn(start, fewer, end), self.rects, slack=BEHIND) else fewer
+        return self._joined(start, points, end, owner)
 
     def _joined(self, start: Point, points: list[Point], end: Point, owner: object) -> list[Point]:
         """The same way by corners that links of the same output have already, where these are near."""
@@ -174,19 +172,6 @@ class Lanes:
     def _cells(self, left: float, top: float, right: float, bottom: float) -> Iterable[tuple[int, int]]:
         (first, high), (last, low) = self._cell((left, top)), self._cell((right, bottom))
         return ((x, y) for x in range(first, last + 1) for y in range(high, low + 1))
-
-
-def _tight(stops: list[Point]) -> list[Point]:
-    """The corners between the first and the last point, each with a point before and after that keeps its curve small."""
-    found = []
-    for before, corner, after in zip(stops, stops[1:], stops[2:], strict=False):
-        found += [_toward(corner, before), corner, _toward(corner, after)]
-    return found
-
-
-def _toward(corner: Point, other: Point) -> Point:
-    part = min(TIGHT / math.dist(corner, other), 1 / 3)
-    return corner[0] + part * (other[0] - corner[0]), corner[1] + part * (other[1] - corner[1])
 
 
 def _direction(start: tuple[int, int], end: tuple[int, int]) -> tuple[int, int]:
