@@ -1,4 +1,4 @@
-"""The counts in trainer/flow/native/architectures.py, made on ComfyUI's own classes. Nothing is downloaded, no GPU is needed.
+"""The counts in trainer/memory/architectures.py, made on ComfyUI's own classes. Nothing is downloaded, no GPU is needed.
 
     COMFYUI_PATH=~/comfy/ComfyUI ~/comfy/ComfyUI/.venv/bin/python bench/architectures.py
 

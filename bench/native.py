@@ -25,7 +25,7 @@ from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit import tcd
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.flow.adapters import Adapter
+from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score_stack
 from comfyui_otca.trainer.types import Prompts, SamplerSettings, UpdateSettings
@@ -74,8 +74,8 @@ def diffusers_route(path: Path):
 
 
 def native_route(path: Path):
-    from comfyui_otca.trainer.flow.native import embedded
-    from comfyui_otca.trainer.flow.native.loading import make_trainable
+    from comfyui_otca.trainer.native import embedded
+    from comfyui_otca.trainer.native.loading import make_trainable
 
     adapter = Adapter(16, 16.0, TARGETS["native"])
     return make_trainable(
@@ -112,7 +112,7 @@ def iteration(model, settings: SamplerSettings, seed: int) -> tuple[float, float
 
 
 def guarded(model, settings: SamplerSettings) -> float:
-    from comfyui_otca.trainer.flow.native import guard
+    from comfyui_otca.trainer.native import guard
 
     trajectories = rollout.sample(model, PROMPTS, settings, group_size=2, seed=0)
     started = time.perf_counter()

@@ -25,7 +25,7 @@ from comfyui_otca.host import distributed
 from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
-from comfyui_otca.trainer.flow.flux import Flux
+from comfyui_otca.trainer.families.flux import Flux
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.workflow.running import Workflow
 

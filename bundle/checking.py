@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..host import files, paths
 from ..host.text import printable
-from ..study.needs import ONCE
-from ..trainer.flow.memory.estimate import GB
+from ..trainer.memory.estimate import GB
+from ..trainer.memory.needs import ONCE
 from . import estimate, manifest
 from .found import MODELS
 from .manifest import Entry, Manifest, Progress

@@ -20,8 +20,8 @@ from ..host.access import folders, opening, permissions, wants
 from ..host.access.permissions import PAIRS, POST, PROMPTS, READ, RUN, Want
 from ..host.names import plain_name
 from ..inference import guidance
-from ..trainer.flow.files import ADAPTER
 from ..trainer.pairs import reading
+from ..trainer.policy.files import ADAPTER
 from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
 from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link

@@ -10,8 +10,8 @@ from typing import Any
 from ..host import paths
 from ..host.files import Damaged
 from ..host.names import plain_name
-from ..study import needs
-from ..trainer.flow.memory.estimate import GB
+from ..trainer.memory import needs
+from ..trainer.memory.estimate import GB
 from ..trainer.run.layout import METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import planned_iterations

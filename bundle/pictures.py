@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.access import opening, permissions
-from ..trainer.flow.given import KEY
+from ..trainer.families.given import KEY
 
 UPLOADED = "image_upload"  # the option of an input of ComfyUI's that takes a picture of the input folder
 HERE, ELSEWHERE = " [input]", (" [output]", " [temp]")  # behind a name in ComfyUI: in which of its folders

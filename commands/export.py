@@ -22,7 +22,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
     from ..host.terminal import quiet_libraries, terminal
     from ..inference.loading import load_run
-    from ..trainer.flow.saved import export
+    from ..trainer.policy.saved import export
 
     options.allow(arguments)
     terminal.device = arguments.device

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import options
 
 if TYPE_CHECKING:
-    from ..trainer.flow.memory.case import Case
+    from ..trainer.memory.case import Case
 
 
 def add(commands) -> None:
@@ -38,10 +38,10 @@ def _run(arguments: argparse.Namespace) -> int:
     """Estimates what the training of a workflow needs on the GPU, phase by phase, and says what to change where that is too much.
     It is counted from configurations and the headers of files: nothing is loaded, and nothing was measured on a GPU.
     """
-    from ..study import needs
-    from ..trainer.flow.memory.estimate import GB
-    from ..trainer.flow.memory.iteration import in_words
-    from ..trainer.flow.native.memory import recipes_table
+    from ..trainer.memory import needs
+    from ..trainer.memory.estimate import GB
+    from ..trainer.memory.iteration import in_words
+    from ..trainer.memory.native import recipes_table
     from ..trainer.workflow.reading import api_graph, read_workflow
 
     if arguments.recipes:
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _changes(case: Case, has: float) -> None:
     """Says what needs less: each change alone, and those that do together."""
-    from ..trainer.flow.memory.estimate import GB
+    from ..trainer.memory.estimate import GB
 
     print("It does not fit. What needs less, from cheap to costly:")
     for words, changed in case.changes().items():

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from ..host.files import write_text
 from ..host.own_folders import new_folder
 from ..trainer import rollout
-from ..trainer.flow import saved
-from ..trainer.flow.files import read_metadata
 from ..trainer.pictures import grids
+from ..trainer.policy import saved
+from ..trainer.policy.files import read_metadata
 from ..trainer.run.layout import ABOUT, AFTER, BEFORE
 from .loading import load_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
 
 
 def pair_to_folder(

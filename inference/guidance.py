@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 from ..host import paths, search, stopping
 from ..host.access import permissions
 from ..trainer import rollout
-from ..trainer.flow import lora
-from ..trainer.flow.files import ADAPTER, WEIGHTS
+from ..trainer.policy import lora
+from ..trainer.policy.files import ADAPTER, WEIGHTS
 from ..trainer.run.layout import WORKFLOW, read_own
 from ..trainer.types import LOAD_NODE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from ..trainer.types import SamplerSettings
 
 BASE = "base"

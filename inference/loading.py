@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..host import devices, search
 from ..trainer import rollout
-from ..trainer.flow import load_flow_model, saved
+from ..trainer.flow import load_flow_model
 from ..trainer.pictures import grids
+from ..trainer.policy import saved
 from ..trainer.run.layout import WORKFLOW
 from ..trainer.types import MODEL_NODES, TRAJECTORY_NODES, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from .guidance import Guide
 
 _DEFAULT_STEPS = 28

@@ -34,7 +34,7 @@ class EmbeddedModel:
     def load(self, model):
         if wrong := _wrong(model):
             raise ValueError(wrong)
-        from ..trainer.flow.native import embedded
+        from ..trainer.native import embedded
 
         return embedded.load(model)
 

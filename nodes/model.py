@@ -156,7 +156,7 @@ def wrong_rank(rank):
 def wrong_start(start_from, resume_run, training, rank):
     """What keeps a model from beginning with that adapter; None where nothing does."""
     from ..inference import guidance
-    from ..trainer.flow import lora
+    from ..trainer.policy import lora
 
     if resume_run:
         return f"start_from: resume_run = {resume_run!r} already says where to begin. Fix: leave one of the two empty"

@@ -115,8 +115,8 @@ class MakeTrainable:
         **options,
     ):
         from ..inference import guidance
-        from ..trainer.flow.adapters import Adapter
-        from ..trainer.flow.native.loading import make_trainable
+        from ..trainer.native.loading import make_trainable
+        from ..trainer.policy.adapters import Adapter
         from ..trainer.run.ownership import Start, start
 
         adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed)
@@ -162,8 +162,8 @@ class TunedModel:
 
     @devices.outside_inference
     def tuned(self, model):
-        from ..trainer.flow.native.model import HIGH, LOW, NativeModel
-        from ..trainer.flow.native.tuned import tuned
+        from ..trainer.native.model import HIGH, LOW, NativeModel
+        from ..trainer.native.tuned import tuned
 
         if not isinstance(model, NativeModel):
             raise ValueError(

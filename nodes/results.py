@@ -20,7 +20,7 @@ from . import payloads
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from ..trainer.types import Trajectories
 
 EVENT = "otca.result"

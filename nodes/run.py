@@ -172,7 +172,7 @@ class SaveLoRA:
     @devices.outside_inference
     def save(self, model, filename, prompt=None, extra_pnginfo=None):
         from ..host import distributed
-        from ..trainer.flow import lora
+        from ..trainer.policy import lora
 
         if not distributed.is_main():
             return ()
@@ -218,7 +218,7 @@ def _names(filename, run):
 
 def _foreign_files(model, run, name):
     """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
-    from ..trainer.flow import lora
+    from ..trainer.policy import lora
     from ..trainer.run.folder import wrote
 
     files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()

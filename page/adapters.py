@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import BinaryIO
 
-from ..trainer.flow.files import read_metadata
+from ..trainer.policy.files import read_metadata
 
 CHUNK = 2**20
 MOST_HEADER = 100 * 2**20  # bytes, as safetensors itself has it

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host import files
-from ..trainer.flow.files import NETWORKS
+from ..trainer.policy.files import NETWORKS
 from ..trainer.run.layout import ABOUT, AFTER, BEFORE, PAIRS, read_own
 from .checks import Field, Refused, whole_number
 from .jobs import GLANCE, LAST_LINES, Jobs

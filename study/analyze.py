@@ -21,10 +21,10 @@ from ..host import distributed
 from ..host.files import write_text
 from ..trainer.credit.gains import rewards_along
 from ..trainer.credit.proxies import similarity
-from ..trainer.flow import lora, saved
-from ..trainer.flow.files import ADAPTER
 from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
+from ..trainer.policy import lora, saved
+from ..trainer.policy.files import ADAPTER
 from ..trainer.run.layout import json_line
 from ..trainer.run.loop import only
 from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
@@ -35,7 +35,7 @@ from .agreement import MEASURES, chance, pearson
 from .statistics import Interval, bootstrap_of_groups
 
 if TYPE_CHECKING:
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from ..trainer.types import Advantages, Scores, StepCredit, Trajectories
     from ..trainer.workflow.running import Workflow
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from ..trainer.types import SamplerSettings
 
 _BATCH = 16  # pictures to one model call

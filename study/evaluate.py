@@ -26,10 +26,10 @@ from ..host.names import named_path, plain_name
 from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout
-from ..trainer.flow import lora, saved
-from ..trainer.flow.files import ADAPTER
 from ..trainer.pictures import grids
 from ..trainer.pictures.media import eight_bits, mp4
+from ..trainer.policy import lora, saved
+from ..trainer.policy.files import ADAPTER
 from ..trainer.prompts import distinct, key
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
@@ -43,7 +43,7 @@ from .statistics import Interval, bootstrap_of_groups
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..trainer.flow.base import FlowModel
+    from ..trainer.families.base import FlowModel
     from ..trainer.rewards import Reward
     from ..trainer.types import SamplerSettings
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.policy import lora
 
 
 @pytest.fixture

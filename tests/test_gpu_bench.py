@@ -12,8 +12,8 @@ import torch
 from comfyui_otca.bench.gpu import __main__ as runner
 from comfyui_otca.bench.gpu import machine, report, shapes, training
 from comfyui_otca.bench.gpu.parts import ATTENTIONS, PARTS, Place, Skipped
-from comfyui_otca.trainer.flow.memory.estimate import RESERVE
-from comfyui_otca.trainer.flow.stored import StoredLinear
+from comfyui_otca.trainer.memory.estimate import RESERVE
+from comfyui_otca.trainer.policy.stored import StoredLinear
 
 OF_ONE_FORWARD = ("batch_1", "batch_4", "kept_graph", "sampled_steps", "checkpointing", "fp8")
 

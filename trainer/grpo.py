@@ -22,7 +22,7 @@ from .updates.optimizer import NonFiniteUpdate, Tally, check_source, outcome, pr
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .flow.base import FlowModel
+    from .families.base import FlowModel
     from .types import Advantages, Metrics, Trajectories
 
 logger = logging.getLogger(__name__)

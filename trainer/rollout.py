@@ -22,7 +22,7 @@ from .types import THETA, KeptGraph, Prompts, SamplerSettings, Trajectories
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from .flow.base import Condition, FlowModel
+    from .families.base import Condition, FlowModel
 
 GRAPH_MEMORY_SHARE = 0.5  # of the free memory, the most that kept graphs may take under keep_graph="auto"
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..host.distributed import Share
-    from .flow.base import FlowModel
+    from .families.base import FlowModel
     from .rewards import Reward
     from .rewards.overlap import Overlap
 

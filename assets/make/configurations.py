@@ -1,7 +1,7 @@
 """`python -m comfyui_otca.assets.make.configurations`: folders that describe published models whose weights are single files.
 
-They hold what a diffusers folder says of a model's architecture, from `trainer/flow/memory/published.py`, and nothing of its
-makers': no weights, and no tokenizer, which is that of the user's ComfyUI (`trainer/flow/tokenizers.py`).
+They hold what a diffusers folder says of a model's architecture, from `trainer/memory/published.py`, and nothing of its
+makers': no weights, and no tokenizer, which is that of the user's ComfyUI (`trainer/families/tokenizers.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...trainer.flow.memory.published import PUBLISHED
+from ...trainer.memory.published import PUBLISHED
 
 FOLDER = Path(__file__).resolve().parents[1] / "configurations"
 CLIP_AND_T5 = {"tokenizer": "clip_l", "tokenizer_2": "t5"}

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from comfyui_otca.host import devices
-from comfyui_otca.trainer.flow.adapters import Adapter
-from comfyui_otca.trainer.flow.condition import Condition, Embeddings
-from comfyui_otca.trainer.flow.flux import Flux
-from comfyui_otca.trainer.flow.memory.blueprint import Blueprint
-from comfyui_otca.trainer.flow.memory.iteration import Iteration
-from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
-from comfyui_otca.trainer.flow.memory.published import PUBLISHED, Part
-from comfyui_otca.trainer.flow.options import LoadOptions
-from comfyui_otca.trainer.flow.pipeline import PipelineModel
-from comfyui_otca.trainer.flow.qwen import QwenImage
-from comfyui_otca.trainer.flow.stored import Float8, StoredLinear, put_in
-from comfyui_otca.trainer.flow.zimage import ZImage
+from comfyui_otca.trainer.families.condition import Condition, Embeddings
+from comfyui_otca.trainer.families.flux import Flux
+from comfyui_otca.trainer.families.options import LoadOptions
+from comfyui_otca.trainer.families.pipeline import PipelineModel
+from comfyui_otca.trainer.families.qwen import QwenImage
+from comfyui_otca.trainer.families.zimage import ZImage
+from comfyui_otca.trainer.memory.blueprint import Blueprint
+from comfyui_otca.trainer.memory.iteration import Iteration
+from comfyui_otca.trainer.memory.pipelines import PipelineCase
+from comfyui_otca.trainer.memory.published import PUBLISHED, Part
+from comfyui_otca.trainer.policy.adapters import Adapter
+from comfyui_otca.trainer.policy.stored import Float8, StoredLinear, put_in
 
 from .parts import Place
 

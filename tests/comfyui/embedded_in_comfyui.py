@@ -36,7 +36,8 @@ from PIL import Image  # noqa: E402
 
 import nodes  # noqa: E402
 from comfyui_otca.trainer import rollout  # noqa: E402
-from comfyui_otca.trainer.flow import load_flow_model, lora  # noqa: E402
+from comfyui_otca.trainer.flow import load_flow_model  # noqa: E402
+from comfyui_otca.trainer.policy import lora  # noqa: E402
 from comfyui_otca.trainer.types import SamplerSettings  # noqa: E402
 
 PROMPTS = (

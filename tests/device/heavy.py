@@ -1,6 +1,6 @@
 """What the pretend device holds while our own code trains, counted by its allocations; and models of 50 MB and more to train.
 
-The counter knows nothing of trainer/flow/memory: it follows the memory of the tensors that say they are on the device.
+The counter knows nothing of trainer/memory: it follows the memory of the tensors that say they are on the device.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from comfyui_otca.host.access import permissions
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.device.conftest import judged
 from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer.families.base import EXAMPLE
+from comfyui_otca.trainer.families.options import LoadOptions
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.flow.adapters import Adapter
-from comfyui_otca.trainer.flow.base import EXAMPLE
-from comfyui_otca.trainer.flow.memory import blueprint
-from comfyui_otca.trainer.flow.memory.estimate import DECODING, ENCODING, SAMPLING, UPDATE
-from comfyui_otca.trainer.flow.memory.iteration import Iteration
-from comfyui_otca.trainer.flow.memory.pipelines import PipelineCase
-from comfyui_otca.trainer.flow.memory.words import TOKEN
-from comfyui_otca.trainer.flow.options import LoadOptions
+from comfyui_otca.trainer.memory import blueprint
+from comfyui_otca.trainer.memory.estimate import DECODING, ENCODING, SAMPLING, UPDATE
+from comfyui_otca.trainer.memory.iteration import Iteration
+from comfyui_otca.trainer.memory.pipelines import PipelineCase
+from comfyui_otca.trainer.memory.words import TOKEN
+from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.types import Prompt, Prompts, SamplerSettings, UpdateSettings
 
 RANK = 8
@@ -201,7 +201,7 @@ def _noting_decoding(model, live: Allocated) -> Iterator[None]:
 
 
 def estimated(folder: Path, training: Training) -> dict[str, int]:
-    """The same by trainer/flow/memory, without the reserve, which stands for what no tensor has."""
+    """The same by trainer/memory, without the reserve, which stands for what no tensor has."""
     samples = 2 * training.group_size
     options = {name: value for name, value in training.load.items() if name != "training"}
     case = PipelineCase(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfyui_otca.tests.trainer.flow import kept
-from comfyui_otca.tests.trainer.flow.test_stored import gradients, loaded, stores, trained
+from comfyui_otca.tests.trainer.families import kept
+from comfyui_otca.tests.trainer.policy.test_stored import gradients, loaded, stores, trained
 
 pytestmark = pytest.mark.anywhere
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from comfyui_otca.trainer.flow.adapters import Adapter
-from comfyui_otca.trainer.flow.native import frozen
-from comfyui_otca.trainer.flow.native.checkpointing import checkpointed
-from comfyui_otca.trainer.flow.native.lora import NativeAdapters
-from comfyui_otca.trainer.flow.native.mutation import Mutable
+from comfyui_otca.trainer.native import frozen
+from comfyui_otca.trainer.native.checkpointing import checkpointed
+from comfyui_otca.trainer.native.lora import NativeAdapters
+from comfyui_otca.trainer.native.mutation import Mutable
+from comfyui_otca.trainer.policy.adapters import Adapter
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator", "comfy")]
 DEVICE = "pretend:0"

@@ -106,9 +106,11 @@ def test_a_rollout_waits_at_the_end_of_each_part_alone(family, changes, models):
     assert len(steps) == parts * len(taken.stds) and steps[: len(taken.stds)] == [0] * len(taken.stds)
     at_the_end = {line: count for line, count in seen.waits.items() if line.startswith("trainer/rollout.py")}
     assert len(at_the_end) == leaving and set(at_the_end.values()) == {parts}
-    assert sum(seen.within("trainer/flow/pipeline.py").values()) == parts, "decoded pictures"
-    assert seen.within("trainer/flow/") == seen.within("trainer/flow/pipeline.py")
-    assert sum(seen.waits.values()) == sum(at_the_end.values()) + sum(seen.within("trainer/flow/").values()), seen.waits
+    assert sum(seen.within("trainer/families/pipeline.py").values()) == parts, "decoded pictures"
+    assert seen.within("trainer/families/", "trainer/policy/") == seen.within("trainer/families/pipeline.py")
+    assert sum(seen.waits.values()) == sum(at_the_end.values()) + sum(
+        seen.within("trainer/families/", "trainer/policy/").values()
+    ), seen.waits
 
 
 def test_scores_of_a_network_are_read_once(models, accelerator):

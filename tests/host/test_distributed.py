@@ -30,7 +30,8 @@ from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit.steps import combined, grpo_guard, tcd, uniform, with_spatial
-from comfyui_otca.trainer.flow import load_flow_model, lora
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.run.loop import train

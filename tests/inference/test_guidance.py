@@ -17,7 +17,8 @@ from comfyui_otca.assets.make import tiny
 from comfyui_otca.inference import guidance
 from comfyui_otca.inference.guidance import Composition, Guide, composed, parse, parse_lines
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import load_flow_model, lora
+from comfyui_otca.trainer.flow import load_flow_model
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import transition
 
 pytestmark = pytest.mark.anywhere

@@ -7,7 +7,7 @@ import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow, WorkflowError
 
 PROMPTS = "a red circle\na blue square"

@@ -12,8 +12,8 @@ import torch
 from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
-from comfyui_otca.trainer.flow import lora
-from comfyui_otca.trainer.flow.files import read_metadata
+from comfyui_otca.trainer.policy import lora
+from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening, ownership
 from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.run.layout import read_lines

@@ -32,7 +32,7 @@ def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
     monkeypatch.setattr(run, "_targets", lambda workflow: ([], []))
     monkeypatch.setattr(record.Run, "early_stop", lambda run: "enough was seen")
     monkeypatch.setattr("comfyui_otca.host.files.flush", lambda path: None)
-    monkeypatch.setattr("comfyui_otca.trainer.flow.files.flush", lambda path: None)
+    monkeypatch.setattr("comfyui_otca.trainer.policy.files.flush", lambda path: None)
 
     def go_on(name, damage):
         folder = tmp_path / "run"

@@ -12,7 +12,8 @@ import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import flow
-from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, folder, load_flow_model
+from comfyui_otca.trainer.families import folder
+from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
 
 RAN = "raise RuntimeError('foreign code ran')\n"
 

@@ -16,7 +16,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.study import analyze as module
 from comfyui_otca.study.analyze import ALIKE, analyze, markdown, pooled_pearson
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.types import Fused
 from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 

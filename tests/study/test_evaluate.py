@@ -17,7 +17,7 @@ from comfyui_otca.host import stopping
 from comfyui_otca.study import evaluate
 from comfyui_otca.study.evaluate import compare, markdown, parse_guides, parse_lora
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.policy import lora
 
 PROMPTS = ["a red circle on a blue background", "a green square on a white background"]
 REWARDS = ["--reward", "python:file=red.py", "--reward", "accuracy"]

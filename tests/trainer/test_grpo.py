@@ -12,8 +12,8 @@ import torch
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
-from comfyui_otca.trainer.flow.policy import LossScale
 from comfyui_otca.trainer.grpo import NonFiniteUpdate, UpdateSettings, update
+from comfyui_otca.trainer.policy.policy import LossScale
 from comfyui_otca.trainer.types import Scores
 from comfyui_otca.trainer.updates.optimizer import reference_divergence
 

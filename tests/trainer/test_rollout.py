@@ -10,7 +10,7 @@ import torch
 from comfyui_otca.host import devices
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.credit.gains import is_final
-from comfyui_otca.trainer.flow import lora
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import KINDS
 from comfyui_otca.trainer.types import OLD, THETA
 

@@ -10,9 +10,9 @@ import torch
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
+from comfyui_otca.trainer.families.base import EXAMPLE
+from comfyui_otca.trainer.families.condition import NEGATIVE, Condition
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.flow.base import EXAMPLE
-from comfyui_otca.trainer.flow.condition import NEGATIVE, Condition
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import NextRollout, Scores

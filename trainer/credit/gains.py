@@ -23,7 +23,7 @@ from .steps import similarity_gain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Advantages, Scores, Trajectories
 
 

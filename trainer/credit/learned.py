@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Scores, Trajectories
 
     D = TypeVar("D", bound=DataclassInstance)

@@ -22,7 +22,7 @@ from .steps import similarity_gain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..networks.clip import Clip
     from ..networks.features import Encoder
     from ..types import Scores, Trajectories

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import devices
 from ...host.resident import Resident
-from ..flow.loading import DTYPES, resolve_device
+from ..families.loading import DTYPES, resolve_device
 
 if TYPE_CHECKING:
     from torch import Tensor

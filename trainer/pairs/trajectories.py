@@ -26,7 +26,7 @@ from .reading import Pair, PairFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
 
 OBJECTIVE = "preference"
 MOST_LATENT_BYTES = 2 * 1024**3  # of main memory, to a model: pictures that may come again

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...host import files, own_folders
-from ..flow import saved
+from ..policy import saved
 from . import layout, verdicts
 from .layout import BEST, BEST_FIGURES, EVALUATIONS
 
 if TYPE_CHECKING:
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

@@ -22,11 +22,11 @@ from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ..credit.learned import StepShares
-from ..flow.files import read_tensors, write_tensors
+from ..policy.files import read_tensors, write_tensors
 from ..types import NextRollout
 
 if TYPE_CHECKING:
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

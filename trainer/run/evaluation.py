@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ...host import distributed, files
 from .. import rollout
-from ..flow.files import read_tensors, write_tensors
 from ..pictures import grids
+from ..policy.files import read_tensors, write_tensors
 from ..prompts import prompt_lines
 from ..rewards.base import score
 from ..types import Prompt, metadata_of
@@ -21,7 +21,7 @@ from .layout import SAMPLES
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Report, RunSettings
 
 logger = logging.getLogger(__name__)

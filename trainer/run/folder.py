@@ -11,7 +11,7 @@ from pathlib import Path
 from ...host import files
 from ...host.files import write_text
 from ...host.names import plain_name
-from ..flow.files import read_metadata
+from ..policy.files import read_metadata
 from . import checkpoint, status
 from .layout import CHECKPOINTS, FOLDERS
 

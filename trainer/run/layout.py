@@ -31,7 +31,7 @@ from ...host.files import Damaged
 from ...host.stopping import STOP
 from ...host.text import quoted
 from .. import keys
-from ..flow.files import ADAPTERS, NETWORKS
+from ..policy.files import ADAPTERS, NETWORKS
 
 logger = logging.getLogger(__name__)
 

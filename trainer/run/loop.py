@@ -27,7 +27,7 @@ from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, read_own
 from .opening import in_the_way, on_record, open_run
 
 if TYPE_CHECKING:
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..rewards import Reward
     from .budget import Meter
     from .record import Run

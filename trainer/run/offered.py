@@ -12,7 +12,7 @@ from typing import Any
 
 from ...host import paths, search
 from .. import keys
-from ..flow import layer_names
+from ..families import layer_names
 from ..types import ASKING_NODES, LOAD_NODE, MAKE_NODE
 from ..workflow import foreign
 from ..workflow.declared import Node

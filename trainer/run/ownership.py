@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from ...host import paths
 from ...host.names import plain_name
-from ..flow import lora
-from ..flow.files import ADAPTER
+from ..policy import lora
+from ..policy.files import ADAPTER
 from ..workflow import lineage
 from . import checkpoint
 from .folder import RunError
@@ -26,7 +26,7 @@ from .opening import close_run, keep_open, run_at, taken
 from .record import Run
 
 if TYPE_CHECKING:
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

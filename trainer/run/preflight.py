@@ -18,8 +18,8 @@ from typing import Any
 
 from ...host import devices, search
 from ...host.access.permissions import NotAllowed
+from ..families.configured import Configuration, read_configuration
 from ..flow import SINGLE_FILES, FlowModelError, conflict
-from ..flow.configured import Configuration, read_configuration
 from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ...host import claim, comfyui, distributed, files, own_folders
 from .. import keys
-from ..flow import lora, saved
 from ..pictures import curves, grids, heatmaps
+from ..policy import lora, saved
 from ..rewards.base import Reward, RewardError, failing
 from ..types import RunSettings
 from ..workflow import graph, lineage
@@ -29,7 +29,7 @@ from .trackers import Trackers
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Advantages, Metrics, Report
 
 logger = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...host.access.permissions import NotAllowed
-from ..flow import given
-from ..flow.configured import Configuration
+from ..families import given
+from ..families.configured import Configuration
 from ..prompts import PromptError, read_prompts
 from ..types import DATASET_NODE, SAMPLER_NODE
 from ..workflow.problem import Misfit, Problem

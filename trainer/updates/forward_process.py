@@ -28,7 +28,7 @@ from .optimizer import Tally, check_source, outcome, prepared, take_steps
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Advantages, MatchingSettings, Metrics, Trajectories
 
 # How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.

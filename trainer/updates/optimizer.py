@@ -17,7 +17,7 @@ from ..rollout import velocity_at
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..flow.base import FlowModel
+    from ..families.base import FlowModel
     from ..types import Advantages, MatchingSettings, Trajectories, UpdateSettings
 
 logger = logging.getLogger(__name__)

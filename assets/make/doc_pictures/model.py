@@ -7,8 +7,8 @@ import torch
 from matplotlib.transforms import Bbox
 
 from ....trainer import rollout
+from ....trainer.families.loading import bytes_held
 from ....trainer.flow import SINGLE_FILES, LoadOptions
-from ....trainer.flow.loading import bytes_held
 from ....trainer.pictures import grids
 from ....trainer.pictures.figures import new_figure, rendered
 from .drawing import COLORS

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from PIL import Image
 
-from ....trainer.flow.files import read_tensors
 from ....trainer.pictures.figures import new_figure, rendered
+from ....trainer.policy.files import read_tensors
 from .drawing import COLORS
 from .sources import ROOT, workplace
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ....__main__ import main as otca
 from ....trainer import rollout
+from ....trainer.families.base import FlowModel
 from ....trainer.flow import load_flow_model
-from ....trainer.flow.base import FlowModel
 from ....trainer.rewards import reward_class
 from ....trainer.rewards.base import Reward, score_stack
 from ....trainer.types import Prompts, SamplerSettings, Scores, StepCredit, Trajectories

@@ -15,10 +15,10 @@ from comfyui_otca.tests.comfyui.native.remedies import shared_buffer, torchs_che
 from comfyui_otca.tests.comfyui.tiny.check import Anything
 from comfyui_otca.tests.comfyui.tiny.shapes import Text
 from comfyui_otca.tests.comfyui.tiny.text import tiny_clip
-from comfyui_otca.trainer.flow.native import frozen, suitable
-from comfyui_otca.trainer.flow.native.expert import Expert
-from comfyui_otca.trainer.flow.native.guard import WrongGradient
-from comfyui_otca.trainer.flow.options import FlowModelError
+from comfyui_otca.trainer.families.options import FlowModelError
+from comfyui_otca.trainer.native import frozen, suitable
+from comfyui_otca.trainer.native.expert import Expert
+from comfyui_otca.trainer.native.guard import WrongGradient
 from comfyui_otca.trainer.types import NextRollout
 
 # -- the three silent faults, each with its remedy and without it ------------------------------------------------------------
@@ -235,7 +235,7 @@ def strange_weights(family: str) -> dict:
 
 def experts(family: str) -> dict:
     """Two MODELs of one family: which of them is asked, what is trained of each, and both as tuned MODELs."""
-    from comfyui_otca.trainer.flow.native.tuned import tuned
+    from comfyui_otca.trainer.native.tuned import tuned
 
     high, low = tiny.build(family, seed=0), tiny.build(family, seed=7)
     both = trainable(high, low_noise=low.model, boundary=0.875)

@@ -13,10 +13,10 @@ from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
-from comfyui_otca.trainer.flow.adapters import Adapter
-from comfyui_otca.trainer.flow.native.loading import make_trainable
-from comfyui_otca.trainer.flow.native.model import NativeModel
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.native.loading import make_trainable
+from comfyui_otca.trainer.native.model import NativeModel
+from comfyui_otca.trainer.policy.adapters import Adapter
 from comfyui_otca.trainer.types import Prompts, SamplerSettings, Scores, Trajectories
 
 TEXTS = ("a red circle", "a much longer text about a green square")  # of different length

@@ -11,7 +11,7 @@ import torch
 import torch.utils.checkpoint
 
 from comfyui_otca.tests.comfyui.native.made import Made, attribute
-from comfyui_otca.trainer.flow.native import expert, frozen
+from comfyui_otca.trainer.native import expert, frozen
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
 from comfyui_otca.trainer.credit.proxies import similarity
-from comfyui_otca.trainer.flow.condition import Condition
+from comfyui_otca.trainer.families.condition import Condition
 from comfyui_otca.trainer.rewards.base import Reward, RewardError, score_stack
 from comfyui_otca.trainer.types import SamplerSettings, Trajectories
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow

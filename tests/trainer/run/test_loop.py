@@ -22,8 +22,8 @@ from comfyui_otca.host import claim, own_folders, stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.tests.processes import apart, together
 from comfyui_otca.trainer import grpo, rollout
-from comfyui_otca.trainer.flow import lora
-from comfyui_otca.trainer.flow.files import read_metadata
+from comfyui_otca.trainer.policy import lora
+from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.rewards.base import Reward
 from comfyui_otca.trainer.run import checkpoint, lines, opening, record
 from comfyui_otca.trainer.run.layout import read_lines

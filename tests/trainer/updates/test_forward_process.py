@@ -14,9 +14,9 @@ from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit import sampled_steps
 from comfyui_otca.trainer.credit.sampled_steps import drawn, everywhere, inclusion
 from comfyui_otca.trainer.credit.steps import grpo_guard, noise_aware, pcpo, tcd, uniform
-from comfyui_otca.trainer.flow.policy import LossScale
 from comfyui_otca.trainer.grpo import update as grpo_update
 from comfyui_otca.trainer.matching import matching_loss
+from comfyui_otca.trainer.policy.policy import LossScale
 from comfyui_otca.trainer.sde import sensitivities
 from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores, UpdateSettings
 from comfyui_otca.trainer.updates import forward_process

@@ -2,7 +2,7 @@
 
 import json
 
-from comfyui_otca.trainer.flow.lora import workflow_metadata
+from comfyui_otca.trainer.policy.lora import workflow_metadata
 from comfyui_otca.trainer.workflow.graph import resumable
 
 # As ComfyUI queues it: a node that always runs again, as Tuned Model, has answered NaN.

@@ -1,0 +1,315 @@
+"""Full fine-tuning, and the options of loading that save memory: what they change, and that they change no numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.host import devices
+from comfyui_otca.trainer.advantages import fuse
+from comfyui_otca.trainer.credit.steps import uniform
+from comfyui_otca.trainer.families import loading
+from comfyui_otca.trainer.families.sd3 import StableDiffusion3 as FAMILY
+from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model
+from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.policy import lora
+from comfyui_otca.trainer.policy import saved as weights
+from comfyui_otca.trainer.policy.policy import LossScale
+from comfyui_otca.trainer.types import Scores
+
+SIZE = {"width": 32, "height": 32, "guidance": 4.5}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.make("sd3", tmp_path_factory.mktemp("tiny") / "sd3")
+
+
+@pytest.fixture
+def step(sample, small_settings):
+    """step(model): one real update on made-up rewards; returns its metrics."""
+
+    def run(model, **settings):
+        trajectories = sample(model, small_settings(**SIZE))
+        credit = uniform(trajectories.latents, trajectories.final, trajectories.trained)
+        values = torch.arange(6.0)[:, None] % 3
+        scores = Scores(values, ("made_up",), (1.0,), trajectories.groups, values[:, :0], (), ())
+        advantages = fuse(scores, credit, "weighted_advantages")
+        return update(model, trajectories, advantages, UpdateSettings(learning_rate=1e-3, **settings))
+
+    return run
+
+
+def of(model):
+    return {name: p.detach().clone() for name, p in model.transformer.named_parameters()}
+
+
+def test_full_fine_tuning_changes_the_base_and_lora_does_not(folder, step):
+    for training in ("full", "lora"):
+        model = load_flow_model(folder, training=training, device="cpu", lora_rank=2)
+        before = of(model)
+        assert step(model)["gradient_norm"] > 0
+        moved = {name for name, value in of(model).items() if not torch.equal(value, before[name])}
+        base = {name for name in moved if "lora_" not in name}
+        assert bool(base) == (training == "full") and moved
+        assert model.policy.is_adapted == (training == "lora")
+
+
+def test_the_reference_of_a_fully_trained_model_is_the_untrained_one(folder, step, small_settings):
+    model = load_flow_model(folder, training="full", device="cpu")
+    settings = small_settings(**SIZE)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    condition = model.condition(["a", "b"], settings)
+
+    def velocity():
+        with torch.no_grad():
+            return model.velocity(x, 0.7, condition, 4.5)
+
+    before = velocity()
+    metrics = step(model, kl_coefficient=0.1)
+    assert metrics["kl/reference"] > 0
+    after = velocity()
+    assert (after - before).abs().max() > 1e-5
+    with model.policy.reference():
+        torch.testing.assert_close(velocity(), before, rtol=0, atol=0)
+    torch.testing.assert_close(velocity(), after, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("training", ["lora", "full"])
+def test_saved_loaded_and_exported_it_makes_the_same_pictures(folder, step, small_settings, tmp_path, training):
+    def load(path=folder):
+        return load_flow_model(path, training=training, device="cpu", lora_rank=2, lora_alpha=3.0)
+
+    model, settings = load(), small_settings(**SIZE)
+    step(model)
+    weights.save(model, tmp_path, {})
+    again = load()
+    weights.load(again, tmp_path)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+
+    def velocity(model):
+        with torch.no_grad():
+            return model.velocity(x, 0.7, model.condition(["a red circle", "a blue square"], settings), 4.5)
+
+    torch.testing.assert_close(velocity(again), velocity(model), rtol=0, atol=1e-5)
+    assert (velocity(load()) - velocity(model)).abs().max() > 1e-4
+    weights.export(again, tmp_path / "whole")
+    torch.testing.assert_close(velocity(load(tmp_path / "whole")), velocity(model), rtol=0, atol=1e-5)
+
+
+def test_nothing_saved_yet(folder, tmp_path):
+    model = load_flow_model(folder, device="cpu")
+    with pytest.raises(FileNotFoundError, match="has no lora.safetensors yet. Fix: "):
+        weights.load(model, tmp_path)
+    with pytest.raises(ValueError, match="there is no adapter to save. Fix: "):
+        lora.save_named(load_flow_model(folder, training="full", device="cpu"), tmp_path, "name", {})
+
+
+def test_what_is_trained_as_a_whole_is_float32_and_computed_in_bfloat16(folder, step, small_settings):
+    model = load_flow_model(folder, training="full", device="cpu", dtype="bfloat16")
+    assert {p.dtype for p in model.policy.trainable_parameters()} == {torch.float32} and model.dtype == torch.bfloat16
+    assert step(model)["gradient_norm"] > 0
+    linear = model.transformer.transformer_blocks[0].attn.to_q
+    seen = []
+    linear.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    settings = small_settings(**SIZE)
+    x = torch.zeros((1, *model.latent_shape(32, 32)))
+    model.velocity(x, 0.5, model.condition(["a"], settings), 4.5)
+    assert seen == [torch.bfloat16]
+
+
+def gradients(model, small_settings):
+    settings = small_settings(**SIZE)
+    x = torch.randn((2, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    model.velocity(x, 0.7, model.condition(["a red circle", "b"], settings), 4.5).square().mean().backward()
+    return {name: p.grad for name, p in model.policy.trainable_named().items()}
+
+
+def test_gradient_checkpointing_stores_less_and_computes_the_same(folder, perturb, small_settings):
+    plain, saving = (
+        perturb(load_flow_model(folder, device="cpu", lora_rank=2, gradient_checkpointing=on)) for on in (False, True)
+    )
+    expected, found = gradients(plain, small_settings), gradients(saving, small_settings)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6)
+    settings = small_settings(**SIZE)
+    assert saving.graph_bytes(settings) < 0.7 * plain.graph_bytes(settings)
+
+
+def test_offloaded_encoders_visit_only_to_embed(folder, monkeypatch, small_settings):
+    model = load_flow_model(folder, device="cpu", offload_encoders=True)
+    encoder, moves = model.pipeline.text_encoder_3, []
+    assert encoder not in model._networks() and model.transformer in model._networks()
+    monkeypatch.setattr(encoder, "to", lambda device: moves.append(("encoder", str(device))))
+    monkeypatch.setattr(model.transformer, "to", lambda device: moves.append(("transformer", str(device))))
+    expected = load_flow_model(folder, device="cpu").embeddings(["a red circle"]).tensors
+    found = model.embeddings(["a red circle"]).tensors
+    assert moves == [("encoder", "cpu")] * 2, "to the model's device, which is the CPU here, and back"
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=0)
+    model.embeddings(["a red circle"])
+    assert len(moves) == 2, "a prompt that is known needs no encoder"
+    monkeypatch.setattr(devices, "free_memory", lambda device: 1)
+    model.embeddings(["another prompt"])
+    order = ["transformer", "encoder", "encoder", "transformer"]
+    assert [name for name, _ in moves[2:]] == order, "without room for both, the transformer steps aside"
+
+
+def test_an_offloaded_autoencoder_visits_only_to_decode_and_encode(folder, monkeypatch):
+    model = load_flow_model(folder, device="cpu", offload_vae=True)
+    vae, moves = model.pipeline.vae, []
+    assert vae not in model._networks() and model.pipeline.text_encoder in model._networks()
+    monkeypatch.setattr(vae, "to", lambda device: moves.append(str(device)))
+    latents = torch.randn((3, *model.latent_shape(32, 32)), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.decode(latents, 2), load_flow_model(folder, device="cpu").decode(latents, 2))
+    assert moves == ["cpu", "cpu"], "to the model's device, which is the CPU here, and back"
+    pictures = torch.rand((3, 32, 32, 3), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model.encode(pictures, 2), load_flow_model(folder, device="cpu").encode(pictures, 2))
+    assert moves == ["cpu"] * 4
+
+
+def test_offloaded_networks_need_no_room_on_the_device(folder):
+    def needed(**options):
+        chosen = LoadOptions(**options)
+        return loading.memory_needed(FAMILY, folder, chosen, "lora", torch.float32)
+
+    def size(*parts):
+        return 4 * sum(
+            t.numel() for p in parts for f in (folder / p).glob("*.safetensors") for t in load_file(f).values()
+        )
+
+    encoders = ("text_encoder", "text_encoder_2", "text_encoder_3")
+    assert needed() == size("transformer", "vae", *encoders)
+    assert needed(offload_vae=True) == size("transformer", "vae", *encoders), "it is there while it decodes"
+    assert needed(offload_encoders=True) == max(size("transformer", "vae"), size("vae", *encoders))
+    both = {"offload_encoders": True, "offload_vae": True}
+    assert needed(**both) == max(size("transformer", "vae"), size(*encoders)), "never both"
+
+
+def test_float16_scales_the_loss_and_gives_the_same_gradient(folder, perturb, step):
+    """In float16 the smallest number is 6e-8, and many of these gradients are below it."""
+    gradients = {}
+    for dtype in ("float32", "float16"):
+        model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype=dtype))
+        metrics = step(model, max_grad_norm=1e9)
+        assert metrics["policy/skipped_updates"] == 0 and model.policy.loss_scale.value == (
+            65536 if dtype == "float16" else 1
+        )
+        gradients[dtype] = torch.cat(
+            [p.grad.flatten() for p in model.policy.trainable_parameters() if p.grad is not None]
+        )
+    cosine = torch.nn.functional.cosine_similarity(gradients["float16"], gradients["float32"], dim=0)
+    assert cosine > 0.99
+    assert gradients["float16"].norm() == pytest.approx(gradients["float32"].norm().item(), rel=0.05)
+
+
+def test_a_scale_that_is_too_large_is_halved_and_the_update_dropped(folder, perturb, step):
+    model = perturb(load_flow_model(folder, device="cpu", lora_rank=2, dtype="float16"))
+    model.policy.loss_scale.value = 2.0**60
+    before = [p.detach().clone() for p in model.policy.trainable_parameters()]
+    assert step(model)["policy/skipped_updates"] == 1 and model.policy.loss_scale.value == 2.0**59
+    assert all(torch.equal(p, b) for p, b in zip(model.policy.trainable_parameters(), before, strict=True))
+
+
+def test_a_scale_that_has_held_is_doubled_again():
+    scale = LossScale(8.0)
+    for _ in range(LossScale.PATIENCE - 1):
+        scale.held()
+    assert scale.value == 8
+    scale.held()
+    assert (scale.value, scale.good) == (16, 0)
+    scale.value = LossScale.MOST
+    for _ in range(2 * LossScale.PATIENCE):
+        scale.held()
+    assert scale.value == LossScale.MOST
+    plain = LossScale.of(torch.bfloat16)
+    plain.held(), plain.overflowed()
+    assert plain.value == 1
+
+
+def test_tiles(folder):
+    tiled = load_flow_model(folder, device="cpu", vae_tiling=True)
+    assert tiled.pipeline.vae.use_tiling and not load_flow_model(folder, device="cpu").pipeline.vae.use_tiling
+
+
+def test_too_little_memory_is_said_before_anything_is_loaded(folder, monkeypatch, caplog):
+    def parameters(part):
+        return sum(t.numel() for file in (folder / part).glob("*.safetensors") for t in load_file(file).values())
+
+    frozen = sum(map(parameters, ("vae", "text_encoder", "text_encoder_2", "text_encoder_3")))
+    # float32: weight, gradient, two moments, the reference and a copy
+    full = 4 * frozen + 24 * parameters("transformer")
+    monkeypatch.setattr(devices, "free_memory", lambda device: full - 1)
+    with pytest.raises(FlowModelError, match="sd3 needs about 0.0 GB on cpu before activations, .* are free. Fix: "):
+        load_flow_model(folder, device="cpu", training="full")
+    load_flow_model(folder, device="cpu", training="lora")
+    monkeypatch.setattr(devices, "free_memory", lambda device: full)
+    load_flow_model(folder, device="cpu", training="full")
+    assert "tight" in caplog.text
+
+
+def test_the_adapter_needs_room_too(folder, monkeypatch):
+    """Of rank 64 on a large model it takes several GB: a weight, its gradient and two moments in float32."""
+    model = load_flow_model(folder, device="cpu", lora_rank=8)
+    weights = 4 * sum(t.numel() for file in folder.rglob("*.safetensors") for t in load_file(file).values())
+    needed = weights + 16 * sum(parameter.numel() for parameter in model.policy.trainable_parameters())
+    monkeypatch.setattr(devices, "free_memory", lambda device: needed)
+    load_flow_model(folder, device="cpu", lora_rank=8)
+    with pytest.raises(FlowModelError, match="before activations, .* are free. Fix: "):
+        load_flow_model(folder, device="cpu", lora_rank=9)
+
+
+def test_several_processes_need_their_part_each(folder, monkeypatch):
+    """Of a model that is trained as a whole; but the weights in float32, before they are shared out."""
+    counts, options = {"transformer": 1000, "vae": 10}, LoadOptions()
+    for processes, each in ((1, 22), (2, 11), (8, 4)):
+        monkeypatch.setattr(loading.distributed, "world", lambda processes=processes: processes)
+        assert loading.bytes_held(counts, ("transformer",), options, "full", torch.bfloat16) == each * 1000 + 2 * 10
+        assert loading.bytes_held(counts, ("transformer",), options, "lora", torch.bfloat16) == 2 * 1010
+        frozen = loading.bytes_held(counts, ("transformer",), LoadOptions(shard=True), "lora", torch.bfloat16)
+        assert frozen == 2 * 1000 // processes + 2 * 10
+
+
+def test_what_sharding_cannot_have(folder, monkeypatch):
+    with pytest.raises(ValueError, match="quantize = 4bit cannot be spread over processes.*Fix: quantize = none"):
+        load_flow_model(folder, device="cpu", shard=True, quantize="4bit")
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cpu"))
+    with pytest.raises(FlowModelError, match="shard needs torch 2.7, here is 2.6.0.*Fix: update torch"):
+        load_flow_model(folder, device="cpu", shard=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"attention": "no_such_backend"}, "attention 'no_such_backend' cannot be had here.*Fix: auto"),
+        ({"attention": "_native_math"}, "SD3Transformer2DModel computes attention in one way only. Fix: auto"),
+    ],
+)
+def test_what_cannot_be_had_here(folder, options, message):
+    with pytest.raises(FlowModelError, match=message):
+        load_flow_model(folder, device="cpu", **options)
+
+
+def test_an_attention_backend_is_one_models_own(flux_folder):
+    """diffusers has one for the whole process too, which a network without its own takes: another model's, for example."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+    before = _AttentionBackendRegistry.get_active_backend()[0]
+    chosen = load_flow_model(flux_folder, device="cpu", attention="_native_math")
+    [own] = {block.attn.processor._attention_backend for block in chosen.transformer.transformer_blocks}
+    assert own == AttentionBackendName._NATIVE_MATH != before
+    assert _AttentionBackendRegistry.get_active_backend()[0] == before
+    other = load_flow_model(flux_folder, device="cpu")
+    assert all(block.attn.processor._attention_backend is None for block in other.transformer.transformer_blocks)
+
+
+def test_quantized_weights_cannot_be_trained(folder):
+    with pytest.raises(ValueError, match="quantize = 8bit freezes the weights that training = full changes. Fix: "):
+        load_flow_model(folder, training="full", quantize="8bit")
+
+
+def test_an_unknown_way_to_train(folder):
+    with pytest.raises(ValueError, match="training must be one of"):
+        load_flow_model(folder, training="half")

@@ -1,0 +1,222 @@
+"""`otca memory`: a workflow's training as the estimate sees it, by the files that are here and by those that are not."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from comfyui_otca.__main__ import main
+from comfyui_otca.host.access import permissions
+from comfyui_otca.host.access.permissions import NotAllowed
+from comfyui_otca.trainer.memory import blueprint, needs
+from comfyui_otca.trainer.memory.architectures import ARCHITECTURES
+from comfyui_otca.trainer.memory.estimate import GB
+
+API = Path(__file__).resolve().parents[2] / "workflows" / "api"
+
+
+def graph(name="z_image"):
+    return json.loads((API / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def changed(name, **inputs):
+    """The workflow with other inputs, {class_type without OTCA_: {input: value}}."""
+    content = copy.deepcopy(graph(name))
+    for node in content.values():
+        node["inputs"].update(inputs.get(node["class_type"].removeprefix("OTCA_"), {}))
+    return content
+
+
+def test_files_that_are_not_here_count_as_published():
+    case, lines = needs.read(graph("z_image"))
+    assert case.needs.parts["weights"] == 2 * 6_154_908_736
+    assert case.needs.parts["text encoder"] == 8_044_982_048
+    it = case.iteration
+    assert (case.rank, it.size, it.batch, it.sampling_batch, it.guided) == (32, (768, 768, 1), 1, 2, False)
+    assert lines[0] == "z_image_turbo_bf16.safetensors: not here, published figures" and len(lines) == 3
+
+
+def test_settings_of_the_graph():
+    case, _ = needs.read(graph("qwen_image"))
+    assert case.iteration.guided and case.weights_bytes == 20_430_401_088, "guided, and fp8 by its name"
+    case, _ = needs.read(graph("flux1"))
+    assert not case.iteration.guided and case.weights_bytes == 11_901_408_320, (
+        "its guidance is embedded; fp8 by the loader's input"
+    )
+    case, _ = needs.read(graph("wan22_14b"))
+    assert case.weights_bytes == 2 * 14_288_491_584 and case.model.networks == 2 and case.tiling
+    kept = changed("z_image", SDESampler={"keep_graph": "on"}, GRPOStep={"ema_decay": 0.9, "batch_size": 0})
+    case, _ = needs.read(kept)
+    it = case.iteration
+    assert (it.keep_graph, it.samples, it.trained_steps, it.copies, it.batch) == (True, 24, 7, 1, 24)
+    case, _ = needs.read(changed("z_image", MakeTrainable={"memory": "low"}))
+    assert case.needs.parts["weights"] == 2 * 6_154_908_736 // 32, "one block at a time"
+
+
+def test_files_that_are_here_are_read(tmp_path):
+    folder = tmp_path / "models" / "unet"  # as ComfyUI once called diffusion_models
+    folder.mkdir(parents=True)
+    tensors = {f"blocks.{number}.proj.weight": np.zeros((48, 16), np.float16) for number in range(3)}
+    tensors |= {f"blocks.{number}.out.weight": np.zeros((16, 16), np.float16) for number in range(3)}
+    save_file(tensors | {"norm.weight": np.zeros(16, np.float16)}, folder / "mine.safetensors")
+    case, lines = needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}), tmp_path)
+    model = case.model
+    assert (model.params, model.width, model.layers, model.lora) == (3 * 64 * 16 + 16, 16, 3, 3 * (48 + 16 + 16 + 16))
+    assert case.weights_bytes == (folder / "mine.safetensors").stat().st_size
+    assert lines[0].startswith("mine.safetensors: read, ")
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match="not here, and its name is none .* Fix: say by --comfyui"):
+        needs.read(changed("z_image", UNETLoader={"unet_name": "mine.safetensors"}))
+    with pytest.raises(ValueError, match="Make Trainable or Load Flow Model: the workflow has 0 of it"):
+        needs.read({"1": {"class_type": "OTCA_SDESampler", "inputs": {}}})
+
+
+def test_changes_need_less():
+    case, _ = needs.read(changed("flux1", MakeTrainable={"checkpointing": "off"}, SDESampler={"width": 1024}))
+    changes = case.changes()
+    assert "Make Trainable checkpointing on" in changes and "size 512 × 512" in changes
+    assert "fp8 weights" not in changes and "SDE Sampler keep_graph off" not in changes, "they are so already"
+    assert all(other.needs.total < case.needs.total for other in changes.values())
+
+
+def test_the_command_says_what_does_not_fit(capsys):
+    assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "12"]) == 0
+    out = capsys.readouterr().out
+    assert "It does not fit" in out and "fp8 weights: " in out and "not measured on a GPU" in out
+    assert main(["memory", str(API / "z_image.json"), "--gpu-gb", "80"]) == 0
+    assert "It does not fit" not in capsys.readouterr().out
+
+
+def test_the_command_without_a_workflow(capsys):
+    assert main(["memory"]) == 2
+    assert "Fix: otca memory WORKFLOW" in capsys.readouterr().err
+    assert main(["memory", "--recipes"]) == 0
+    assert ARCHITECTURES["krea2"].title in capsys.readouterr().out
+
+
+def test_a_workflow_names_no_file_outside_of_the_models(tmp_path):
+    with pytest.raises(NotAllowed, match="/etc/mine.safetensors"):
+        needs.read(changed("z_image", UNETLoader={"unet_name": "/etc/mine.safetensors"}), tmp_path)
+
+
+def test_the_command_reads_the_comfyui_that_the_user_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv(permissions.FOLDERS)
+    folder = tmp_path / "models" / "vae"
+    folder.mkdir(parents=True)
+    save_file({"decoder.weight": np.zeros((8, 8), np.float32)}, folder / "ae.safetensors")
+    assert main(["memory", str(API / "z_image.json"), "--comfyui", str(tmp_path)]) == 0
+    assert "ae.safetensors: read, 0.00 GB" in capsys.readouterr().out
+
+
+def test_a_gpu_gb_is_as_files_are_counted():
+    assert GB == 10**9
+
+
+def test_pairs_are_groups_of_two():
+    content = graph("z_image")
+    [sampler] = [id_ for id_, entry in content.items() if entry["class_type"] == "OTCA_SDESampler"]
+    [step] = [entry for entry in content.values() if entry["class_type"] == "OTCA_GRPOStep"]
+    inputs = {"model": content[sampler]["inputs"]["model"], "pairs_per_iteration": 3, "width": 512, "height": 768}
+    content[sampler] = {"class_type": "OTCA_PreferencePairs", "inputs": {**inputs, "levels": 8, "guidance": 1.0}}
+    step["class_type"] = "OTCA_MatchingStep"
+    step["inputs"]["batch_size"] = 0
+    case, _ = needs.read(content)
+    it = case.iteration
+    assert (it.size, it.batch, it.sampling_batch, it.keep_graph, it.guided) == ((512, 768, 1), 6, 6, False, False)
+
+
+def test_a_folder_of_diffusers_is_rehearsed(capsys):
+    assert main(["memory", str(API / "otca.json"), "--gpu-gb", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "shapes-flux: its configurations were read" in out and "not measured on a GPU" in out
+    assert "It does not fit" in out and "device cpu on every reward (slow): " in out
+
+
+# Numbers in the weights of published models. Networks: ComfyUI's own classes, bench/architectures.py. Text encoders: what
+# huggingface.co counts in their files; T5 XXL's has 9,524,621,312 bytes of bfloat16, Qwen3-4B's 8,044,936,192 and its header.
+COUNTS = {
+    "black-forest-labs/FLUX.1-dev": {
+        "transformer": ARCHITECTURES["flux1"].params,
+        "text_encoder_2": 9_524_621_312 // 2,
+    },
+    "Wan-AI/Wan2.2-T2V-A14B-Diffusers": dict.fromkeys(
+        ("transformer", "transformer_2"), ARCHITECTURES["wan22_14b"].params
+    ),
+    "Wan-AI/Wan2.2-TI2V-5B-Diffusers": {"transformer": ARCHITECTURES["wan22_5b"].params},
+    "Tongyi-MAI/Z-Image": {"transformer": ARCHITECTURES["z_image"].params, "text_encoder": 8_044_936_192 // 2},
+    "Qwen/Qwen-Image-2512": {"transformer": ARCHITECTURES["qwen_image"].params, "text_encoder": 8_292_166_656},
+    "krea/Krea-2-Raw": {"transformer": ARCHITECTURES["krea2"].params, "text_encoder": 4_437_815_808},
+    "black-forest-labs/FLUX.2-klein-base-4B": {"transformer": ARCHITECTURES["flux2_klein_4b"].params},
+    "black-forest-labs/FLUX.2-klein-base-9B": {"transformer": ARCHITECTURES["flux2_klein_9b"].params},
+    "black-forest-labs/FLUX.2-dev": {"text_encoder": 24_011_361_280},
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_published_configurations_are_those_of_the_published_weights(name):
+    networks = blueprint.of_name(name).networks()
+    assert COUNTS[name] == {part: sum(p.numel() for p in networks[part].parameters()) for part in COUNTS[name]}
+
+
+def test_building_a_network_leaves_its_configuration_as_it_was():
+    """transformers writes what it assumes of rotary positions into the dictionary that it is given."""
+    found = blueprint.of_name("Qwen/Qwen-Image")
+    before = copy.deepcopy(found.parts)
+    found.networks()
+    assert found.parts == before
+
+
+def test_a_folder_that_only_describes_a_model_is_read(tmp_path, monkeypatch):
+    """Its tokenizers are ComfyUI's: there is a note in place of each one's configuration."""
+    for file in ("comfy/sd1_tokenizer/vocab.json", "comfy/text_encoders/t5_tokenizer/tokenizer.json"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
+    found = blueprint.of_folder(API.parents[1] / "assets" / "configurations" / "FLUX.1-dev")
+    assert found.tokens == {"tokenizer": 77, "tokenizer_2": 512} and {"transformer", "vae"} < found.parts.keys()
+
+
+def test_guidance_is_counted_as_the_family_means_it():
+    def rows(workflow, guidance):
+        case, _ = needs.read(changed(workflow, SDESampler={"guidance": guidance}))
+        return 1 + case.iteration.guided
+
+    # Z-Image's 0 is without, klein base's 1; FLUX.2 dev's is a number that the network takes
+    assert [rows("z_image_cluster", guidance) for guidance in (0.0, 1.0)] == [1, 2]
+    assert [rows("flux2_klein_cluster", guidance) for guidance in (1.0, 4.0)] == [1, 2]
+    assert rows("flux2_dev_cluster", 4.0) == 1
+
+
+def documented() -> dict[str, str]:
+    """{workflow: GB} of the tables in docs/models.md, whose rows have as many figures as workflows."""
+    found = {}
+    for line in (API.parents[1] / "docs" / "models.md").read_text(encoding="utf-8").splitlines():
+        *_, workflows, figures = ["", *line.strip("| ").split(" | ")]
+        if re.fullmatch(r"[\d.]+(, [\d.]+)*", figures) and (names := re.findall(r"`(\w+)`", workflows)):
+            found |= dict(zip(names, figures.split(", "), strict=True))
+    return found
+
+
+def test_the_figures_of_the_docs_are_those_of_the_estimate(everything):
+    figures = documented()
+    assert len(figures) == 25
+    for name, figure in figures.items():
+        if everything or any(node["class_type"] == "OTCA_MakeTrainable" for node in graph(name).values()):
+            case, _ = needs.read(graph(name))
+            assert figure == f"{case.needs.total / GB:.1f}", name
+
+
+def test_quantizing_a_published_model_takes_its_bits():
+    case, lines = needs.read(graph("otca_flux_24gb"))
+    assert lines == ["black-forest-labs/FLUX.1-dev: not here, published configurations"]
+    # nearly all of its weights are in Linear layers: 4.5 bits each
+    assert case.needs.parts["weights"] == pytest.approx(11_901_408_320 * 4.5 / 8, rel=0.01)
+    assert case.needs.total <= 24 * GB, "as its name says"

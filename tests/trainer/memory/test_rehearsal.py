@@ -1,0 +1,68 @@
+"""Every family is rehearsed by its own methods: prompts of known length become embeddings of known shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.trainer.memory import blueprint
+from comfyui_otca.trainer.memory.rehearsal import Call, Rehearsal
+from comfyui_otca.trainer.policy.adapters import Adapter
+
+LIMIT = 24  # tokens, fewer than the usual prompt has
+# Of one row, by hand: SD3 has CLIP's 77 tokens before; FLUX.2 and Krea 2 take three layers of the encoder, whose width is 32.
+TOKENS = {
+    "sd3": (77 + LIMIT, 64),
+    "wan22": (LIMIT, 32),
+    "wan22-5b": (LIMIT, 32),
+    "wan22-i2v": (LIMIT, 32),
+    "z-image": (LIMIT, 32),
+    "qwen-image": (LIMIT, 32),
+    "flux2-klein-base": (LIMIT, 3 * 32),
+    "flux2-dev": (LIMIT, 3 * 32),
+    "krea2": (LIMIT, 3, 32),
+}
+
+
+@pytest.fixture
+def rehearsal(tmp_path):
+    def of(family, **options):
+        folder = tiny.make(family, tmp_path / family)
+        return Rehearsal(blueprint.of_folder(folder), torch.float32, Adapter(2, 2.0), **options)
+
+    return of
+
+
+@pytest.mark.parametrize("family", TOKENS)
+def test_every_family_embeds_prompts_on_the_meta_device(rehearsal, family):
+    found = rehearsal(family, max_sequence_length=LIMIT)
+    call = Call(2, 64, 64, 5 if "wan" in family else 1, guided=found.rules.guidance is not None)
+    tensors = found._condition(call).tensors
+    assert tensors["tokens"].shape == (2, *TOKENS[family]) and tensors["tokens"].is_meta
+    assert ("negative_tokens" in tensors) == (family != "flux2-dev"), "whose guidance is a number"
+    assert found.encoding(2) > found.encoding(1) > 0
+    if family == "wan22-i2v":  # 4 channels of a mask and 16 of the picture, for each of its two latent frames
+        assert tensors["first"].shape == (2, 20, 2, 8, 8)
+    # its picture is a video of five frames to the autoencoder, three numbers of float32 a pixel
+    assert (found.pictures(call) > 5 * 64 * 64 * 3 * 4) == (family == "wan22-i2v")
+
+
+def test_a_block_more_is_a_block_more(rehearsal, monkeypatch):
+    """Of blocks of one kind three are called at most: five keep what four keep and what the fifth keeps, to the byte."""
+    made = tiny.z_image
+
+    def deeper(layers):
+        def pipeline():
+            made_one = made()
+            config = dict(made_one.transformer.config) | {"n_layers": layers}
+            made_one.register_modules(transformer=type(made_one.transformer).from_config(config))
+            return made_one
+
+        return pipeline
+
+    kept = []
+    for layers in (2, 3, 5):
+        monkeypatch.setitem(tiny.FAMILIES, "z-image", deeper(layers))
+        kept.append(rehearsal("z-image").graph(Call(1, 32, 32)).kept)
+    assert kept[2] - kept[1] == 2 * (kept[1] - kept[0]) > 0

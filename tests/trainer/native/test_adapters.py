@@ -1,0 +1,130 @@
+"""Our own LoRA layers: the formula by hand, and what a policy asks of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from comfyui_otca.trainer.native.lora import NativeAdapters, Pair
+from comfyui_otca.trainer.policy.adapters import TRAINED, Adapter
+
+CPU = torch.device("cpu")
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.ModuleDict({"q": nn.Linear(3, 2), "out": nn.Linear(2, 3)}) for _ in range(11)])
+
+
+@pytest.fixture
+def adapters():
+    torch.manual_seed(0)
+    made = NativeAdapters(Network(), CPU)
+    made.add(Adapter(2, 4.0, "q"))
+    return made
+
+
+def test_the_formula_by_hand():
+    pair = Pair(nn.Parameter(torch.tensor([[1.0, 2.0, 0.0]])), nn.Parameter(torch.tensor([[3.0], [-1.0]])), scale=0.5)
+    # A·x = 1 + 2·2 = 5; B·5 = (15, -5); half of it
+    assert torch.equal(pair(torch.tensor([[1.0, 2.0, 9.0]])), torch.tensor([[7.5, -2.5]]))
+
+
+def test_in_the_dtype_of_what_comes_in():
+    pair = Pair(nn.Parameter(torch.ones(1, 2)), nn.Parameter(torch.ones(3, 1)), scale=1.0)
+    assert pair(torch.ones(4, 2, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_a_fresh_adapter_does_nothing_and_is_float32(adapters):
+    assert list(adapters.acting) == [f"blocks.{number}.q" for number in range(11)]
+    for pair in adapters.acting.values():
+        assert pair.a.shape == (2, 3) and pair.b.shape == (2, 2) and pair.scale == 2.0
+        assert pair.a.dtype == torch.float32 and pair.a.abs().max() > 0 and not pair.b.any()
+        # Kaiming's uniform distribution with a = √5: at most 1/√(inputs)
+        assert pair.a.abs().max() <= 3**-0.5
+        assert pair.a.requires_grad and pair.b.requires_grad
+    assert len({pair.a.sum().item() for pair in adapters.acting.values()}) == 11, "each layer's own numbers"
+
+
+def test_the_same_seed_gives_the_same_numbers(adapters):
+    torch.manual_seed(0)
+    other = NativeAdapters(Network(), CPU)
+    other.add(Adapter(2, 4.0, "q"))
+    assert all(torch.equal(value, other.state()[name]) for name, value in adapters.state().items())
+
+
+def test_usual_layers_where_none_are_named():
+    made = NativeAdapters(Network(), CPU)
+    made.add(Adapter(1, 1.0))
+    assert len(made.acting) == 22
+
+
+def test_off_and_on_again(adapters):
+    before = adapters.acting
+    with adapters.off():
+        assert not adapters.acting and adapters.of("blocks.1") == []
+        assert len(adapters.parameters()) == 22, "what is trained stays what it is"
+    assert adapters.acting is before
+    with pytest.raises(RuntimeError), adapters.off():
+        raise RuntimeError
+    assert adapters.acting is before
+
+
+def test_two_adapters_of_which_one_acts(adapters):
+    adapters.add(Adapter(1, 3.0, "out"), "guide")
+    assert list(adapters.acting) == [f"blocks.{number}.out" for number in range(11)]
+    assert adapters.scale("guide") == 3.0 and adapters.scale() == 2.0
+    assert all(".q." in name for name in adapters.parameters()), "the guide is not trained"
+    adapters.use(TRAINED)
+    assert "blocks.0.q" in adapters.acting
+    adapters.use("guide")
+    adapters.remove(["guide"])
+    assert "blocks.0.q" in adapters.acting
+    with pytest.raises(KeyError):
+        adapters.use("guide")
+    adapters.remove([TRAINED])
+    assert not adapters.acting and not adapters.parameters()
+
+
+def test_what_is_saved_comes_back(adapters):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapters.parameters().values():
+            parameter.normal_()
+    state = {name: value.clone() for name, value in adapters.state().items()}
+    assert state["blocks.10.q.lora_A.weight"].shape == (2, 3) and state["blocks.10.q.lora_B.weight"].shape == (2, 2)
+    assert not state["blocks.0.q.lora_A.weight"].requires_grad and len(state) == 22
+    parameters = adapters.parameters()
+    other = NativeAdapters(Network(), CPU)
+    other.add(Adapter(2, 4.0, "q"))
+    pointers = {name: parameter.data_ptr() for name, parameter in other.parameters().items()}
+    other.load(state)
+    assert other.parameters().keys() == parameters.keys()
+    for name, parameter in other.parameters().items():
+        assert torch.equal(parameter, parameters[name]) and parameter.data_ptr() == pointers[name]
+
+
+def test_of_a_block_are_its_own_and_not_those_of_a_longer_number(adapters):
+    [a, b] = adapters.of("blocks.1")
+    pair = adapters.acting["blocks.1.q"]
+    assert a is pair.a and b is pair.b
+    assert len(adapters.of("blocks")) == 22
+
+
+def test_modules_are_all_linear_layers(adapters):
+    assert adapters.modules() == [f"blocks.{number}.{name}" for number in range(11) for name in ("q", "out")]
+
+
+def test_nothing_can_be_merged_into_what_comfyui_owns(adapters):
+    with pytest.raises(ValueError, match="merge_adapter: ComfyUI owns these weights.*Fix: merge_adapter off"):
+        adapters.merged()
+
+
+def test_moved_parameters_are_the_same_objects(adapters):
+    before = adapters.parameters()
+    before["blocks.0.q.lora_A.weight"].grad = torch.ones(2, 3)
+    adapters.move(CPU)
+    assert all(parameter is before[name] for name, parameter in adapters.parameters().items())
+    assert before["blocks.0.q.lora_A.weight"].grad is None

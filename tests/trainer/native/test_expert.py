@@ -1,0 +1,86 @@
+"""What is wrapped around the layers of a network, and what is left of it when it is taken off."""
+
+from __future__ import annotations
+
+import types
+
+import torch
+from torch import nn
+
+from comfyui_otca.trainer.native.expert import Expert, rewrap
+from comfyui_otca.trainer.native.lora import NativeAdapters
+from comfyui_otca.trainer.policy.adapters import Adapter
+
+
+def wrapped_network():
+    """An Expert around two layers, without ComfyUI's patcher."""
+    made = Expert.__new__(Expert)
+    made.network = nn.Sequential(nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))]))
+    made.blocks = {"0.0": made.network[0][0]}
+    made.adapters = NativeAdapters(made.network, torch.device("cpu"))
+    made.checkpointing, made._replaced, made.prepare = False, [], lambda: None
+    return made
+
+
+def test_the_adapter_acts_while_it_is_on_and_nothing_is_left_of_it_afterwards():
+    made, x = wrapped_network(), torch.ones(1, 3)
+    block = made.blocks["0.0"]
+    before = block(x)
+    made.adapters.add(Adapter(1, 1.0))
+    for parameter in made.adapters.parameters().values():
+        parameter.data.fill_(0.5)
+    made._inject(None)
+    with_adapter = block(x)
+    first = block[0](x)
+    assert torch.allclose(first, nn.functional.linear(x, block[0].weight, block[0].bias) + 0.5 * 0.5 * 3)
+    made._eject(None)
+    assert not torch.allclose(with_adapter, before) and torch.equal(block(x), before)
+    assert not [module for module in made.network.modules() if "forward" in vars(module)]
+
+
+def test_a_wrapper_of_another_node_that_is_taken_off_first_does_not_come_back():
+    """ComfyUI takes injections off in the order in which it put them on: the inner one first."""
+    made = wrapped_network()
+    layer = made.blocks["0.0"][0]
+    own = layer.forward
+    layer.forward = lambda x: own(x) + 1
+    made._inject(None)
+    layer.forward = own  # as such a node does it
+    made._eject(None)
+    assert layer.forward is own
+
+
+def test_a_wrapper_of_another_node_stays_where_only_ours_is_taken_off():
+    made = wrapped_network()
+    layer = made.blocks["0.0"][0]
+    own = layer.forward
+    theirs = layer.forward = lambda x: own(x) + 1
+    made._inject(None)
+    x = torch.ones(1, 3, requires_grad=True)
+    assert torch.allclose(layer(x), own(x) + 1)
+    made._eject(None)
+    assert layer.forward is theirs
+
+
+def test_weights_of_inference_mode_become_ordinary_ones_of_the_same_memory():
+    with torch.inference_mode():
+        module = nn.Linear(2, 2)
+        module.register_buffer("scale", torch.ones(1))
+    module.weight.noted = "as ComfyUI notes the dtype of the file"
+    place = module.weight.data_ptr(), module.scale.data_ptr()
+    rewrap(module)
+    assert not module.weight.is_inference() and not module.scale.is_inference()
+    assert (module.weight.data_ptr(), module.scale.data_ptr()) == place
+    assert module.weight.noted == "as ComfyUI notes the dtype of the file"
+
+
+def test_readiness_is_that_of_this_clone():
+    made = wrapped_network()
+    made.patcher = types.SimpleNamespace(model=types.SimpleNamespace(current_patcher=None))
+    made.is_stale = False
+    assert not made.is_ready
+    made._inject(None)
+    made.core.current_patcher = made.patcher
+    assert made.is_ready
+    made.core.current_patcher = "another clone"
+    assert not made.is_ready

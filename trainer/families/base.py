@@ -1,0 +1,212 @@
+"""What every flow-model family shares: the handle that travels on the graph's model edge."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...host import devices
+from ...host.resident import Resident
+from ..policy.policy import Policy
+from ..types import NextRollout
+from .condition import Condition
+from .forwards import Forwards
+
+if TYPE_CHECKING:
+    import contextlib
+
+    from torch import Tensor
+
+    from ..credit.learned import StepShares
+    from ..policy.adapters import Adapters
+    from ..run.ownership import Start
+    from ..run.record import Run
+    from ..types import SamplerSettings, Trajectories
+
+
+EXAMPLE = "one word after another, as in a prompt; " * 8  # where a prompt's length counts, and it is not known
+
+
+def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
+    """[B] float64: a noise level for each sample of x, from one for all or from [B]. On the CPU: not every device has float64."""
+    return torch.as_tensor(sigma, dtype=torch.float64).expand(len(x))
+
+
+def frame_size(images: Tensor) -> tuple[int, int, int]:
+    """(height, width, frames) of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `latent_shape` takes them."""
+    return images.shape[-3], images.shape[-2], images.shape[1] if images.ndim == 5 else 1
+
+
+class FlowModel(Resident, ABC):
+    """A network that is trained, or two that share the noise levels, and in `policy` what is trained of them.
+
+    A family says how prompts become a `Condition`, what the velocity of a noisy latent is, and how latents become pictures.
+
+    Attributes:
+        experts: the networks that are trained, by name: one, or two that share the noise levels.
+        adapters: those of each of them.
+    """
+
+    EXPERTS: Mapping[str, str]  # the networks that are trained, and what their adapters' files are called
+
+    def __init__(self, experts: Mapping[str, Any], adapters: Mapping[str, Adapters], dtype: torch.dtype):
+        self.experts, self.adapters = experts, adapters
+        self.dtype = dtype  # to compute in; what is trained is held in float32
+        self.policy = Policy(experts, adapters, dtype)
+        self.forwards = Forwards()
+        self.graph_decisions: dict[tuple[SamplerSettings, int, int, bool], bool] = {}
+        self._graph_bytes: dict[tuple[tuple[int, ...], bool], int] = {}
+        self.wish = NextRollout()  # set by the last update, read by the next rollout
+        self.step_shares: Mapping[str, StepShares] = {}  # by reward, what Learned Credit has found of its steps
+        self.run: Run | None = None  # on the canvas: the run that it belongs to, which records what it learns
+        self.start: Start | None = None  # on the canvas: what the loading node put into it; None: nothing
+        self.start_iteration: int | None = 0  # of the run that it began with; None once it belongs to a run
+        self.version_at_start = 0
+
+    # -- what a family provides ------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def source(self) -> str:
+        """What was loaded, by which a person knows it and two models can be told apart."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where it computes."""
+
+    @abstractmethod
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+
+    @abstractmethod
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+        """v(x, σ) for x [B, C, h, w] and B conditions, float32; differentiable in the adapter.
+
+        One σ for all or one for each, [B] on the CPU, all of the `same_network`.
+
+        `guidance` is the embedded one of a distilled model; where guidance is classifier-free v⁻ + guidance·(v - v⁻) is returned
+        if the condition has a negative part, v⁻ under `negative_half`.
+        """
+
+    @abstractmethod
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        """Pictures [B, H, W, 3], or videos [B, F, H, W, 3], float32 in [0, 1] on the CPU, from latents [B, C, (F,) h, w].
+
+        `texts` are their B prompts, which may give a part of the picture, see `sample_shape`.
+        """
+
+    @abstractmethod
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        """The inverse of `decode`: latents [B, C, (F,) h, w], float32 on the CPU, of pictures [B, H, W, 3] or videos
+        [B, F, H, W, 3] in [0, 1].
+
+        The mean of the autoencoder's distribution, with the family's scale and shift. Raises ValueError for a size that
+        cannot be made.
+        """
+
+    @abstractmethod
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+
+    def sample_shape(self, texts: Sequence[str], settings: SamplerSettings) -> tuple[int, ...]:
+        """One sample's latent for these prompts: `latent_shape` without what they give, which is neither noised nor trained."""
+        return self.latent_shape(settings.height, settings.width, settings.frames)
+
+    @abstractmethod
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`."""
+
+    @abstractmethod
+    def lora_key(self, name: str) -> str:
+        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in the network."""
+
+    def example(self, settings: SamplerSettings) -> Condition:
+        """`condition` of one prompt of some length, for counting: what it says does not matter."""
+        return self.condition([EXAMPLE], settings)
+
+    def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
+        """The guidance that `velocity` is given at that noise level."""
+        return settings.guidance
+
+    @property
+    @abstractmethod
+    def guidance_is_embedded(self) -> bool:
+        """Whether guidance is a number that the network takes, and not classifier-free."""
+
+    def unguided(self, settings: SamplerSettings) -> SamplerSettings:
+        """The same without classifier-free guidance. A distilled model's guidance stays, since it has no velocity without."""
+        return settings if self.guidance_is_embedded else replace(settings, guidance=1.0, guidance_2=0.0)
+
+    def same_network(self, sigma: float, other: float) -> bool:
+        """Whether one call of `velocity` may hold samples at both noise levels."""
+        return True
+
+    def check_gradient(self, trajectories: Trajectories) -> None:
+        """Called before an update. Raises ValueError where the gradient that it is going to use is known to be wrong."""
+
+    def make_room(self) -> None:
+        """Called before anything large is computed: ComfyUI's own models leave the accelerator, as it would have them do."""
+        devices.make_room()
+
+    def memory_line(self, settings: SamplerSettings) -> str:
+        """For a human: what training at these settings needs of the device, and what there is; empty where that is not known."""
+        return ""
+
+    # -- shared ----------------------------------------------------------------------------------------------------------
+
+    def negative_half(self) -> contextlib.AbstractContextManager:
+        """Around the negative half of classifier-free guidance: without gradient, unless the update wants it."""
+        return torch.set_grad_enabled(torch.is_grad_enabled() and self.wish.unconditional_gradient)
+
+    def graph_bytes(self, settings: SamplerSettings) -> int:
+        """What autograd saves for the backward pass of one sample's velocity, measured once for each kind of it."""
+        shape = self.latent_shape(settings.height, settings.width, settings.frames)
+        kind = shape, self.wish.unconditional_gradient
+        if kind not in self._graph_bytes:
+            weights = {weight.untyped_storage().data_ptr() for weight in self._weights()}
+            saved: dict[int, int] = {}
+
+            def count(tensor: Tensor) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in weights:
+                    saved[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            condition, x = self.example(settings), torch.zeros((1, *shape), device=self.device)
+            with self.forwards.uncounted(), torch.enable_grad(), self._saving(count):
+                velocity = self.velocity(x, 0.5, condition, self.guidance_at(0.5, settings))
+            self._graph_bytes[kind] = sum(saved.values())
+            del velocity  # the graph must live until all it saved is counted: freed memory would be counted twice
+        return self._graph_bytes[kind]
+
+    def _weights(self) -> Iterator[Tensor]:
+        """All weights of the networks that are trained."""
+        return (parameter for network in self.experts.values() for parameter in network.parameters())
+
+    def _saving(self, count: Callable[[Tensor], Tensor]) -> contextlib.AbstractContextManager:
+        """Within it `count` is told of each tensor that autograd saves."""
+        return torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor)
+
+    # -- whose it is ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_at_start(self) -> bool:
+        """Whether it still is what was loaded."""
+        return self.start_iteration is not None and self.policy.version == self.version_at_start
+
+    @property
+    def will_look_ahead(self) -> bool:
+        """Whether Learned Credit is going to measure at this version of the policy, and would use the rollout's predictions."""
+        return any(self.policy.version == shares.again for shares in self.step_shares.values())
+
+    def make_fresh(self) -> None:
+        """As it was loaded, and no run's."""
+        self.policy.make_fresh()
+        self.wish, self.step_shares = NextRollout(), {}
+        self.start_iteration = None
+        self.forwards.forget()

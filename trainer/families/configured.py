@@ -1,0 +1,112 @@
+"""A model folder by its configuration files and the headers of its weights: what can be known before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..policy.files import NETWORKS, opened
+from ..types import SamplerSettings
+from ..workflow.problem import Misfit
+from .folder import check_model_folder, read_object
+from .options import FlowModelError, LoadOptions
+from .sizes import RULES, Checkpoint, LatentGrid
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a folder says of itself. `whole`: its transformer comes from the folder, and not from a single file."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    whole: bool
+    files: Mapping[str, Path] = field(default_factory=dict)  # single files by component
+
+    @property
+    def grid(self) -> LatentGrid:
+        return self.checkpoint.grid
+
+    def too_long(self, texts: Sequence[str], most: int) -> tuple[int, int, int] | None:
+        """The longest prompt's number, its tokens and how many the text encoder takes; None where it takes them all.
+
+        What a template adds to the prompt is not counted.
+
+        Args:
+            most: tokens that it shall take; 0: its own limit.
+        """
+        rules = RULES[self.checkpoint.family]
+        folder = self.folder / rules.tokenizer
+        if not (folder / "tokenizer.json").is_file():
+            return None  # in an older form, or left out
+        from tokenizers import Tokenizer
+
+        own = read_object(folder / "tokenizer_config.json").get("model_max_length")
+        own = int(min(own, rules.most_tokens)) if isinstance(own, int | float) and own > 0 else rules.most_tokens
+        limit = most or own
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception:  # the library has no narrower one
+            return None  # damaged, as loading it will say
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        lengths = [len(encoded.ids) for encoded in tokenizer.encode_batch(list(texts))]
+        longest = max(range(len(lengths)), key=lengths.__getitem__)
+        return (longest, lengths[longest], limit) if lengths[longest] > limit else None
+
+    def conflict(self, training: str, options: Mapping) -> Misfit | None:
+        """What cannot be done with weights that stay as a single file stores them."""
+        from . import weight_files
+
+        return weight_files.conflict(training, LoadOptions(**options), self.files) if self.files else None
+
+    def lora_targets(self, text: str) -> Iterator[Misfit]:
+        """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""
+        wanted = [name.strip() for name in text.split(",") if name.strip()]
+        ends = tuple(f".{name}" for name in wanted)
+        for expert in NETWORKS if wanted and self.whole else ():
+            if not (self.folder / expert).is_dir():
+                continue
+            layers, others = modules(self.folder / expert)
+            fitting = [name for name in layers if name in wanted or name.endswith(ends)]
+            wrong = sorted(name for name in others if name in wanted or name.endswith(ends))
+            if wrong or not fitting:
+                what = f"name {wrong[0]}, which is no layer" if wrong else "fit no layer"
+                message = f"lora_targets {what} of {expert} that an adapter can be put on"
+                fix = f"leave it empty, or use ends of names such as {', '.join(sorted(layers)[:3])}"
+                yield Misfit("lora_targets", message, fix)
+
+
+def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
+    """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
+    family = check_model_folder(folder, files)
+    names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
+    checkpoint = Checkpoint(family, *(read_object(folder / name) for name in names))
+    try:
+        height, width = _some_size(checkpoint.grid)
+        checkpoint.grid.shape(height, width)
+        checkpoint.shift(SamplerSettings("ode", 0.0, 1, width, height))
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        reason = f"{type(error).__name__}: {error}".partition(". Fix: ")[0]  # of one size, and here none fits
+        raise FlowModelError(
+            f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
+        ) from error
+    return Configuration(folder, checkpoint, not any(name in files for name in NETWORKS), files)
+
+
+def _some_size(grid: LatentGrid) -> tuple[int, int]:
+    return grid.unit, grid.unit
+
+
+def modules(folder: Path) -> tuple[set[str], set[str]]:
+    """Names of a network's modules by the headers of its weight files: those with a matrix, and all others."""
+    layers, others = set(), set()
+    for file in sorted(folder.glob("*.safetensors")):
+        with opened(file, "np") as content:
+            for key in content.keys():
+                module, _, kind = key.rpartition(".")
+                if kind == "weight" and len(content.get_slice(key).get_shape()) > 1:
+                    layers.add(module)
+                parts = module.split(".")
+                others |= {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+    return layers, others - layers

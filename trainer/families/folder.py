@@ -1,0 +1,159 @@
+"""A model's folder, looked at before anything of it is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..policy.files import is_gguf, opened
+from . import tokenizers
+from .options import SINGLE_FILES, FlowModelError
+from .sizes import RULES
+
+LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
+DIFFUSERS = (0, 38)  # earlier ones run Python files that lie in a model's folder
+_WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "processor", "feature_extractor"}
+
+
+def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
+    """The family of a diffusers folder, after a look at its index and the header of every weight file; nothing is loaded.
+
+    Args:
+        files: single files by the component whose weights they hold; None where that is not known yet.
+
+    Raises:
+        FlowModelError: as `load_flow_model`.
+    """
+    index = path / "model_index.json"
+    if not index.is_file() and (path / "modular_model_index.json").is_file():
+        raise FlowModelError(
+            f"{path} is a modular pipeline of diffusers, which says nothing of how its parts work together. Fix: train the model "
+            "as ComfyUI loads it, by Make Trainable, or choose a folder with a model_index.json"
+        )
+    if not index.is_file():
+        raise FlowModelError(
+            f"{path} is not a diffusers model folder: it has no model_index.json. Fix: choose the folder that holds "
+            "model_index.json, transformer/ and vae/"
+        )
+    components = read_index(path)
+    family = components["_class_name"]
+    if family not in RULES:
+        raise FlowModelError(
+            f"{path} is a {str(family)[:100]}; supported are {', '.join(RULES)}. Fix: choose one of those"
+        )
+    if unknown := sorted(set(files or ()) - {name for name, source in components.items() if isinstance(source, list)}):
+        raise FlowModelError(
+            f"{path}, a {family}, has no {unknown[0]}. Fix: choose no file for {unknown[0]} in Model Files"
+        )
+    for component, source in components.items():
+        if not isinstance(source, list) or not source[0]:
+            continue  # a plain setting, or an optional component that this model does without
+        if not (path / component).is_dir():
+            raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
+        if component in _WEIGHTLESS:
+            if tokenizers.is_comfyuis(path / component):
+                tokenizers.find(path / component)
+            continue
+        if files and component in files:
+            _check_file(component, files[component])
+            continue
+        weights = sorted((path / component).glob("*.safetensors"))
+        if not weights and files is not None:
+            raise FlowModelError(
+                f"{path / component} has no .safetensors weights. Fix: copy the whole folder again, or put its single file "
+                f"into ComfyUI's models/{SINGLE_FILES[component]} and choose it in Model Files"
+            )
+        for file in weights:
+            _check_header(file)
+    return family
+
+
+def check_libraries() -> None:
+    """Raises FlowModelError where the installed diffusers is one that runs what a model's folder brings."""
+    installed = importlib.metadata.version("diffusers")
+    if tuple(int(part) for part in re.findall(r"\d+", installed)[:2]) < DIFFUSERS:
+        raise FlowModelError(
+            f"diffusers {installed} runs Python files that lie in a model's folder, so none is loaded by it. Fix: pip install "
+            f"-U 'diffusers>={'.'.join(map(str, DIFFUSERS))}' into this Python"
+        )
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """What model_index.json in a diffusers folder says; its components, the lists, are classes of LIBRARIES and nothing else.
+
+    Raises:
+        FlowModelError: it cannot be read, or names foreign code.
+    """
+    index = path / "model_index.json"
+    try:
+        components = json.loads(index.read_text(encoding="utf-8"))
+        family = components["_class_name"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FlowModelError(
+            f"{index} cannot be read as a diffusers index ({error}). Fix: copy the model again"
+        ) from error
+    if not isinstance(family, str):
+        raise _foreign(index, "_class_name", family)
+    for component, source in components.items():
+        if not isinstance(source, list):
+            continue
+        if source in ([None, None], []):
+            components[component] = [None, None]  # as diffusers itself writes that there is none
+            continue
+        if all(type(part) in (int, float) for part in source):
+            components[component] = tuple(source)  # a setting, such as the numbers of layers, and no class
+            continue
+        plain = len(source) == 2 and all(isinstance(part, str) for part in source)
+        if not (plain and component.isidentifier() and source[0] in LIBRARIES and source[1].isidentifier()):
+            raise _foreign(index, component, source)
+    return components
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """What a configuration file of a model folder says. Raises FlowModelError where it is no JSON object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError(f"it holds a {type(content).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise FlowModelError(f"{file} cannot be read ({error}). Fix: copy the whole model folder again") from error
+    return content
+
+
+def library_class(folder: Path, library: str, name: str) -> type:
+    """A network's class, of a component that `read_index` has let pass. Raises FlowModelError where it is none."""
+    kind = getattr(importlib.import_module(library), name, None) if library in LIBRARIES else None
+    if not isinstance(kind, type) or not hasattr(kind, "from_pretrained"):
+        raise _foreign(folder.parent / "model_index.json", folder.name, [library, name])
+    return kind
+
+
+def _foreign(index: Path, component: str, source: object) -> FlowModelError:
+    return FlowModelError(
+        f"{index} wants {str(component)[:100]} to be {str(source)[:200]}, and only classes of {' and '.join(LIBRARIES)} are "
+        "loaded. Fix: use a model in diffusers' own layout, from whom you trust"
+    )
+
+
+def _check_file(component: str, file: Path) -> None:
+    """Raises FlowModelError where a single file is truncated, or in a format that is not read."""
+    from . import weight_files
+
+    if not is_gguf(file):
+        _check_header(file)
+    elif file.open("rb").read(4) != b"GGUF":
+        raise FlowModelError(f"{component}: {file} is truncated or no GGUF file. Fix: copy or download that file again")
+    weight_files.check(component, file)
+
+
+def _check_header(file: Path) -> None:
+    try:
+        with opened(file, "np") as content:
+            content.keys()
+    except ValueError as error:
+        raise FlowModelError(str(error)) from error

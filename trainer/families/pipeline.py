@@ -1,0 +1,233 @@
+"""Flow models from folders of diffusers: what every pipeline's family shares."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...host import devices
+from ..policy.adapters import PeftAdapters
+from .base import FlowModel, frame_size, noise_levels
+from .condition import Condition, Embeddings
+from .sizes import Checkpoint
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+    from torch import Tensor
+
+    from ..types import SamplerSettings
+    from .sizes import LatentGrid
+
+logger = logging.getLogger(__name__)
+
+
+class PipelineModel(FlowModel):
+    """The networks of one pipeline of diffusers.
+
+    A family says besides what its pipeline consists of. What sizes it can make, which noise schedule it was trained for and how
+    it is guided is in `sizes`.
+    """
+
+    PIPELINE: str  # the class's name in diffusers
+    LORA_TARGETS: tuple[str, ...]
+    COMPONENTS: tuple[str, ...]  # the pipeline's networks, which are frozen
+    EXPERTS = {"transformer": ""}  # the networks that are trained, and what their adapters' files are called
+    REFUSED: tuple[str, ...] = ()  # components of checkpoints that are not supported
+    LORA_PREFIX = "transformer."
+    LATENTS = "hidden_states"  # what the networks call the noisy latents
+
+    def __init__(self, pipeline: DiffusionPipeline, path: Path, max_sequence_length: int):
+        self.pipeline = pipeline
+        self.transformer = pipeline.transformer
+        self.visitors: set[str] = set()  # components that are on the device only while they work
+        self.path = path
+        self.max_sequence_length = max_sequence_length
+        for name in self.COMPONENTS:
+            if (network := getattr(pipeline, name)) is not None:  # some checkpoints do without an encoder
+                network.eval().requires_grad_(False)
+        networks = {name: getattr(pipeline, name) for name in self.EXPERTS}
+        experts = {name: network for name, network in networks.items() if network is not None}
+        adapters = {name: PeftAdapters(network, self.LORA_TARGETS) for name, network in experts.items()}
+        super().__init__(experts, adapters, pipeline.transformer.dtype)
+        for network in self.experts.values():
+            self.forwards.watch(network, self.LATENTS)
+        self._embeddings = Embeddings(self._embed)
+        self._decoding = threading.RLock()
+        if self.checkpoint.is_distilled:
+            logger.warning(
+                "%s is distilled: trained by rewards alone, its pictures become blurred. Fix: kl_coefficient of 0.001 or more on "
+                "GRPO Step, or train the base model",
+                path.name,
+            )
+
+    # -- what a family provides ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def embed(self, texts: Sequence[str], device: torch.device) -> Condition:
+        """Runs the text encoders, which are on that device."""
+
+    @abstractmethod
+    def predict(self, x: Tensor, levels: Tensor, condition: Condition, guidance: float) -> Tensor:
+        """The network's velocity at noise levels [B], float64 on the CPU; `guidance` is for networks that take it."""
+
+    @abstractmethod
+    def decode_latents(self, latents: Tensor) -> Tensor:
+        """[B, C, (F,) h, w] to pictures [B, (F,) H, W, 3], not yet clamped to [0, 1]."""
+
+    @abstractmethod
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Pictures [B, (F,) H, W, 3] in [0, 1] to [B, C, (F,) h, w]."""
+
+    @classmethod
+    def lora_key(cls, name: str) -> str:
+        """What ComfyUI's LoraLoader calls an adapter's tensor, by its name in diffusers."""
+        return cls.LORA_PREFIX + name
+
+    # -- shared ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def source(self) -> str:
+        return str(self.path.resolve())
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        pipeline = self.pipeline
+        configs = (part.config for part in (pipeline, pipeline.scheduler, pipeline.vae, self.transformer))
+        return Checkpoint(self.PIPELINE, *configs)
+
+    @property
+    def latent_grid(self) -> LatentGrid:
+        return self.checkpoint.grid
+
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        """[C, h, w], or [C, F, h, w] of a video: one sample's latent. Raises ValueError for a size that cannot be made."""
+        return self.latent_grid.shape(height, width, frames)
+
+    def shift(self, settings: SamplerSettings) -> float:
+        """The timestep shift that the checkpoint asks for at this size. Raises ValueError, with the fix, if it is none."""
+        return self.checkpoint.shift(settings)
+
+    @property
+    def guidance_is_embedded(self) -> bool:
+        return self.checkpoint.guidance is None
+
+    def guides(self, *guidance: float) -> bool:
+        """Whether one of these calls the network a second time, for the negative prompt."""
+        convention = self.checkpoint.guidance
+        return convention is not None and max(guidance) > convention.off
+
+    def unguided(self, settings: SamplerSettings) -> SamplerSettings:
+        convention = self.checkpoint.guidance
+        return settings if convention is None else replace(settings, guidance=convention.off, guidance_2=0.0)
+
+    @property
+    def device(self) -> torch.device:
+        # Not the network's own property, which goes through all its modules for offloading hooks that ours never has.
+        return next(self.transformer.parameters()).device
+
+    def _networks(self) -> list[torch.nn.Module]:
+        """Those that live on the device; the others only visit it."""
+        networks = (getattr(self.pipeline, name) for name in self.COMPONENTS if name not in self.visitors)
+        return [network for network in networks if network is not None]
+
+    @contextlib.contextmanager
+    def _visit(self, device: torch.device, kind: str) -> Iterator[None]:
+        """Offloaded components of that kind visit the device. Where encoders do not fit beside the others, those step aside."""
+        names = (name for name in self.COMPONENTS if name in self.visitors and name.startswith(kind))
+        guests = [network for network in (getattr(self.pipeline, name) for name in names) if network is not None]
+        need = sum(parameter.nbytes for guest in guests for parameter in guest.parameters())
+        # The autoencoder is small, and may be asked by the page while the others compute.
+        aside = self._movable() if kind != "vae" and need > 0.9 * devices.free_memory(device) else []
+        for network in aside:
+            network.to("cpu")
+        for guest in guests:
+            guest.to(device)
+        try:
+            yield
+        finally:
+            for guest in guests:
+                guest.to("cpu")
+            for network in aside:
+                network.to(device)
+
+    def _move(self, device: torch.device) -> None:
+        with self._decoding:
+            super()._move(device)
+        self.policy.move(device)
+
+    def embeddings(self, texts: Sequence[str]) -> Condition:
+        """Embeddings of P prompts on the model's device, computed once per distinct prompt."""
+        return self._embeddings.of(texts, self.device)
+
+    def _embed(self, texts: Sequence[str]) -> Condition:
+        device = self.device
+        with torch.no_grad(), self._visit(device, "text_encoder"):
+            return self.embed(texts, device)
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> Condition:
+        """What `velocity` needs of P prompts: their embeddings and, where guidance calls for it, the negative prompt's."""
+        condition = self.embeddings(texts)
+        if self.guides(settings.guidance, settings.guidance_2):
+            return condition.beside(self.embeddings([settings.negative_prompt] * len(texts)))
+        return condition
+
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: Condition, guidance: float) -> Tensor:
+        levels, negative = noise_levels(sigma, x), condition.negative()
+        velocity = self.predict(x, levels, condition, guidance)
+        if negative is None:
+            return velocity
+        with self.negative_half():
+            away = self.predict(x, levels, negative, guidance)
+        return self.guided(velocity, away, guidance)
+
+    def guided(self, towards: Tensor, away: Tensor, guidance: float) -> Tensor:
+        """The velocities with the prompt and with the negative one put together, see `sizes.Guidance`."""
+        convention = self.checkpoint.guidance
+        assert convention is not None, "asked only where guidance is classifier-free"
+        velocity = away + convention.weight(guidance) * (towards - away)
+        return (
+            velocity * self._token_norms(towards) / self._token_norms(velocity) if convention.keeps_norm else velocity
+        )
+
+    def _token_norms(self, velocity: Tensor) -> Tensor:
+        """The norm of each position's token, [B, 1, h, w] of [B, C, h, w]."""
+        side = self.latent_grid.patch
+        rows = velocity.unflatten(-2, (-1, side)).unflatten(-1, (-1, side))  # [B, C, h/p, p, w/p, p]
+        norms = torch.linalg.vector_norm(rows, dim=(1, 3, 5))
+        return norms.repeat_interleave(side, -2).repeat_interleave(side, -1).unsqueeze(1)
+
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """T+1 noise levels from 1 to 0, see `schedule.noise_levels`. Raises ValueError for what it cannot sample with."""
+        checkpoint = self.checkpoint
+        if misfit := next(checkpoint.misfits(settings), None):
+            raise ValueError(str(misfit))
+        return checkpoint.sigmas(settings)
+
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
+
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        self.latent_shape(*frame_size(images))
+        return self._in_parts(lambda part: self.encode_images(part).float(), images, batch_size)
+
+    @torch.no_grad()
+    def _in_parts(self, work: Callable[[Tensor], Tensor], values: Tensor, batch_size: int) -> Tensor:
+        """What the autoencoder makes of [B, …], `batch_size` at a time, on the CPU."""
+        device = self.device
+        # One at a time: autoencoders of videos keep state between frames, and the page decodes while a prompt runs.
+        with self._decoding, self._visit(device, "vae"):
+            return torch.cat(
+                [work(devices.upload(part, device)).cpu() for part in values.split(batch_size or len(values))]
+            )
+
+    def autocast(self):
+        """For one forward pass. A context around the optimizer step too would keep stale casts of the adapter's weights."""
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)

@@ -1,0 +1,94 @@
+"""Flow models: one file a family, found by the `_class_name` in a diffusers folder's model_index.json.
+
+A new family is one file with a subclass of `PipelineModel` and one row in FAMILIES.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .families.folder import check_libraries, check_model_folder
+from .families.options import SINGLE_FILES as SINGLE_FILES
+from .families.options import FlowModelError as FlowModelError
+from .families.options import LoadOptions, conflict
+from .types import TRAININGS
+
+if TYPE_CHECKING:
+    from .families.pipeline import PipelineModel
+
+FAMILIES = {
+    "FluxPipeline": "flux.Flux",
+    "Flux2Pipeline": "flux2.Flux2",
+    "Flux2KleinPipeline": "flux2.Flux2Klein",
+    "StableDiffusion3Pipeline": "sd3.StableDiffusion3",
+    "WanPipeline": "wan.Wan",
+    "WanImageToVideoPipeline": "wan.WanImageToVideo",
+    "QwenImagePipeline": "qwen.QwenImage",
+    "QwenImage21Pipeline": "qwen21.QwenImage21",
+    "ZImagePipeline": "zimage.ZImage",
+    "Krea2Pipeline": "krea2.Krea2",
+}
+
+
+def load_flow_model(
+    path: str | Path,
+    *,
+    training: str = "lora",
+    lora_rank: int = 16,
+    lora_alpha: float = 16.0,
+    lora_targets: str = "",
+    seed: int = 0,
+    **options,
+) -> PipelineModel:
+    """Loads a diffusers pipeline folder and makes it trainable: by an adapter on its transformer, or as a whole.
+
+    Args:
+        path: a diffusers folder (one that holds model_index.json).
+        training: "lora" or "full".
+        lora_rank, lora_alpha: of the adapter; its scale is alpha / rank.
+        lora_targets: comma-separated ends of module names; empty takes the family's own list.
+        seed: of the adapter's initial weights.
+        dtype: of the frozen weights: auto (bfloat16 on an accelerator, else float32), float32, bfloat16 or float16. What is
+            trained is always float32.
+        device: auto, or a torch device.
+        max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
+        files: single files by component, instead of the folder's own; fp8 and GGUF stay so, only with "lora", not with "shard".
+        quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
+        offload_encoders: the text encoders are on the device only while they embed new prompts.
+        offload_vae: the autoencoder is on the device only while it decodes.
+        vae_tiling: pictures are decoded in tiles: less memory, faint seams.
+        gradient_checkpointing: activations are computed twice instead of stored.
+        attention: a backend of diffusers ("native", "flash", "sage" …); "auto" leaves the choice to it.
+        compile: the transformer's blocks go through torch.compile.
+        shard: of several processes each holds a part of the frozen transformer; only with "lora", since "full" is always
+            sharded. Each loads it whole into main memory first.
+
+    Raises:
+        FlowModelError: not a diffusers folder, an unknown family, files that are missing, truncated or of another model,
+            too little memory, or an option that cannot be had here.
+    """
+    check_libraries()
+    if training not in TRAININGS:
+        raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
+    files = options.get("files") or {}
+    if misfit := conflict(training, options, files):
+        raise ValueError(str(misfit))
+    path = Path(path)
+    module, name = FAMILIES[check_model_folder(path, files)].split(".")
+    cls: type[PipelineModel] = getattr(importlib.import_module(f".families.{module}", __package__), name)
+    from .families import loading
+    from .policy.adapters import Adapter
+
+    chosen = LoadOptions(**options)
+    adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed) if training == "lora" else None
+    model = loading.load(cls, path, chosen, training, adapter)
+    if adapter is not None:
+        model.policy.add_adapter(adapter)
+        if chosen.shard:
+            model.policy.shard_frozen()  # before it settles: whole it may not fit the device
+    model.settle(loading.resolve_device(chosen.device))
+    if training == "full":
+        model.policy.train_everything()
+    return model

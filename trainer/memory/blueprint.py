@@ -1,0 +1,106 @@
+"""A model of diffusers by its configurations alone: what it is built of, on no device and without a weight."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..families import tokenizers
+from ..families.folder import check_model_folder, library_class, read_index, read_object
+from ..families.options import FlowModelError
+from .published import PUBLISHED, Part, Published
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LONGEST = 512  # tokens, where neither the tokenizer nor the family says fewer
+
+
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """A pipeline's configurations.
+
+    Attributes:
+        name: what a person knows it by.
+        pipeline: the class's name in diffusers, a row of FAMILIES.
+        parts: by component: the library, the class and its configuration.
+        scheduler: its class and configuration.
+        settings: plain entries of model_index.json, such as Wan's boundary.
+        folder: where it was read; None of a published model that is not here.
+        tokens: what the tokenizer of each component takes at most.
+    """
+
+    name: str
+    pipeline: str
+    parts: Mapping[str, Part]
+    scheduler: tuple[str, Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    tokens: Mapping[str, int]
+    folder: Path | None = None
+
+    def networks(self) -> dict[str, Any]:
+        """Each component on the meta device, as its class makes it."""
+        with torch.device("meta"):
+            return {name: self._network(name, *part).eval() for name, part in self.parts.items()}
+
+    def _network(self, name: str, library: str, kind: str, config: Mapping[str, Any]) -> nn.Module:
+        cls = library_class((self.folder or Path(self.name)) / name, library, kind)
+        own = deepcopy(dict(config))  # transformers writes defaults into what is nested in a configuration
+        try:
+            if library == "transformers":
+                return cls._from_config(cls.config_class.from_dict(own))
+            return cls.from_config(own)
+        except (TypeError, ValueError, LookupError, RuntimeError, ArithmeticError) as error:
+            raise FlowModelError(
+                f"{self.name}: the configuration of {name} makes no {kind} ({error}). Fix: copy it again"
+            ) from error
+
+    def pipeline_of(self, networks: Mapping[str, nn.Module]):
+        """The pipeline with these networks. Its tokenizers only count."""
+        import diffusers
+
+        from .words import Words
+
+        cls = getattr(diffusers, self.pipeline)
+        kind, config = self.scheduler
+        given = {**self.settings, **networks, "scheduler": getattr(diffusers, kind).from_config(dict(config))}
+        given |= {name: Words(most) for name, most in self.tokens.items()}
+        asked = list(inspect.signature(cls.__init__).parameters.items())[1:]
+        return cls(**{name: given.get(name) for name, it in asked if name in given or it.default is it.empty})
+
+
+def of_folder(path: Path, files: Mapping[str, Path] | None = None) -> Blueprint:
+    """Raises FlowModelError where the folder is none of a family, or its configurations cannot be read."""
+    family = check_model_folder(path, files)
+    index = read_index(path)
+    parts, tokens = {}, {}
+    for name, source in index.items():
+        if not isinstance(source, list) or not source[0]:
+            continue
+        if name.startswith("tokenizer"):
+            tokens[name] = _limit(path / name)
+        elif name != "scheduler" and (path / name / "config.json").is_file():
+            parts[name] = (source[0], source[1], read_object(path / name / "config.json"))
+    scheduler = index["scheduler"][1], read_object(path / "scheduler" / "scheduler_config.json")
+    settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
+    return Blueprint(path.name, family, parts, scheduler, settings, tokens, path)
+
+
+def _limit(tokenizer: Path) -> int:
+    """Tokens that it takes at most. Of a folder that only describes a model it is one of ComfyUI's."""
+    if not tokenizers.is_comfyuis(tokenizer):
+        return read_object(tokenizer / "tokenizer_config.json").get("model_max_length", LONGEST)
+    kind = read_object(tokenizer / tokenizers.NOTE).get("kind", "")
+    return tokenizers.KINDS[kind][-1]["model_max_length"] if kind in tokenizers.KINDS else LONGEST
+
+
+def of_name(name: str) -> Blueprint | None:
+    """A model that is published by that name, None where its configurations are not known here."""
+    known: Published | None = PUBLISHED.get(name)
+    return known and Blueprint(name, known.pipeline, known.parts, known.scheduler, known.settings, known.tokens)

@@ -1,0 +1,303 @@
+"""A model's calls, taken once on the meta device, whose tensors have shapes and no numbers: what they hold is counted.
+
+The family's own code runs, with the networks that its configurations describe. So the counts are those of our code, whatever it
+keeps for the backward pass. Kernels of a GPU may take workspaces of their own, which no such count sees.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import diffusers
+import torch
+from torch.utils._pytree import tree_map_only
+
+from ..families.base import EXAMPLE
+from ..families.condition import Condition, Embeddings
+from ..families.sizes import RULES
+from ..flow import FAMILIES
+from ..policy.adapters import Adapter
+from ..types import SamplerSettings
+from .live import Live
+from .shapes import META, as_on_a_gpu
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from ..families.pipeline import PipelineModel
+    from .blueprint import Blueprint
+
+GUIDED = 3.5  # above what any family takes as no guidance
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the network. `guided`: a second half for the negative prompt; `both`: which has a gradient, too."""
+
+    rows: int
+    height: int
+    width: int
+    frames: int = 1
+    guided: bool = False
+    both: bool = True
+    checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Bytes of a call with a gradient.
+
+    Attributes:
+        kept: what autograd keeps for the backward pass.
+        peak: the most that forward and backward take together.
+        backward: the most that the backward pass takes beside what is kept.
+    """
+
+    kept: int
+    peak: int
+    backward: int
+
+
+class Rehearsal:
+    """One model, as it is loaded with these options. Each count is made once."""
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        dtype: torch.dtype,
+        adapter: Adapter | None,
+        vae_tiling: bool = False,
+        max_sequence_length: int = 0,
+    ):
+        """`adapter`: None trains all weights."""
+        self.blueprint, self.dtype = blueprint, dtype
+        module, name = FAMILIES[blueprint.pipeline].split(".")
+        self.family: type[PipelineModel] = getattr(importlib.import_module(f"..families.{module}", __package__), name)
+        self.rules = RULES[blueprint.pipeline]
+        limit = min(self.rules.most_tokens, blueprint.tokens.get(self.rules.tokenizer, self.rules.most_tokens))
+        self.tokens = max_sequence_length or limit
+        networks = blueprint.networks()
+        self.model = self.family(blueprint.pipeline_of(networks), blueprint.folder or Path(blueprint.name), self.tokens)
+        self.model.dtype = dtype
+        self.model._embeddings = Embeddings(self._embedded)
+        for encoder in self._components("text_encoder"):
+            encoder.register_forward_pre_hook(_without_numbers, with_kwargs=True)
+        if vae_tiling:
+            self.model.pipeline.vae.enable_tiling()
+        if adapter is None:
+            self.model.policy.train_everything()
+        else:
+            self.model.policy.add_adapter(adapter)
+        # Counting casts itself: it has to be there in the backward pass too, where blocks run again.
+        vars(self.model)["autocast"] = contextlib.nullcontext
+        # Numbers in each component without its adapter; one that is held in float32 counts as all of the bytes that it has.
+        self.counts = {name: _in_dtypes(network, dtype) // dtype.itemsize for name, network in networks.items()}
+        self.trained = sum(parameter.numel() for parameter in self.model.policy.trainable_parameters())
+
+    # -- what is held ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def linear(self) -> Mapping[str, int]:
+        """Numbers in the Linear layers of each trained network without their adapters, which is what quantizing changes."""
+        return {name: sum(_linear(network)) for name, network in self.model.experts.items()}
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Bytes of the largest Linear layer's weights, in the dtype that it is computed with."""
+        return max(size for network in self.model.experts.values() for size in _linear(network)) * self.dtype.itemsize
+
+    @cached_property
+    def adapted(self) -> int:
+        """Bytes of the weights that have an adapter."""
+        from peft.tuners.lora import LoraLayer
+
+        layers = (m for network in self.model.experts.values() for m in network.modules() if isinstance(m, LoraLayer))
+        return sum(layer.get_base_layer().get_parameter("weight").nbytes for layer in layers)
+
+    # -- what calls take ---------------------------------------------------------------------------------------------------
+
+    @cache  # noqa: B019
+    def forward(self, call: Call) -> int:
+        """A call without a gradient."""
+        with self._blocks(), self._counting(call) as (live, velocity), torch.no_grad():
+            velocity()
+        return live.peak
+
+    @cache  # noqa: B019
+    def graph(self, call: Call) -> Graph:
+        """A call with a gradient, and the backward pass from its velocity. Gradients are there before.
+
+        Blocks of one kind keep the same each. So two of each kind are called; then, for each kind, three, and the difference
+        counts as often as there are more of them.
+        """
+        with self._blocks():
+            first, over, backward = self._graph(call)
+        kept = first
+        for kind, blocks in self._kinds.items():
+            if len(blocks) > 2:
+                with self._blocks(kind):
+                    kept += (self._graph(call, with_backward=False)[0] - first) * (len(blocks) - 2)
+        return Graph(kept, kept + max(over, backward), backward)
+
+    def _graph(self, call: Call, with_backward: bool = True) -> tuple[int, int, int]:
+        """Kept bytes, and what the forward and the backward pass have at most beside them."""
+        trained = self.model.policy.trainable_parameters()
+        for parameter in trained:
+            parameter.grad = torch.empty_like(parameter)
+        with self._counting(call) as (live, velocity), torch.enable_grad():
+            v = velocity()
+            kept, forward, live.peak = live.now, live.peak, live.now
+            if with_backward:
+                # `torch.autograd.backward` without what is around it, within which no mode of functions is asked.
+                engine = torch.autograd.Variable._execution_engine
+                engine.run_backward(
+                    (v,), (torch.empty_like(v),), False, False, (), allow_unreachable=True, accumulate_grad=True
+                )
+            del v
+        self.model.policy.forget_gradients()
+        return kept, forward - kept, live.peak - kept
+
+    @cached_property
+    def _kinds(self) -> dict[tuple, list[int]]:
+        """Numbers of the blocks of a trained network by their list and the shapes of their weights; the networks are alike."""
+        kinds: dict[tuple, list[int]] = {}
+        for name, blocks in _lists(next(iter(self.model.experts.values()))):
+            for number, block in enumerate(blocks):
+                shapes = tuple((key, tuple(weight.shape)) for key, weight in block.named_parameters())
+                kinds.setdefault((name, shapes), []).append(number)
+        return kinds
+
+    @contextlib.contextmanager
+    def _blocks(self, once_more: tuple | None = None) -> Iterator[None]:
+        """Within it the networks have two blocks of each kind, and of the kind `once_more` three."""
+        lists = [(network, name, blocks) for network in self.model.experts.values() for name, blocks in _lists(network)]
+        for network, name, blocks in lists:
+            taken = [
+                n for kind, all_ in self._kinds.items() if kind[0] == name for n in all_[: 2 + (kind == once_more)]
+            ]
+            setattr(network, name, torch.nn.ModuleList(blocks[number] for number in sorted(taken)))
+        try:
+            yield
+        finally:
+            for network, name, blocks in lists:
+                setattr(network, name, blocks)
+
+    @cache  # noqa: B019
+    def decoding(self, call: Call) -> int:
+        """Pictures of so many latents."""
+        with torch.no_grad(), self._live() as live:
+            self.model.decode_latents(torch.empty(call.rows, *self._shape(call), device=META)).float().clamp(0, 1)
+        return live.peak
+
+    @cache  # noqa: B019
+    def encoding(self, prompts: int) -> int:
+        """What the text encoders take for so many prompts at once; 0 where there are none."""
+        if not any(self._components("text_encoder")):
+            return 0
+        with self._live() as live:
+            self._embedded([EXAMPLE] * prompts)
+        return live.peak
+
+    @cache  # noqa: B019
+    def pictures(self, call: Call) -> int:
+        """What the autoencoder takes for a picture that a prompt's video begins with; 0 where prompts need none."""
+        if not self.rules.needs_pictures:
+            return 0
+        with torch.no_grad(), self._live() as live:
+            self.model.encode_images(torch.empty(1, call.frames, call.height, call.width, 3, device=META))
+        return live.peak
+
+    def latent_bytes(self, call: Call) -> int:
+        return 4 * math.prod(self._shape(call))
+
+    # -- how -----------------------------------------------------------------------------------------------------------------
+
+    def _components(self, start: str) -> Iterator[nn.Module]:
+        for name in self.family.COMPONENTS:
+            if name.startswith(start) and (network := getattr(self.model.pipeline, name)) is not None:
+                yield network
+
+    def _shape(self, call: Call) -> tuple[int, ...]:
+        return self.model.latent_shape(call.height, call.width, call.frames)
+
+    @contextlib.contextmanager
+    def _counting(self, call: Call) -> Iterator[tuple[Live, Callable[[], Tensor]]]:
+        for network in self.model.experts.values():
+            (network.enable_gradient_checkpointing if call.checkpointing else network.disable_gradient_checkpointing)()
+        self.model.wish = self.model.wish.__class__(unconditional_gradient=call.both)
+        x, condition = torch.empty(call.rows, *self._shape(call), device=META), self._condition(call)
+        with self._live(self.dtype) as live:
+            yield live, lambda: self.model.velocity(x, 0.5, condition, GUIDED)
+
+    @contextlib.contextmanager
+    def _live(self, autocast: torch.dtype = torch.float32) -> Iterator[Live]:
+        weights = [p for network in self._components("") for p in (*network.parameters(), *network.buffers())]
+        held = [tensor for p in weights for tensor in (p, p.grad) if tensor is not None]
+        with as_on_a_gpu(autocast), Live(held) as live:
+            yield live
+
+    def _condition(self, call: Call) -> Condition:
+        """Of rows that all have the same prompt, as long as a usual one."""
+        settings = SamplerSettings(
+            width=call.width,
+            height=call.height,
+            frames=call.frames,
+            guidance=GUIDED if call.guided else 0.0,
+            negative_prompt=EXAMPLE,
+        )
+        with as_on_a_gpu():
+            condition = self.model.example(settings)
+            return condition.rows(torch.zeros(call.rows, dtype=torch.int64))
+
+    def _embedded(self, texts: Sequence[str]) -> Condition:
+        with torch.no_grad(), as_on_a_gpu(reads=True):
+            return self.model.embed(texts, META)
+
+
+def _without_numbers(encoder: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """What a text encoder gets, on the device of its weights."""
+    return tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device=META), (args, kwargs))
+
+
+def _in_dtypes(network: nn.Module, dtype: torch.dtype) -> int:
+    """Gives weights the dtypes that loading gives them, and moves what a class has made elsewhere to the meta device.
+
+    Returns the bytes that the network has before it is made trainable.
+    """
+    exact = set(network._keep_in_fp32_modules or ()) if isinstance(network, diffusers.ModelMixin) else set()
+    made: dict[int, Any] = {}  # some weights are shared
+    size = 0
+    for name, module in network.named_modules():
+        both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for tensors in both:
+            for key, old in tensors.items():
+                if old is None:
+                    continue
+                if id(old) not in made:
+                    loaded = old.dtype
+                    if old.is_floating_point():
+                        loaded = torch.float32 if exact & {*name.split("."), key} else dtype
+                    size += 0 if "lora_" in name else old.numel() * loaded.itemsize
+                    new = torch.empty(old.shape, dtype=torch.float32 if old.requires_grad else loaded, device=META)
+                    is_weight = isinstance(old, torch.nn.Parameter)
+                    made[id(old)] = torch.nn.Parameter(new, old.requires_grad) if is_weight else new
+                tensors[key] = made[id(old)]
+    return size
+
+
+def _lists(network: nn.Module) -> list[tuple[str, nn.ModuleList]]:
+    """The network's blocks."""
+    return [(name, child) for name, child in network.named_children() if isinstance(child, torch.nn.ModuleList)]
+
+
+def _linear(network: nn.Module) -> Iterator[int]:
+    for name, module in network.named_modules():
+        if isinstance(module, torch.nn.Linear) and ".lora_" not in name:
+            yield module.weight.numel()

@@ -1,0 +1,160 @@
+"""Prompts as ComfyUI's CLIP encodes them, and as its samplers hand them to a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..families.condition import MOST_BYTES
+from .expert import ordinary
+
+if TYPE_CHECKING:
+    from comfy.sd import CLIP
+
+    from .expert import Expert
+
+Conditioning = list[list[Any]]  # ComfyUI's: [[embedding, {name: value}], …]
+Processed = dict[str, list[dict[str, Any]]]  # {"positive": …, "negative": …} as a network takes them
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt for each of the networks: what ComfyUI's sampler would hand to it."""
+
+    processed: Mapping[str, Processed]
+
+    def kind(self, network: str) -> tuple | None:
+        """Equal for prompts that one call of that network can serve together; None: such a call serves this one alone."""
+        kinds = []
+        for part, conds in sorted(self.processed[network].items()):
+            for cond in conds:
+                if len(conds) > 1 or cond.keys() & _ALONE or not all(map(_is_rows, cond["model_conds"].values())):
+                    return None
+                shapes = [(name, type(c), c.cond.shape, c.cond.dtype) for name, c in cond["model_conds"].items()]
+                kinds.append((part, tuple(sorted(shapes, key=str))))
+        return tuple(kinds)
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether it holds at some noise levels only, so that one call can serve only one of them."""
+        conds = (cond for each in self.processed.values() for part in each.values() for cond in part)
+        return any(cond.get("timestep_start") is not None or cond.get("timestep_end") is not None for cond in conds)
+
+
+@dataclass(frozen=True)
+class NativeCondition:
+    """P prompts, and the number of each row's prompt; ComfyUI's options for the calls. Prompts may be of different length."""
+
+    prompts: tuple[Prompt, ...]
+    index: tuple[int, ...]
+    options: Mapping[str, dict]  # of each network
+
+    def rows(self, index: Tensor) -> NativeCondition:
+        return replace(self, index=tuple(self.index[row] for row in index.tolist()))
+
+
+# Entries of a cond that holds for a part of the picture or of the sampling.
+PARTIAL = {"area", "mask", "strength", "timestep_start", "timestep_end", "start_percent", "end_percent"}
+# A cond with one of these is no row that can stand below another prompt's.
+_ALONE = PARTIAL | {"control", "gligen", "hooks", "default"}
+
+
+def _is_rows(cond: Any) -> bool:
+    """Whether it is one row of a batch, which can stand below those of other prompts."""
+    return isinstance(getattr(cond, "cond", None), Tensor) and cond.cond.ndim > 0 and len(cond.cond) == 1
+
+
+def together(prompts: Sequence[Prompt], network: str) -> Processed:
+    """Prompts of one `kind` as one, with a row for each."""
+    first = prompts[0].processed[network]
+    if all(prompt is prompts[0] for prompt in prompts):
+        return first
+    joined: Processed = {}
+    for part, [cond] in first.items():
+        rows = {
+            name: type(kind)(
+                torch.cat([prompt.processed[network][part][0]["model_conds"][name].cond for prompt in prompts])
+            )
+            for name, kind in cond["model_conds"].items()
+        }
+        joined[part] = [{**cond, "model_conds": rows}]
+    return joined
+
+
+class Encodings:
+    """What a CLIP makes of prompts, in main memory; the longest unused are forgotten first."""
+
+    def __init__(self, clip: CLIP):
+        self._clip = clip
+        self._known: dict[str, Conditioning] = {}
+
+    def of(self, texts: Sequence[str]) -> list[Conditioning]:
+        with torch.no_grad():
+            for text in dict.fromkeys(texts):
+                self._known[text] = self._known.pop(text) if text in self._known else self._encoded(text)
+        total = sum(_bytes(conditioning) for conditioning in self._known.values())
+        for text in list(self._known):
+            if total <= MOST_BYTES or text in texts:
+                break
+            total -= _bytes(self._known.pop(text))
+        return [self._known[text] for text in texts]
+
+    def _encoded(self, text: str) -> Conditioning:
+        return ordinary_copy(self._clip.encode_from_tokens_scheduled(self._clip.tokenize(text)))
+
+
+def with_keys(conditioning: Conditioning, keys: Mapping[str, Any]) -> Conditioning:
+    """The same embeddings with these entries besides."""
+    return [[embedding, {**entries, **keys}] for embedding, entries in conditioning]
+
+
+def extra_keys(conditioning: Conditioning, encoded: Conditioning) -> dict[str, Any]:
+    """What rides along in a CONDITIONING: entries that are not the text encoder's own, such as reference latents."""
+    entries = conditioning[0][1] if conditioning else {}
+    own = {name for _, known in encoded for name in known}
+    return {name: ordinary_copy(value) for name, value in entries.items() if name not in own}
+
+
+def processed(
+    expert: Expert, conds: Mapping[str, Conditioning], x: Tensor, options: dict, seed: int | None = None
+) -> Processed:
+    """Conditionings as ComfyUI's sampler prepares them for a network, for latents of the shape of x [1, C, (F,) h, w]."""
+    import comfy.sampler_helpers
+    import comfy.samplers
+
+    converted = {name: comfy.sampler_helpers.convert_cond(value) for name, value in conds.items()}
+    comfy.sampler_helpers.prepare_model_patcher(expert.patcher, converted, options)
+    nothing = torch.zeros_like(x)
+    shapes = {"latent_shapes": [tuple(x.shape)]} if _takes(comfy.samplers.process_conds, "latent_shapes") else {}
+    # Some models run a part of the network here, once for all noise levels: an adapter there is not trained.
+    with torch.no_grad():
+        made = comfy.samplers.process_conds(expert.core, nothing, converted, x.device, nothing, None, seed, **shapes)
+    return {name: list(value) for name, value in made.items()}
+
+
+def ordinary_copy(value: Any) -> Any:
+    """The same value whose tensors are in main memory, and none of inference mode, which autograd would keep nothing of."""
+    if isinstance(value, Tensor):
+        return ordinary(value.detach()).cpu().clone() if type(value) is Tensor else value
+    if isinstance(value, dict):
+        return {name: ordinary_copy(part) for name, part in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(ordinary_copy(part) for part in value)
+    return value
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(map(_bytes, parts))
+
+
+def _takes(function: Callable, name: str) -> bool:
+    import inspect
+
+    return name in inspect.signature(function).parameters

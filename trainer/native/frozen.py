@@ -1,0 +1,181 @@
+"""Frozen layers that keep nothing of their weights for the backward pass, but fetch them again.
+
+ComfyUI may hold a weight elsewhere, in another dtype or quantized, and hand each layer a copy that the next layer's copy
+overwrites: its cast buffers are shared. What autograd kept of such a copy would be another layer's weight by the time of the
+backward pass, without an error. So nothing is kept: which also spares the copies' memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..policy.frozen import FrozenLinear
+
+
+def is_fetched(module: torch.nn.Module) -> bool:
+    """Whether a layer is one of ComfyUI's, which may fetch its weights anew at every call."""
+    return hasattr(module, "comfy_cast_weights") or hasattr(module, "cast_bias_weight")
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    """Whether a layer multiplies with a matrix [out, in], however that is stored."""
+    return isinstance(module, torch.nn.Linear) or (
+        is_fetched(module) and {"in_features", "out_features"} <= vars(module).keys()
+    )
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A frozen layer, and how it is called.
+
+    Attributes:
+        module: ComfyUI's layer.
+        forward: what its `forward` was before it was wrapped.
+        prepare: called before weights are fetched in the backward pass: by then another node may have used the network, and with
+            it have put other weights in place.
+        is_plain: whether `forward` is the layer's own: what another node has put in its place may do more than the layer.
+    """
+
+    module: torch.nn.Module
+    forward: Callable[..., Tensor]
+    prepare: Callable[[], object]
+    is_plain: bool = True
+
+
+def linear(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
+    """`forward(x)` of a linear layer; its gradient is g·W, with W fetched when the backward pass asks."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return layer.forward(x, *args, **kwargs)
+    if not layer.is_plain:
+        return _Again.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]
+    forward = partial(_called, layer, args, kwargs)
+    return FrozenLinear.apply(x, forward, partial(_times_weight, layer))  # pyright: ignore[reportReturnType]
+
+
+def _called(layer: Layer, args: tuple, kwargs: dict, x: Tensor) -> Tensor:
+    return layer.forward(x, *args, **kwargs)
+
+
+def other(layer: Layer, x: Tensor, *args, **kwargs) -> Tensor:
+    """`forward(x)` of a norm or a convolution; where its weights are fetched, it is computed again for its gradient."""
+    if not (torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad) or _is_resident(layer.module, x):
+        return layer.forward(x, *args, **kwargs)
+    return _Again.apply(x, layer, args, kwargs)  # pyright: ignore[reportReturnType]
+
+
+def _is_resident(module: torch.nn.Module, x: Tensor) -> bool:
+    """Whether a layer computes with its very parameters, which nobody overwrites."""
+    if getattr(module, "weight_function", None) or getattr(module, "bias_function", None) or hasattr(module, "_v"):
+        return False
+    own = module._parameters.values()
+    return all(p is None or (p.device == x.device and p.dtype == x.dtype and type(p.data) is Tensor) for p in own)
+
+
+def _times_weight(layer: Layer, gradient: Tensor) -> Tensor:
+    """g·W, with W fetched anew."""
+    layer.prepare()
+    module = layer.module
+    with weight_of(module, gradient) as weight:
+        result = gradient @ weight
+    # Of files in scaled fp8, which ComfyUI 0.3.64 applies to the product.
+    scale = getattr(module, "scale_weight", None)
+    if scale is not None:
+        result = result * scale.to(result)
+    smoothing = getattr(module, "pre_quant_scale", None)  # of the input, as some quantizations bring it
+    if smoothing is not None:
+        result = result * smoothing.to(result)
+    return result
+
+
+class _Again(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, layer, args, kwargs):
+        ctx.layer, ctx.rest = layer, (args, kwargs)
+        ctx.save_for_backward(x)
+        return layer.forward(x.detach(), *args, **kwargs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        [saved], (args, kwargs) = ctx.saved_tensors, ctx.rest
+        ctx.layer.prepare()
+        x = saved.detach().requires_grad_()
+        with torch.enable_grad(), training():
+            return torch.autograd.grad(ctx.layer.forward(x, *args, **kwargs), x, gradients)[0], None, None, None
+
+
+@contextmanager
+def training() -> Iterator[None]:
+    """Within it ComfyUI takes the kernels that have a gradient: also where something is computed again for one.
+
+    Not all of its networks ask whether there is training. The fused kernels of rotary embeddings, which have no gradient, give
+    way to the plain ones of the same library.
+    """
+    import comfy.model_management
+
+    before = getattr(comfy.model_management, "in_training", False)
+    kernels = _fused_kernels()
+    comfy.model_management.in_training = True
+    for module, name, _, plain_one in kernels:
+        setattr(module, name, plain_one)
+    try:
+        yield
+    finally:
+        for module, name, fused, _ in kernels:
+            setattr(module, name, fused)
+        comfy.model_management.in_training = before
+
+
+def _fused_kernels() -> list[tuple[Any, str, Callable, Callable]]:
+    """(module, name, fused, plain) of the functions that have no gradient; none before 0.33."""
+    try:
+        import comfy_kitchen
+        from comfy_kitchen.backends import eager
+    except ImportError:
+        return []
+    names = [name for name in dir(eager) if "rope" in name and not name.endswith("_") and hasattr(comfy_kitchen, name)]
+    return [(comfy_kitchen, name, getattr(comfy_kitchen, name), _with_copies(getattr(eager, name))) for name in names]
+
+
+def _with_copies(kernel: Callable) -> Callable:
+    """Some networks hand it the scale of a norm straight from a shared cast buffer, and autograd would keep that."""
+
+    def plain_one(*args, **kwargs):
+        vectors = [isinstance(arg, Tensor) and arg.ndim == 1 and not arg.requires_grad for arg in args]
+        return kernel(
+            *(arg.clone() if is_vector else arg for arg, is_vector in zip(args, vectors, strict=True)), **kwargs
+        )
+
+    return plain_one
+
+
+@contextmanager
+def weight_of(module: torch.nn.Module, like: Tensor) -> Iterator[Tensor]:
+    """A layer's weight [out, in] on the device and in the dtype of `like`, for as long as this lasts."""
+    import comfy.ops
+
+    if fetch := getattr(module, "cast_bias_weight", None):  # of layers that know how to unpack theirs, as those of GGUF
+        yield fetch(like)[0]
+        return
+    if not is_fetched(module):
+        yield module.get_parameter("weight").to(like)
+        return
+    if not hasattr(comfy.ops, "uncast_bias_weight"):  # before 0.3.65
+        yield comfy.ops.cast_bias_weight(module, like)[0]
+        return
+    weight, bias, stream = comfy.ops.cast_bias_weight(module, like, offloadable=True)
+    try:
+        yield plain(weight, like.dtype)
+    finally:
+        comfy.ops.uncast_bias_weight(module, weight, bias, stream)
+
+
+def plain(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A weight as numbers, where it is a quantized one."""
+    return weight.dequantize().to(dtype) if type(weight).__name__ == "QuantizedTensor" else weight

@@ -1,0 +1,99 @@
+"""From MODEL, CLIP and VAE to a model that can be trained."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...host import devices
+from ..families.options import FlowModelError
+from ..policy.adapters import Adapter
+from . import conditions
+from .model import HIGH, NativeModel, NativeOptions
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
+    from comfy.sd import CLIP, VAE
+
+logger = logging.getLogger(__name__)
+
+
+def make_trainable(
+    model: ModelPatcher,
+    clip: CLIP,
+    vae: VAE,
+    adapter: Adapter,
+    *,
+    low_noise: ModelPatcher | None = None,
+    conditioning: list | None = None,
+    checkpointing: str = "auto",
+    memory: str = "auto",
+    boundary: float = NativeOptions.boundary,
+    vae_tiling: bool = False,
+    check_gradients: bool = True,
+) -> NativeModel:
+    """A MODEL that ComfyUI loaded, with a LoRA adapter on it that begins as nothing.
+
+    Args:
+        low_noise: of a family with two networks the one for noise levels below `boundary`.
+        conditioning: what it carries besides embeddings goes along with every prompt: reference latents, a first frame.
+        checkpointing: "on", "off", or "auto": on where activations would take more than half of what the weights leave.
+        memory: "auto" leaves it to ComfyUI how much of the weights is on the device; "low" has them visit it layer by layer.
+
+    Raises:
+        FlowModelError: what is no flow-matching model of pictures or videos, or a CLIP or VAE of another model.
+        ValueError: targets that fit no layer.
+    """
+    for name, each in ((HIGH, model), ("low_noise_model", low_noise)):
+        if each is not None and each.patches:
+            message = "%s: its weights carry %d patches already, as of a LoRA. They are part of what is trained upon"
+            logger.warning(message, name, len(each.patches))
+    on = {"on": True, "off": False}.get(checkpointing)
+    extra = _extra(clip, conditioning) if conditioning else {}
+    options = NativeOptions(boundary, on, memory == "low", vae_tiling, check_gradients, extra)
+    made = NativeModel(model, clip, vae, low_noise, options)
+    made.policy.add_adapter(adapter)
+    made.settle(made.device)
+    if not extra:  # what rides along is of one size, which is known only when it is sampled
+        _try(made)
+    return made
+
+
+def _extra(clip: CLIP, conditioning: list) -> dict[str, Any]:
+    extra = conditions.extra_keys(conditioning, conditions.Encodings(clip).of([""])[0])
+    if partial := sorted(extra.keys() & conditions.PARTIAL):
+        raise FlowModelError(
+            f"conditioning: it holds only for a part of the picture or of the sampling ({', '.join(partial)}), and training "
+            "takes all of both. Fix: connect it before the nodes that set an area, a mask or a time range"
+        )
+    return extra
+
+
+# What a network raises that is given something of another form.
+_MISFITS = (RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError)
+
+
+@torch.no_grad()
+def _try(model: NativeModel) -> None:
+    """One call at the smallest size: a CLIP of another model shows only in how the network takes its embeddings."""
+    try:
+        condition, x = model.smallest()
+        with model.forwards.uncounted():
+            velocity = model.velocity(x, 1.0, condition, 1.0)
+    except torch.OutOfMemoryError:
+        raise  # which is no fault of the CLIP
+    except _MISFITS as error:
+        kind = type(model.models[HIGH].model).__name__
+        raise FlowModelError(
+            f"clip: {kind} cannot take what this CLIP makes of a prompt ({_first_line(error)}). Fix: load the text encoders "
+            "that belong to the model, with their type in the loader"
+        ) from error
+    devices.empty_cache()
+    if not velocity.isfinite().all():
+        logger.warning("model: its velocity is not finite at the smallest size")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)[:200]

@@ -1,0 +1,401 @@
+"""A flow model out of what ComfyUI has loaded: one MODEL, or two that share the noise levels, with their CLIP and VAE."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...host import devices
+from ...host.resident import moving
+from .. import schedule
+from ..families.base import FlowModel, frame_size, noise_levels
+from ..memory import fitting
+from ..types import SamplerSettings
+from . import conditions, frozen, guard, pictures, suitable
+from .conditions import Encodings, NativeCondition, Processed, Prompt
+from .expert import Expert
+from .mutation import Mutable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from comfy.model_patcher import ModelPatcher
+    from comfy.sd import CLIP, VAE
+    from torch import Tensor
+
+    from ..types import Trajectories
+
+HIGH, LOW = "model", "low_noise_model"
+CONDITIONS = 8  # the latest prompts and settings, as the sampler's, the update's and the evaluation's
+WEIGHTS_SEEN = 16  # of a network, to tell it from another one of its kind
+STARTS_AT = 0.9999  # some schedules begin a rounding error below 1
+EVERYTHING = 1e20  # bytes, more than any device has: where so much room is asked for, all weights stay in main memory
+
+
+@dataclass(frozen=True)
+class NativeOptions:
+    """How a model is held and computed with.
+
+    Attributes:
+        boundary: the noise level below which the low-noise model works, where there is one.
+        checkpointing: whether blocks are computed again in the backward pass instead of keeping what they computed; None: decided
+            at the first prompt, by what they would keep.
+        is_low_memory: whether weights stay in main memory and visit the device layer by layer.
+        vae_tiling: whether pictures are decoded in tiles.
+        check_gradients: whether a gradient is compared with finite differences before it is first used.
+        extra: entries of a CONDITIONING that go along with every prompt, such as reference latents.
+    """
+
+    boundary: float = 0.875
+    checkpointing: bool | None = None
+    is_low_memory: bool = False
+    vae_tiling: bool = False
+    check_gradients: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class NativeModel(FlowModel):
+    """What ComfyUI loaded, through ComfyUI's own path: its samplers' functions, its memory management, its nodes' patches."""
+
+    EXPERTS = {HIGH: "high_noise", LOW: "low_noise"}
+
+    def __init__(
+        self, model: ModelPatcher, clip: CLIP, vae: VAE, low_noise: ModelPatcher | None, options: NativeOptions
+    ):
+        """Raises FlowModelError where a model cannot be trained, or the VAE is not its own."""
+        models = {HIGH: model, **({LOW: low_noise} if low_noise is not None else {})}
+        for name, each in models.items():
+            suitable.check(each, name)
+            suitable.check_vae(each, vae)
+        self.clip, self.vae, self.options, self.models = clip, vae, options, models
+        self.wrapped = {name: Expert(each) for name, each in models.items()}
+        for name, expert in self.wrapped.items():
+            expert.prepare = functools.partial(self._load, name)
+        adapters = {name: expert.adapters for name, expert in self.wrapped.items()}
+        networks = {name: expert.network for name, expert in self.wrapped.items()}
+        super().__init__(networks, adapters, self._first.dtype)
+        self._encodings = Encodings(clip)
+        self._grid = suitable.grid(model, vae)
+        self._room = 0.0  # bytes that computing needs beside the weights
+        self._checkpointing = options.checkpointing
+        self._conditions: dict[tuple, NativeCondition] = {}
+        self._decoding = threading.RLock()
+        # Whether the network writes over what autograd keeps; None: not known yet.
+        self._writes_over: bool | None = None
+        self._on_save: Callable[[Tensor], Tensor] | None = None
+        self._checked: set[tuple] = set()
+
+    @property
+    def _first(self) -> Expert:
+        return self.wrapped[HIGH]
+
+    @property
+    def source(self) -> str:
+        """The class, and a figure of the weights: a MODEL does not say which file it came from."""
+        digest = hashlib.sha256()
+        for expert in self.wrapped.values():
+            patched = expert.patcher.backup  # what was there before the patches of a LoRA
+            weights = {
+                name: getattr(patched.get(f"diffusion_model.{name}"), "weight", parameter)
+                for name, parameter in expert.network.named_parameters()
+                if type(parameter.data) is torch.Tensor
+            }
+            for name in list(weights)[:: max(1, len(weights) // WEIGHTS_SEEN)]:
+                part = weights[name].detach().flatten()[:64].float().abs().sum().item()
+                digest.update(f"{name} {tuple(weights[name].shape)} {part:.5e}".encode())
+        return f"{type(self._first.core).__name__}-{digest.hexdigest()[:12]}"
+
+    @property
+    def device(self) -> torch.device:
+        return self._first.patcher.load_device
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is held in fewer bits than it is computed with."""
+        weights = (w.data for network in self.experts.values() for w in network.parameters())
+        return any(type(w) is not torch.Tensor or w.dtype.itemsize < 2 for w in weights)
+
+    @property
+    def guidance_is_embedded(self) -> bool:
+        return suitable.embeds_guidance(self._first.core)
+
+    def make_room(self) -> None:
+        """Nothing: ComfyUI knows of this model as of its own, and moves whatever it needs the room of."""
+
+    # -- in memory ---------------------------------------------------------------------------------------------------------
+
+    def come_back(self) -> None:
+        if self._first.adapters.device != self.device:
+            self._move(self.device)
+        self._look_again()
+        self._load(HIGH)  # with which sampling and the update begin; another one follows when it is called
+
+    def _look_again(self) -> None:
+        """Notes that ComfyUI may have moved weights."""
+        for expert in self.wrapped.values():
+            expert.is_stale = True
+
+    def _load(self, name: str) -> Expert:
+        """A network where it computes, with its adapter. Of two, the other one may have had to leave for it."""
+        expert = self.wrapped[name]
+        if not expert.is_ready:
+            expert.load(EVERYTHING if self.options.is_low_memory else self._room)
+        return expert
+
+    def leave(self) -> bool:
+        import comfy.model_management
+
+        if self.device.type == "cpu":
+            return False
+        for expert in self.wrapped.values():
+            comfy.model_management.unload_model_and_clones(expert.patcher)
+        self._move(torch.device("cpu"))
+        return True
+
+    def _move(self, device: torch.device) -> None:
+        for expert in self.wrapped.values():
+            expert.adapters.move(device)
+        self.policy.move(device)
+
+    # -- prompts -----------------------------------------------------------------------------------------------------------
+
+    def condition(self, texts: Sequence[str], settings: SamplerSettings) -> NativeCondition:
+        distinct = tuple(dict.fromkeys(texts))
+        case = distinct, settings
+        if case not in self._conditions:
+            for oldest in list(self._conditions)[: 1 - CONDITIONS]:
+                del self._conditions[oldest]
+            self._conditions[case] = self._condition(distinct, settings)
+        return replace(self._conditions[case], index=tuple(distinct.index(text) for text in texts))
+
+    def _condition(self, distinct: Sequence[str], settings: SamplerSettings) -> NativeCondition:
+        shape = self.latent_shape(settings.height, settings.width, settings.frames)
+        x = self._with_frames(torch.zeros((1, *shape), device=self.device))
+        self._settle_memory(settings)
+        wants_negative = not self.guidance_is_embedded and max(settings.guidance, settings.guidance_2) > 1
+        encoded = self._encodings.of([*distinct, *([settings.negative_prompt] if wants_negative else [])])
+        negative = [encoded.pop()] if wants_negative else []
+        self.come_back()  # the text encoder may have taken its room
+        options = {name: self._call_options(expert, settings) for name, expert in self.wrapped.items()}
+        made: list[dict[str, Processed]] = [{} for _ in encoded]
+        for name in self.wrapped:  # the outer loop: two networks may not have room side by side
+            expert = self._load(name)
+            for processed, conditioning in zip(made, encoded, strict=True):
+                conds = self._conds(conditioning, negative, settings)
+                processed[name] = conditions.processed(expert, conds, x, options[name])
+        prompts = tuple(Prompt(processed) for processed in made)
+        return NativeCondition(prompts, (), options)
+
+    @property
+    def tokens_side(self) -> int:
+        """Latent positions a side of one token."""
+        return self._grid.patch
+
+    def smallest(self) -> tuple[NativeCondition, Tensor]:
+        """An empty prompt and noise, of the least pixels that there can be."""
+        side = self._grid.scale * self._grid.patch * 2
+        settings = SamplerSettings("ode", 0.0, 1, side, side, shift=1.0, guidance=1.0)
+        undecided, shape = self._checkpointing, self.latent_shape(side, side)
+        condition = self.condition([""], settings)
+        self._checkpointing = undecided  # by the size that will be trained
+        return condition, torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(self.device)
+
+    def _conds(self, positive, negative, settings: SamplerSettings) -> dict:
+        keys = {"guidance": settings.guidance} if self.guidance_is_embedded else {}
+        named = {"positive": positive, **({"negative": negative[0]} if negative else {})}
+        return {name: conditions.with_keys(value, keys | dict(self.options.extra)) for name, value in named.items()}
+
+    def _call_options(self, expert: Expert, settings: SamplerSettings) -> dict:
+        import comfy.model_patcher
+
+        options = comfy.model_patcher.create_model_options_clone(expert.patcher.model_options)
+        levels = torch.tensor(self.sigmas(settings), device=self.device)
+        options.setdefault("transformer_options", {})["sample_sigmas"] = levels
+        return options
+
+    def _settle_memory(self, settings: SamplerSettings) -> None:
+        """Decides, once, about checkpointing, and asks for the room that these settings take."""
+        if self._checkpointing is None:
+            self._checkpointing = fitting.wants_checkpointing(self, settings)
+        for expert in self.wrapped.values():
+            expert.checkpointing = self._checkpointing
+        self._room = max(self._room, float(fitting.room(self, settings)))
+
+    def memory_line(self, settings: SamplerSettings) -> str:
+        self._settle_memory(settings)
+        return fitting.line(self, settings)
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether blocks are computed again in the backward pass."""
+        return bool(self._checkpointing)
+
+    # -- the velocity --------------------------------------------------------------------------------------------------------
+
+    def velocity(self, x: Tensor, sigma: float | Tensor, condition: NativeCondition, guidance: float) -> Tensor:
+        levels = noise_levels(sigma, x).float()
+        name = self._expert_at(float(levels[0]))
+        self.forwards.count(len(x), twice=not self.guidance_is_embedded and guidance > 1)
+        parts, places = [], []
+        # Not while a reward, in another thread, asks ComfyUI for room: this network would leave in the middle of a pass.
+        with moving:
+            self._load(name)  # again, where another node has used or unloaded the model
+            with frozen.training(), self._recording():
+                for rows in _alike(condition, name, levels):
+                    chosen = torch.tensor(rows)
+                    call = x[devices.upload(chosen, x.device)], devices.upload(levels[chosen], x.device)
+                    prompts = [condition.prompts[condition.index[row]] for row in rows]
+                    conds = conditions.together(prompts, name)
+                    parts.append(self._velocity(name, *call, conds, condition.options[name], guidance))
+                    places += rows
+        back = torch.tensor(places).argsort()
+        return torch.cat(parts)[devices.upload(back, x.device)] if len(parts) > 1 else parts[0]
+
+    def _velocity(
+        self, name: str, x: Tensor, sigma: Tensor, conds: Processed, options: dict, guidance: float
+    ) -> Tensor:
+        import comfy.samplers
+
+        expert = self.wrapped[name]
+        guider = comfy.samplers.CFGGuider(expert.patcher)
+        guider.inner_model, guider.conds = expert.core, dict(conds)
+        guider.cfg = guidance if "negative" in guider.conds else 1.0
+        if "negative" in guider.conds and torch.is_grad_enabled() and not self.wish.unconditional_gradient:
+            options = {**options, "sampler_calc_cond_batch_function": self._without_negative_gradient}
+        latents = self._with_frames(x)
+        clean = guider(latents, sigma, model_options=options, seed=None)
+        velocity = (latents - clean) / sigma.view(-1, *[1] * (latents.ndim - 1))
+        return velocity.reshape(x.shape).float()
+
+    def _without_negative_gradient(self, call: dict) -> list:
+        from comfy.samplers import calc_cond_batch
+
+        halves = []
+        for number, conds in enumerate(call["conds"]):
+            with torch.set_grad_enabled(number == 0):
+                halves += calc_cond_batch(call["model"], [conds], call["input"], call["sigma"], call["model_options"])
+        return halves
+
+    def _recording(self):
+        """Around a forward pass: what autograd keeps of it survives operations in place, of which some networks have many.
+
+        The first pass with a gradient shows whether this network has any; with checkpointing the blocks see to it themselves.
+        """
+        if not torch.is_grad_enabled() or self._writes_over is False:
+            return contextlib.nullcontext()
+        return _Observed(self)
+
+    def _expert_at(self, sigma: float) -> str:
+        return LOW if LOW in self.wrapped and sigma < self.options.boundary else HIGH
+
+    def guidance_at(self, sigma: float, settings: SamplerSettings) -> float:
+        return settings.guidance_2 if settings.guidance_2 and self._expert_at(sigma) == LOW else settings.guidance
+
+    def same_network(self, sigma: float, other: float) -> bool:
+        return self._expert_at(sigma) == self._expert_at(other)
+
+    def check_gradient(self, trajectories: Trajectories) -> None:
+        held = repr(replace(self.options, extra={})), self.checkpointing, self.dtype, self.is_quantized
+        kind = type(self._first.core).__name__, *held, trajectories.settings.guidance
+        if self.options.check_gradients and kind not in self._checked:
+            guard.check(self, trajectories)
+            self._checked.add(kind)
+
+    # -- latents, noise levels, pictures -------------------------------------------------------------------------------------
+
+    def latent_shape(self, height: int, width: int, frames: int = 1) -> tuple[int, ...]:
+        grid = replace(self._grid, time=None) if frames == 1 else self._grid  # one frame is a picture, of any model
+        return grid.shape(height, width, frames)
+
+    def _with_frames(self, x: Tensor) -> Tensor:
+        """As the network takes it: a picture's latents get an axis of frames where it has one."""
+        return x.unsqueeze(2) if x.ndim == 4 and suitable.has_frames(self.models[HIGH]) else x
+
+    def sigmas(self, settings: SamplerSettings) -> tuple[float, ...]:
+        """As KSampler's scheduler `simple` has them; with a shift of the settings' own, `schedule.noise_levels`."""
+        if settings.shift:
+            return schedule.noise_levels(settings, settings.shift)
+        import comfy.samplers
+
+        sampling = self._first.patcher.get_model_object("model_sampling")
+        levels = comfy.samplers.calculate_sigmas(sampling, "simple", settings.steps).tolist()
+        if levels[0] < STARTS_AT:
+            raise ValueError(
+                f"the model's schedule begins at the noise level {levels[0]:g}, and sampling starts from pure noise, at 1. Fix: "
+                "set shift on the SDE Sampler"
+            )
+        if settings.transitions < settings.steps:  # as even in number as all of the steps after the window would be
+            rest = torch.linspace(settings.window_end, settings.steps, settings.transitions - settings.window_end + 1)
+            levels = [levels[number] for number in [*range(settings.window_end), *rest.round().int().tolist()]]
+        return (1.0, *levels[1:])
+
+    @torch.no_grad()
+    def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
+        parts, core, tiled = latents.split(batch_size or len(latents)), self._first.core, self.options.vae_tiling
+        with self._autoencoder():
+            images = torch.cat([pictures.decoded(self.vae, core, self._with_frames(part), tiled) for part in parts])
+        # the one frame of each picture
+        return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
+
+    @torch.no_grad()
+    def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
+        shape, core, tiled = self.latent_shape(*frame_size(images)), self._first.core, self.options.vae_tiling
+        has_frames = suitable.has_frames(self.models[HIGH])
+        with self._autoencoder():
+            parts = [pictures.encoded(self.vae, core, image, has_frames, tiled) for image in images]
+        return torch.cat(parts).reshape(len(images), *shape)
+
+    @contextlib.contextmanager
+    def _autoencoder(self) -> Iterator[None]:
+        """For one at a time. It may take the networks' room."""
+        with self._decoding:
+            try:
+                yield
+            finally:
+                self._look_again()
+
+    def lora_key(self, name: str) -> str:
+        return f"diffusion_model.{name}"
+
+    @contextlib.contextmanager
+    def _saving(self, count: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        self._on_save = count
+        try:
+            with super()._saving(count):
+                yield
+        finally:
+            self._on_save = None
+
+    def _weights(self) -> Iterator[Tensor]:
+        return (p for p in super()._weights() if type(p.data) is torch.Tensor)
+
+
+def _alike(condition: NativeCondition, network: str, levels: Tensor) -> list[list[int]]:
+    """The rows that one call can serve together: prompts of equal length, or of one prompt."""
+    kinds = [prompt.kind(network) for prompt in condition.prompts]
+    groups: dict[tuple, list[int]] = {}
+    for row, prompt in enumerate(condition.index):
+        level = float(levels[row]) if condition.prompts[prompt].is_scheduled else None
+        alike = ("prompt", prompt) if kinds[prompt] is None else ("kind", kinds[prompt])
+        groups.setdefault((alike, level), []).append(row)
+    return list(groups.values())
+
+
+class _Observed(Mutable):
+    """Notes on the model, after a pass, whether anything had to be copied."""
+
+    def __init__(self, model: NativeModel):
+        super().__init__(model._on_save)
+        self._model = model
+
+    def __exit__(self, *error) -> None:
+        super().__exit__(*error)
+        if error[0] is None:
+            self._model._writes_over = bool(self._model._writes_over or self.copies)

@@ -1,0 +1,112 @@
+"""Which of ComfyUI's models can be trained, by what they say of themselves; the others are refused by name and reason."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from ..families.options import FlowModelError
+from ..families.sizes import LatentGrid
+
+if TYPE_CHECKING:
+    import torch
+    from comfy.model_patcher import ModelPatcher
+    from comfy.sd import VAE
+
+# Models of pictures whose latents have an axis of frames all the same, which is 1 long.
+PICTURES_WITH_FRAMES = ("QwenImage", "Krea2", "HunyuanImage21Refiner")
+# Models whose network takes the latents of a video and those of its sound, and never one without the other.
+NEEDS_SOUND = ("MiniMaxH3",)
+# How the names of models begin that make sound or solids, or only look at pictures, though they say that they are flows.
+NO_PICTURES = ("ACE", "StableAudio", "Hunyuan3D", "TripoSplat", "Trellis", "RT_DETR", "SAM3", "DepthAnything")
+# Classes of weights that can be read as numbers; GGMLTensor is that of ComfyUI-GGUF, whose layers unpack theirs themselves.
+READABLE = ("Tensor", "Parameter", "QuantizedTensor", "GGMLTensor")
+
+
+def check(model: ModelPatcher, name: str = "model") -> None:
+    """Raises FlowModelError for a MODEL that is no flow-matching model of pictures or videos as we can sample it."""
+    import comfy.model_sampling
+
+    kind, sampling = type(model.model).__name__, model.get_model_object("model_sampling")
+    flow = comfy.model_sampling.CONST
+    straight = isinstance(sampling, flow) and not isinstance(
+        sampling, getattr(comfy.model_sampling, "IMG_TO_IMG_FLOW", ())
+    )
+    if not straight:
+        cosmos = getattr(comfy.model_sampling, "COSMOS_RFLOW", ())
+        reason = (
+            "is a flow in another parametrisation, whose noise levels and velocities mean something else"
+            if isinstance(sampling, cosmos)
+            else "does no flow matching: it predicts noise or turns pictures into pictures"
+        )
+        raise _refused(name, kind, reason)
+    scale = float(getattr(sampling, "noise_scale", 1.0) or 1.0)
+    if not math.isclose(scale, 1.0):
+        raise _refused(name, kind, f"starts from noise {scale:g} times as strong, which the SDE's steps do not know")
+    dimensions = model.model.latent_format.latent_dimensions
+    if dimensions not in (2, 3) or "audio" in kind.lower() or kind.startswith(NO_PICTURES):
+        raise _refused(name, kind, "makes no pictures and no videos")
+    if kind in NEEDS_SOUND:
+        raise _refused(name, kind, "makes sound along with its video, which nothing here samples")
+    _check_weights(model.model.diffusion_model, name, kind)
+
+
+def _check_weights(network: torch.nn.Module, name: str, kind: str) -> None:
+    """A gradient is computed with the weights as numbers, which of an unknown class nobody can be sure of."""
+    for key, weight in network.named_parameters():
+        stored = type(weight.data).__name__
+        if stored not in READABLE:
+            raise FlowModelError(
+                f"{name}: the weights of {kind} are stored as {stored} ({key}), which cannot be read here. Fix: load a file in "
+                "bfloat16 or fp8, or in a quantized format that ComfyUI's own loader knows"
+            )
+
+
+def check_vae(model: ModelPatcher, vae: VAE) -> None:
+    """Raises FlowModelError for a VAE whose latents are not those of the MODEL."""
+    wanted, given = _decoded_channels(model.model.latent_format), getattr(vae, "latent_channels", None)
+    if given != wanted:
+        raise FlowModelError(
+            f"vae: its latents have {given} channels, and those of {type(model.model).__name__} have {wanted}. Fix: load the VAE "
+            "that belongs to the model"
+        )
+
+
+def _decoded_channels(form: Any) -> int:
+    """Of the latents that the VAE takes: some models fold two frames into the channels of one."""
+    import torch
+
+    return form.process_out(torch.zeros(1, form.latent_channels, *[1] * form.latent_dimensions)).shape[1]
+
+
+def grid(model: ModelPatcher, vae: VAE) -> LatentGrid:
+    """How the latents lie over the pixels."""
+    core = model.model
+    patch = getattr(core.diffusion_model, "patch_size", 1)
+    if isinstance(patch, list | tuple):
+        patch = patch[-1]
+    time = vae.temporal_compression_decode() if makes_videos(model) else None
+    return LatentGrid(
+        core.latent_format.latent_channels, int(vae.spacial_compression_decode()), int(patch or 1), time=time
+    )
+
+
+def has_frames(model: ModelPatcher) -> bool:
+    """Whether latents have an axis of frames, [C, F, h, w]."""
+    return model.model.latent_format.latent_dimensions == 3
+
+
+def makes_videos(model: ModelPatcher) -> bool:
+    return has_frames(model) and type(model.model).__name__ not in PICTURES_WITH_FRAMES
+
+
+def embeds_guidance(core: Any) -> bool:
+    """Whether the guidance is an input of the network, as in distilled models."""
+    return bool(core.model_config.unet_config.get("guidance_embed"))
+
+
+def _refused(name: str, kind: str, reason: str) -> FlowModelError:
+    return FlowModelError(
+        f"{name}: {kind} {reason}. Fix: connect a flow-matching model of pictures or videos, such as FLUX, Z-Image, Qwen-Image, "
+        "SD3 or Wan"
+    )
