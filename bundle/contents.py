@@ -112,7 +112,7 @@ def begun_from_runs(workflow: Workflow) -> Workflow:
 
 def problems_of(workflow: Workflow, processes: int = 1) -> list[Problem]:
     """What keeps so many processes from training it, as `otca validate` says it."""
-    from ..trainer.run import preflight
+    from ..trainer.checks import preflight
 
     return preflight.problems(workflow, processes)
 

@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Trains an exported workflow. Ctrl-C or SIGTERM saves a checkpoint; --resume continues from it bit for bit."""
     from ..host import distributed
     from ..host.terminal import quiet_libraries, terminal
-    from ..trainer.run import preflight
+    from ..trainer.checks import preflight
     from ..trainer.run.loop import RUN_NODE, check_folder, train
     from ..trainer.workflow.problem import errors
 

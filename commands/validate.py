@@ -21,7 +21,7 @@ def _run(arguments: argparse.Namespace) -> int:
     """Checks a workflow without running it and prints every problem, and what it would read, post, download or run that is not
     its own; exit code 2 if there is an error.
     """
-    from ..trainer.run import preflight
+    from ..trainer.checks import preflight
 
     workflow = options.load(arguments)
     failed = options.print_problems(preflight.problems(workflow, arguments.gpus))

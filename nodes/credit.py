@@ -1,8 +1,8 @@
 """Stage 5a, when: how much credit each denoising step gets."""
 
+from ..canvas import payloads, results
 from ..host import devices, search
 from ..trainer.types import FLOORS, NORMALIZATIONS, PROXIES
-from . import payloads, results
 from .inputs import DEVICE, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
 

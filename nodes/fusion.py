@@ -1,8 +1,8 @@
 """Stage 5b, what: how the objectives become one advantage, and which samples it is trained on."""
 
+from ..canvas import payloads, results
 from ..host import devices
 from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
-from . import payloads, results
 from .inputs import choice, integer, socket, switch
 
 _STD_SCOPE = choice(

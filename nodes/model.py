@@ -129,9 +129,9 @@ class LoadFlowModel:
         start_from="",
         **options,
     ):
+        from ..canvas.ownership import Start, start
         from ..inference import guidance
         from ..trainer.flow import load_flow_model
-        from ..trainer.run.ownership import Start, start
 
         names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
         own_files = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}

@@ -114,10 +114,10 @@ class MakeTrainable:
         start_from="",
         **options,
     ):
+        from ..canvas.ownership import Start, start
         from ..inference import guidance
         from ..trainer.native.loading import make_trainable
         from ..trainer.policy.adapters import Adapter
-        from ..trainer.run.ownership import Start, start
 
         adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed)
         made = make_trainable(model, clip, vae, adapter, low_noise=low_noise_model, **options)

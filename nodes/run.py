@@ -5,10 +5,10 @@ import itertools
 import logging
 import weakref
 
+from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
 from ..host.names import plain_name
 from ..trainer.types import RunSettings
-from . import results
 from .inputs import complaint, integer, lines, socket, text
 
 logger = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class TrainingRun:
 
     @devices.outside_inference
     def record(self, model, report, run_name, iterations, prompt=None, extra_pnginfo=None, node_id="", **settings):
-        from ..trainer.run import ownership
+        from ..canvas import ownership
         from ..trainer.run.opening import open_run
 
         prompt = prompt or {}

@@ -2,10 +2,10 @@
 
 import json
 
+from ..canvas import results
 from ..host import comfyui, devices, stopping
 from ..trainer.sde import KINDS
 from ..trainer.types import KEEP_GRAPH, LOG_PROB_NORMS, ODE_SOLVERS, WINDOW_MODES, SamplerSettings
-from . import results
 from .inputs import choice, counter, integer, lines, number, seed, socket, switch
 
 WIDTH = integer(SamplerSettings.width, 8, 8192, step=8, tip="Width of the pictures, in pixels.")
@@ -157,7 +157,7 @@ class SDESampler:
 
 def belongs(model, prompt, node_id, settings):
     """On the canvas: has the model belong to the run that records what it is trained on, and says so."""
-    from ..trainer.run import ownership
+    from ..canvas import ownership
 
     owner = ownership.take_up(model, prompt, node_id)
     results.shows_owner(prompt, node_id, owner, model.memory_line(settings))
@@ -169,7 +169,7 @@ def sampled_again(prompt):
     """For IS_CHANGED. On the canvas another run's name is another adapter, which samples again though no input has changed."""
     if not comfyui.in_comfyui():
         return None
-    from ..trainer.run import ownership
+    from ..canvas import ownership
 
     return json.dumps(ownership.sampling_key(prompt or comfyui.running_prompt()))
 

@@ -39,7 +39,7 @@ class _Step:
     @staticmethod
     def _prepare(model, trajectories, prompt, node_id):
         """On the canvas looks whose model it is. Raises ValueError for trajectories of another model."""
-        from ..trainer.run import ownership
+        from ..canvas import ownership
 
         if comfyui.in_comfyui() and ownership.check(model, prompt or {}, node_id) is None:
             ownership.keep(model)
@@ -211,12 +211,12 @@ class MatchingStep(_Step):
 
     @devices.outside_inference
     def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
+        from ..trainer import matching
         from ..trainer.run.report import report
-        from ..trainer.updates import forward_process
 
         self._prepare(model, trajectories, prompt, node_id)
         settings, samples = MatchingSettings(**options), len(trajectories.groups)
         levels = min(settings.sampled_steps or len(trajectories.trained), len(trajectories.trained))
         calls = -(-levels * samples // (settings.batch_size or samples))
-        metrics = forward_process.update(model, trajectories, advantages, settings, stopping.progress(calls))
+        metrics = matching.update(model, trajectories, advantages, settings, stopping.progress(calls))
         return model, report(metrics, trajectories, advantages)

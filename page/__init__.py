@@ -19,8 +19,8 @@ def settle_in() -> None:
     import folder_paths
     from server import PromptServer  # ComfyUI's module of that name
 
+    from ..canvas import results
     from ..host.headless_comfyui import add_reward_folder
-    from ..nodes import results
     from . import memory, refusals
     from .help import add_help_route
 
@@ -33,8 +33,9 @@ def settle_in() -> None:
 
 def register(prompt_server, folder_paths: ModuleType) -> None:
     """Adds the routes to ComfyUI's server, which mirrors them under /api. Called once, while ComfyUI loads the pack."""
+    from ..canvas import results
     from ..host.foreign_nodes import NodeClasses
-    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS, results
+    from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
     from . import folders
     from .jobs import Jobs
     from .routes import add_routes

@@ -20,7 +20,8 @@ from typing import Any
 
 from ..host import claim, files, own_folders
 from ..host.stopping import STOP
-from ..trainer.run import preflight, status
+from ..trainer.checks import preflight
+from ..trainer.run import status
 from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import resumable

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..host import desktop
 from ..host.files import Damaged, beside, present
 from ..trainer.run import layout
 from ..trainer.run.layout import NOTES, WORKFLOW
 from ..trainer.run.status import REMOTE
 from ..trainer.types import MODEL_NODES
+from . import desktop
 from .checks import Refused
 from .jobs import Jobs
 from .remote.watching import forget_token

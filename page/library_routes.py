@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ..host import desktop
 from ..host.names import plain_name
 from ..trainer.run.layout import METRICS
+from . import desktop
 from .checks import Field, Refused, answered, body, query_number
 from .columns import ColumnsOfRuns
 from .library import LORAS, Library, notes_text

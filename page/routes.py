@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from ..host.desktop import can_open
 from ..host.names import plain_name
 from ..host.questions import desk
 from ..trainer.run.layout import METRICS
@@ -32,6 +31,7 @@ from .checks import (
     text_or_null,
     whole_number,
 )
+from .desktop import can_open
 from .export import commands
 from .folders import Folder
 from .jobs import Gpus, Jobs, as_json

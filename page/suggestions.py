@@ -17,11 +17,11 @@ from aiohttp import web
 
 from ..host import paths
 from ..host.access.permissions import PROMPT_SUFFIXES
-from ..host.listing import MOST_LISTED, file_of, folder_with, is_folder, names_in
 from ..host.text import quoted
 from ..trainer.run import offered
 from ..trainer.workflow.running import Workflow, WorkflowError
 from .checks import Field, Refused, body, json_object
+from .name_lists import MOST_LISTED, file_of, folder_with, is_folder, names_in
 from .runs import Runs, is_id
 
 PIPELINE, PAIRS = "model_index.json", "pairs.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ..trainer.run import preflight
+from ..trainer.checks import preflight
 from ..trainer.run.folder import RunError
 from ..trainer.run.loop import only
 from ..trainer.types import (

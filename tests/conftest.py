@@ -15,6 +15,7 @@ import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from comfyui_otca.canvas import ownership
 from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions, remembered
 from comfyui_otca.host.terminal import terminal
@@ -22,7 +23,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
-from comfyui_otca.trainer.run import opening, ownership
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow.running import Workflow
 

@@ -1,276 +1,336 @@
-"""Forward-process losses: the clean result, noised again, draws the velocity towards itself or away (method.md §9).
+"""The update from clean samples: noise x̂0 again, and match the velocity there by advantage (method.md §9).
 
-A new kind is one function `(Point) -> (weighted losses, statistics)` and one row in KINDS.
+Every loss of `matching` is the same loop: for some noise levels of each sample x_σ = (1-σ)·x0 + σ·ε, one call for the policy, and
+one without gradient for each other policy that the loss or a KL term compares it with. What differs is which levels are drawn,
+and which samples have to be together; `drawn_levels` and `_units` say that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import softplus
 
-from ..host import devices
+from ..host import devices, distributed
+from .credit import sampled_steps
 from .groups import per_group
+from .rollout import stream
+from .types import OLD_POLICIES, NextRollout
+from .updates import refusals
+from .updates.matching_losses import KINDS, matching_loss
+from .updates.optimizer import Tally, check_source, outcome, prepared, take_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-SMALLEST_ERROR = 1e-5  # of NFT's adaptive weight
-POWER, OFFSET = 0.25, 1e-10  # of AWM's log-probability ("ghuber")
+    from .families.base import FlowModel
+    from .types import Advantages, MatchingSettings, Metrics, Trajectories
+
+# How much of the old policy stays after so many optimizer steps (DiffusionNFT, 2509.16117): see `Policy.follow`.
+OLD_DECAYS: dict[str, Callable[[int], float]] = {
+    "gradual": lambda steps: min(0.001 * steps, 0.5),
+    "late": lambda steps: 0.0 if steps < 75 else min(0.0075 * (steps - 75), 0.999),
+    "on_policy": lambda steps: 0.0,
+}
+NOISIEST = 0.6  # share of the levels that dgpo takes, from the first one on
 
 
-def matching_loss(
-    kind: str,
-    velocity: Tensor,
-    x0: Tensor,
-    noise: Tensor,
-    sigma: Tensor,
-    advantage: Tensor,
-    *,
-    old: Tensor | None = None,
-    reference: Tensor | None = None,
-    groups: Tensor | None = None,
-    beta: float = 1.0,
-    advantage_limit: float = 5.0,
-    weight: Tensor | None = None,
-    spatial: Tensor | None = None,
-    clip: float | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean over samples of weight × the kind's loss, at x_σ = (1-σ)·x0 + σ·noise; without KL terms.
+def update(
+    model: FlowModel,
+    trajectories: Trajectories,
+    advantages: Advantages,
+    settings: MatchingSettings,
+    on_step: Callable[[], None] = lambda: None,
+) -> Metrics:
+    """Moves the policy by one optimizer step for each epoch, with gradients of all samples of all processes.
 
-    v* = noise - x0 is where the velocity should lead, ℓ = mean‖v - v*‖² over a sample's elements.
+    The loss is the mean of `matching_loss` over all valid samples and all noise levels that they visited, each level weighted by
+    its credit; with `sampled_steps` an unbiased estimate of it. Levels and noise are drawn once for all epochs, from the seed,
+    the policy's version and the sample's number alone: neither the number of processes nor a resume changes them. Where the
+    credit says how the objectives differ by step, its Ã_j is the advantage at σ_j; else z is, and the credit weighs the loss.
+
+    Afterwards the old policy follows: old ← d·old + (1-d)·θ, with d by `settings.old_policy` and the number of optimizer steps.
 
     Args:
-        kind: one of KINDS.
-        velocity: [B, …], the policy's at x_σ, with gradient.
-        x0, noise: [B, …], of its shape: the finished latents, and fresh noise.
-        sigma: [B], noise levels in (0, 1].
-        advantage: [B].
-        old: [B, …], the old policy's velocity at x_σ; None: on-policy, the policy's own, detached.
-        reference: [B, …], the untrained model's velocity at x_σ, for `dgpo` and `dpo`.
-        groups: [B], for these: numbers of the samples that are compared. A group has one prompt, level and noise, and is whole;
-            for `dpo` the samples that `pairs` names are enough. These and the numbers of samples may be in main memory while the
-            velocity is on a device, which they then need not wait for.
-        beta: `nft`: how far its two velocities reach beyond the old one; `dgpo`, `dpo`: how sharp a preference is.
-        advantage_limit: A_max of `nft` and `awm`, to which advantages are clipped; `awm` divides by it.
-        weight: [B], how many samples each one counts for; None: 1.
-        spatial: [B, h, w] or [B, F, h, w], how much each place of the latent counts, of mean 1; None: all alike.
-        clip: c of the brake of `awm` and `dgpo`; None: the kind's own.
+        advantages: of the whole batch, of which the trajectories may be a share.
+        on_step: called before every backward pass of the first epoch and may raise to stop: until then nothing has changed.
 
     Returns:
-        The scalar loss, and detached scalars: `residual` (mean ℓ), `moved` (mean‖v - v_old‖²), and what the kind adds.
+        Figures of this update, for the log.
 
     Raises:
-        ValueError: an unknown kind, what it needs and was not given, wrong shapes, or levels, advantages and weights that cannot
-            be. A velocity that is not finite is no error: the loss is not finite either.
+        NonFiniteUpdate: after ten updates in a row without a finite gradient.
+        ValueError: a setting or a credit that this update has no use for, advantages of other trajectories, or a gradient that
+            is known to be wrong.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind: unknown matching loss {kind!r}. Fix: take one of {', '.join(KINDS)}")
-    weight = torch.ones_like(advantage) if weight is None else weight
-    latents = {"x0": x0, "noise": noise, "old": old, "reference": reference}
-    samples = {"sigma": sigma, "advantage": advantage, "weight": weight, "groups": groups}
-    numbers = {"beta": beta, "advantage_limit": advantage_limit, "clip": KINDS[kind].clip if clip is None else clip}
-    _check(KINDS[kind], velocity, latents, samples, numbers, spatial)
-    point = _point(velocity, latents, samples, numbers, spatial)
-    losses, statistics = KINDS[kind].loss(point)
-    statistics |= {"residual": point.squared(point.residual), "moved": point.squared(point.residual - point.old)}
-    return _mean(losses), {name: _mean(values.detach()) for name, values in statistics.items()}
+    check_source(trajectories, advantages)
+    _check(trajectories, advantages, settings)
+    started, policy = time.perf_counter(), model.policy
+    trajectories = prepared(model, trajectories)
+    if trajectories.kept:
+        trajectories.kept.take()  # of a rollout that knew nothing of this update
+    model.wish = NextRollout(uses_graphs=False)
+    counts = drawn_levels(trajectories, advantages, settings, policy.version)
+    backward = _Backward(model, trajectories, advantages, counts, settings)
+    differs, decay = policy.old is not None, OLD_DECAYS[settings.old_policy]
+
+    def one(epoch: int) -> None:
+        backward((lambda: None) if epoch else on_step)  # after the first optimizer step a stop waits for the last
+        if settings.epochs > 1 or decay(policy.old_steps + 1):
+            policy.keep_old()
+
+    steps = take_steps(model, trajectories, settings, backward.tally, one)
+    if not (steps or differs):
+        policy.follow(0)  # and no `forget_old`, which would begin the schedule again
+    policy.version += steps > 0
+    policy.old_steps += steps
+    if steps:
+        policy.follow(decay(policy.old_steps))
+    metrics = backward.figures() | {"old_policy/decay": decay(policy.old_steps)}
+    if settings.sampled_steps and advantages.valid.any():
+        metrics["update/sampled_share"] = (counts[advantages.valid] != 0).double().mean().item()
+    return metrics | outcome(model, trajectories, settings, backward.tally, steps, started)
 
 
-@dataclass(frozen=True)
-class Point:
-    """What a kind's loss is made of: residuals v - v* [B, …] of three policies, two of them without gradient."""
-
-    residual: Tensor
-    old: Tensor
-    reference: Tensor  # empty where none was given, as groups
-    sigma: Tensor  # [B], as all that follows
-    advantage: Tensor
-    weight: Tensor
-    groups: Tensor  # where it was given, as
-    ranked: Tensor  # the advantages: what is compared in main memory need not wait for a device
-    beta: float
-    advantage_limit: float
-    clip: float  # c of the brake; 0 of a kind without one
-    spatial: Tensor | None  # [B, 1, …]
-
-    def squared(self, apart: Tensor) -> Tensor:
-        """Mean square over a sample's elements, places by their weight: [B, …] to [B]."""
-        squares = apart.square() if self.spatial is None else apart.square() * self.spatial
-        return squares.flatten(1).mean(1)
+def _check(trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings) -> None:
+    credit = advantages.credit
+    if settings.loss not in KINDS or settings.old_policy not in OLD_POLICIES:
+        raise ValueError(
+            f"loss must be one of {tuple(KINDS)} and old_policy one of {OLD_POLICIES}, not {settings.loss!r} and "
+            f"{settings.old_policy!r}"
+        )
+    if KINDS[settings.loss].groups and len(trajectories.prompts) % distributed.world():
+        raise ValueError(str(refusals.of_processes(settings.loss, len(trajectories.prompts), distributed.world())))
+    misfits = [*refusals.of_settings(settings)]
+    # By selection alone: where rewards failed, a later iteration may have pairs again.
+    if advantages.most_of_a_group is not None:
+        misfits += refusals.of_selection(settings.loss, advantages.most_of_a_group)
+    asked_for_graph = trajectories.kept is not None and trajectories.kept.asked_for
+    misfits += refusals.of_matching(trajectories.settings, asked_for_graph)
+    if credit.ratio_scale or credit.regulated:
+        misfits.append(refusals.of_credit(f"the credit {credit.method}"))
+    if misfits:
+        raise ValueError(str(misfits[0]))
 
 
-def nft(point: Point) -> tuple[Tensor, dict]:
-    """DiffusionNFT (2509.16117), with v± = v_old ± β·(v - v_old) and x̂0± = x_σ - σ·v±:
+# -- what is drawn -----------------------------------------------------------------------------------------------------
 
-    A_max/β · [r·mean((x̂0⁺ - x0)²/w⁺) + (1-r)·mean((x̂0⁻ - x0)²/w⁻)],  r = clip(A/(2·A_max) + ½, 0, 1)
 
-    w± = max(mean|x̂0± - x0|, 1e-5) of each sample has no gradient, and places do not enter it.
+def drawn_levels(
+    trajectories: Trajectories, advantages: Advantages, settings: MatchingSettings, version: int
+) -> Tensor:
+    """How many levels each level stands for, [B, T'] of the whole batch: 1/π where it is drawn, else 0; 0 for masked samples.
+
+    Drawn for the whole batch, of which every process takes its rows. Every level of a valid sample has π > 0: where θ is not the
+    old policy, a loss may have a gradient where the advantage is 0. By loss:
+
+    - nft, awm: each sample draws its own, by its credit. (AWM's authors draw them stratified, without the first level, and
+      alike for all samples of a pass; DiffusionNFT's take all but one.)
+    - dgpo: alike for all samples, from the noisiest 60 %: a group's members are compared at one point.
+    - dpo: alike for both members of a pair, every level with the same chance; only pairs train.
     """
-    share = (point.advantage / (2 * point.advantage_limit) + 0.5).clamp(0, 1)
-    sigma = point.sigma.view(-1, *[1] * (point.residual.ndim - 1))
-    # The sums are long and the weights small, hence float64, where the device has it.
-    wide = torch.float32 if sigma.device.type == "mps" else torch.float64
-
-    def distance(side: int) -> Tensor:
-        error = sigma * (point.old + side * point.beta * (point.residual - point.old))  # x0 - x̂0±
-        adaptive = error.detach().abs().flatten(1).mean(1, dtype=wide).clamp(min=SMALLEST_ERROR)
-        return point.squared(error) / adaptive
-
-    losses = point.advantage_limit / point.beta * (share * distance(1) + (1 - share) * distance(-1))
-    return point.weight * losses, {"share": share}
-
-
-def awm(point: Point) -> tuple[Tensor, dict]:
-    """AWM (2509.25050): max(-A·ρ, -A·clip(ρ, 1-c, 1+c)), A clipped to ±A_max and divided by it, ρ = exp(logp - logp_old) with
-
-    logp = -(σ/p)·((ℓ + 1e-10)^p - (1e-10)^p),  p = ¼, the same x0, noise and σ for both.
-    """
-
-    def log_prob(apart: Tensor) -> Tensor:
-        return -point.sigma / POWER * ((point.squared(apart) + OFFSET) ** POWER - OFFSET**POWER)
-
-    advantage = point.advantage.clamp(-point.advantage_limit, point.advantage_limit) / point.advantage_limit
-    ratio = (log_prob(point.residual) - log_prob(point.old)).exp()
-    losses = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - point.clip, 1 + point.clip))
-    return point.weight * losses, _braked(point, ratio)[1]
+    valid, levels = advantages.valid, len(trajectories.trained)
+    groups = advantages.scores.groups
+    generator = sampled_steps.generator(trajectories.seed, version)
+    alike = torch.ones(1, levels)
+    if settings.loss == "dgpo":
+        alike[:, math.ceil(NOISIEST * levels) :] = 0.0
+        pull, which = alike, torch.zeros_like(groups)
+    elif settings.loss == "dpo":
+        valid = _of_pairs(advantages)
+        pull, which = alike.repeat(int(groups.max()) + 1, 1), groups
+    else:
+        size = advantages.step_advantage if advantages.by_step else advantages.credit.weights
+        pull, which = sampled_steps.everywhere(size.abs(), valid), torch.arange(len(groups))
+    drawn = (pull != 0).float()
+    if settings.sampled_steps:
+        drawn = sampled_steps.draw(pull, settings.sampled_steps, generator)
+    return drawn[which] * valid[:, None]
 
 
-def dgpo(point: Point) -> tuple[Tensor, dict]:
-    """DGPO (2510.08425): sigmoid(s_g)·A·ℓ, the sigmoid without gradient, with s_g = Σ_{i in g} A_i·β·(ℓ_i - ℓ_ref,i)/G.
-
-    Brake: where A > 0 and ρ = exp(ℓ_old - ℓ) > 1+c, or A < 0 and ρ < 1-c, the loss has no gradient.
-    """
-    own, reference = point.squared(point.residual), point.squared(point.reference)
-    preference = point.advantage * point.beta * (own.detach() - reference)
-    sharpness = torch.zeros_like(own)
-    for member in per_group(point.groups):
-        rows = devices.upload(member.nonzero()[:, 0], own.device)
-        sharpness[rows] = preference[rows].mean().sigmoid()
-    reached, statistics = _braked(point, (point.squared(point.old) - own.detach()).exp())
-    losses = sharpness * point.advantage * torch.where(reached, own.detach(), own)
-    return point.weight * losses, statistics | {"sharpness": sharpness}
-
-
-def dpo(point: Point) -> tuple[Tensor, dict]:
-    """Flow-DPO (2501.13918), of each pair: -log sigmoid(-(β/2)·[(ℓ_w - ℓ_ref,w) - (ℓ_l - ℓ_ref,l)]).
-
-    The mean is over the pairs; a pair counts for the mean weight of its two samples.
-    """
-    chosen = devices.upload(pairs(point.ranked, point.groups), point.residual.device)
-    gained = point.squared(point.residual) - point.squared(point.reference)
-    behind = gained[chosen[:, 0]] - gained[chosen[:, 1]]  # how much worse the winner is fitted than the loser
-    losses = point.weight[chosen].mean(1) * softplus(point.beta / 2 * behind)
-    return losses, {"accuracy": (behind < 0).to(behind), "margin": -behind}
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of matching loss, and what it needs."""
-
-    loss: Callable[[Point], tuple[Tensor, dict]]
-    brake: str  # what keeps it from running away where A < 0
-    beta: float = 1.0  # as its authors have it
-    clip: float = 0.0  # c of the brake, if that has one
-    reference: bool = False  # needs the untrained model's velocity
-    groups: bool = False  # compares a group's samples, which share noise and levels
-    old: bool = True  # an old policy changes it
-
-
-KINDS = {
-    "nft": Kind(nft, "the two velocities around the old policy's, of which the worse one is pushed away"),
-    "awm": Kind(awm, "the clip range of its ratio", clip=1.0),
-    "dgpo": Kind(dgpo, "the clip range of its ratio", beta=10.0, clip=5e-2, reference=True, groups=True),
-    "dpo": Kind(dpo, "the sigmoid, flat once a pair is told apart", beta=100.0, reference=True, groups=True, old=False),
-}
-
-
-def pairs(advantage: Tensor, groups: Tensor) -> Tensor:
-    """The best and the worst sample of each group, [P, 2]; none of a group whose samples are alike.
-
-    Args:
-        advantage: [B].
-        groups: [B] group numbers.
-    """
-    chosen = []
-    for member in per_group(groups):
+def _of_pairs(advantages: Advantages) -> Tensor:
+    """[B] bool: the best and the worst valid sample of each group, by z; none of a group whose samples are all equal."""
+    z, chosen = advantages.fused.advantage, torch.zeros_like(advantages.valid)
+    for member in per_group(advantages.scores.groups, advantages.valid):
         rows = member.nonzero()[:, 0]
-        best, worst = rows[advantage[rows].argmax()], rows[advantage[rows].argmin()]
-        if advantage[best] > advantage[worst]:
-            chosen.append(torch.stack((best, worst)))
-    return torch.stack(chosen) if chosen else groups.new_zeros((0, 2), dtype=torch.int64)
+        if len(rows) and z[rows].max() > z[rows].min():
+            chosen[rows[z[rows].argmax()]] = chosen[rows[z[rows].argmin()]] = True
+    return chosen
 
 
-@torch.no_grad()
-def _braked(point: Point, ratio: Tensor) -> tuple[Tensor, dict]:
-    """Where a sample has gone far enough in its advantage's way, [B] bool, and what is logged of the ratio."""
-    high = (ratio > 1 + point.clip) & (point.advantage > 0)
-    low = (ratio < 1 - point.clip) & (point.advantage < 0)
-    return high | low, {"ratio": ratio, "clip_high": high.to(ratio), "clip_low": low.to(ratio)}
+def _units(loss: str, drawn: Tensor, groups: Tensor) -> list[tuple[int, Tensor]]:
+    """(position of a level, rows) of what has to be in one pass, by falling noise: single samples, or of dgpo and dpo groups."""
+    units = []
+    for position, column in enumerate(drawn.T):
+        rows = column.nonzero()[:, 0]
+        parts = (
+            [rows[groups[rows] == group] for group in groups[rows].unique()] if KINDS[loss].groups else rows.split(1)
+        )
+        units += [(position, part) for part in parts]
+    return units
 
 
-def _mean(values: Tensor) -> Tensor:
-    """0 of none: a batch may have no pair."""
-    return values.sum() / max(1, len(values))
+def fresh_noise(
+    loss: str, trajectories: Trajectories, version: int, positions: Sequence[int], rows: Sequence[int]
+) -> Tensor:
+    """ε [N, C, (F,) h, w] of N (level, sample) pairs: a stream for each; one for a group at a level (dpo), or at all (dgpo)."""
+    shape, noise = trajectories.final.shape[1:], []
+    for position, row in zip(positions, rows, strict=True):
+        if KINDS[loss].groups:
+            number, position = int(trajectories.groups[row]), 0 if loss == "dgpo" else position
+        else:
+            number = trajectories.share.rows[row]
+        source = stream(trajectories.seed, version, number, position, branch=(2,))
+        noise.append(torch.randn(shape, generator=source))
+    return torch.stack(noise)
 
 
-def _point(velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, float], spatial: Tensor | None) -> Point:
-    def wide(values: Tensor) -> Tensor:
-        return values.to(torch.promote_types(values.dtype, torch.float32))
-
-    def apart(own: Tensor) -> Tensor:
-        return wide(own) - (wide(latents["noise"]) - wide(latents["x0"]))
-
-    def there(values: Tensor) -> Tensor:
-        return devices.upload(values.to(residual.dtype), residual.device)
-
-    residual, old, reference, groups = apart(velocity), latents["old"], latents["reference"], samples["groups"]
-    return Point(
-        residual,
-        residual.detach() if old is None else apart(old).detach(),
-        residual.new_empty(0) if reference is None else apart(reference).detach(),
-        there(samples["sigma"]),
-        there(samples["advantage"]),
-        there(samples["weight"]),
-        residual.new_empty(0) if groups is None else groups,
-        samples["advantage"].to(residual.dtype),
-        numbers["beta"],
-        numbers["advantage_limit"],
-        numbers["clip"],
-        None if spatial is None else there(spatial).unsqueeze(1),
-    )
+# -- one pass ----------------------------------------------------------------------------------------------------------
 
 
-def _check(
-    kind: Kind, velocity: Tensor, latents: dict, samples: dict, numbers: dict[str, float], spatial: Tensor | None
-) -> None:
-    shape, sigma, groups = list(velocity.shape), samples["sigma"], samples["groups"]
-    for name, needed in (("reference", kind.reference), ("groups", kind.groups)):
-        if needed and (latents | samples)[name] is None:
-            raise ValueError(f"{name}: {kind.loss.__name__} needs it and has none. Fix: give it, or take nft or awm")
-    expected = dict.fromkeys(latents, shape) | dict.fromkeys(samples, shape[:1]) | {"spatial": shape[:1] + shape[2:]}
-    for name, value in (latents | samples | {"spatial": spatial}).items():
-        if value is not None and list(value.shape) != expected[name]:
-            raise ValueError(
-                f"{name}: its shape is {list(value.shape)}, and the velocity's {shape}. Fix: give it as {expected[name]}"
-            )
-    for name, values in samples.items():
-        if values is not None and not values.isfinite().all():
-            raise ValueError(f"{name}: {values.tolist()} is not finite. Fix: leave these samples out")
-    if not ((sigma > 0) & (sigma <= 1)).all():
-        raise ValueError(f"sigma: {sigma.tolist()} is not within (0, 1]. Fix: leave out the clean point, σ = 0")
-    for name, value in numbers.items():
-        if not (value >= 0 if name == "clip" else value > 0):
-            raise ValueError(f"{name}: it must be a number above 0, not {value}. Fix: raise it")
-    if numbers["clip"] and not kind.clip:
-        raise ValueError(f"clip: {kind.loss.__name__} has another brake, {kind.brake}. Fix: leave it out")
-    if kind.groups:
-        for member in per_group(groups):
-            if sigma[member].min() < sigma[member].max():
-                raise ValueError(
-                    f"sigma: a group has the levels {sigma[member].tolist()}, and {kind.loss.__name__} compares its samples at "
-                    "one. Fix: give each level group numbers of its own"
-                )
+@dataclass(frozen=True)
+class _Part:
+    """What one call of the network holds: N numbers of samples, and of the level of each. `idle`: to keep pace only."""
+
+    positions: tuple[int, ...]
+    rows: tuple[int, ...]
+    idle: bool = False
+
+
+class _Backward:
+    """Accumulates the gradient of the loss over all (sample, level) pairs, in parts that one forward pass can hold."""
+
+    def __init__(self, model, trajectories, advantages, counts: Tensor, settings):
+        self.model, self.trajectories, self.settings, self.tally = model, trajectories, settings, Tally()
+        self.version = model.policy.version
+        rows, credit = list(trajectories.share.rows), advantages.credit
+        self.drawn = counts[rows]
+        if advantages.by_step and settings.loss != "dpo":  # whose pairs are the same at every level
+            self.advantage, self.weight = advantages.step_advantage[rows], self.drawn
+        else:
+            self.advantage = advantages.fused.advantage[rows, None].expand_as(self.drawn)
+            self.weight = self.drawn if advantages.by_step else self.drawn * credit.weights[rows]
+        self.spatial = None if credit.spatial is None else credit.spatial[rows]
+        # Without classifier-free guidance there is no negative half; the guidance of a distilled model is a part of its input.
+        self.sampler = trajectories.settings if settings.guidance else model.unguided(trajectories.settings)
+        taken = counts.any(1)
+        levels = math.ceil(NOISIEST * counts.shape[1]) if settings.loss == "dgpo" else counts.shape[1]
+        self.total = max(1, int(taken.sum()) * levels)  # what the loss is a mean over
+        self.computed = max(1, int((counts != 0).sum()))  # what figures are a mean over
+        # FSDP2 takes the mean of the processes' gradients, the loss wants the sum.
+        self.processes = distributed.world() if model.policy.trains_shards else 1
+        self.parts = self._parts()
+
+    def __call__(self, on_step: Callable[[], None]) -> None:
+        for part in self.parts:
+            on_step()
+            self._loss(part).backward()
+
+    def _parts(self) -> list[_Part]:
+        """All pairs by falling noise, as many to a part as fit; of a sharded model equally many in every process and network."""
+        size = self.settings.batch_size or max(1, len(self.drawn))
+        levels = [self.trajectories.sigmas[step] for step in self.trajectories.trained]
+        units = _units(self.settings.loss, self.drawn, self.trajectories.groups)
+        first = [
+            position
+            for position in range(len(levels))
+            if position == 0 or not self.model.same_network(levels[position - 1], levels[position])
+        ]
+        parts = []
+        for begin, end in zip(first, [*first[1:], len(levels)], strict=True):
+            mine = list(_filled([unit for unit in units if begin <= unit[0] < end], size))
+            if self.model.policy.is_sharded:
+                most = int(distributed.each(torch.tensor(len(mine))).max())
+                mine += [_Part((begin,), (0,), idle=True)] * (most - len(mine))
+            parts += mine
+        return parts
+
+    def _loss(self, part: _Part) -> Tensor:
+        """A part's share of the loss, ready for its backward pass."""
+        model, settings, trajectories, policy = self.model, self.settings, self.trajectories, self.model.policy
+        kind = KINDS[settings.loss]
+        rows, positions = torch.tensor(part.rows), torch.tensor(part.positions)
+        levels = torch.tensor(trajectories.sigmas, dtype=torch.float64)[torch.tensor(trajectories.trained)[positions]]
+        noise = fresh_noise(settings.loss, trajectories, self.version, part.positions, part.rows)
+        clean, noise = (devices.upload(values, model.device) for values in (trajectories.final[rows], noise))
+        sigma = levels.to(clean.dtype)  # in main memory, as all that is compared there
+        each = devices.upload(sigma, clean.device).view(-1, *[1] * (clean.ndim - 1))
+        predict = partial(self._velocity, (1 - each) * clean + each * noise, levels, trajectories.groups[rows])
+        with torch.no_grad():
+            old = reference = average = None
+            if kind.old and policy.old is not None:
+                with policy.sampling():
+                    old = predict()
+            if kind.reference or settings.kl_coefficient:
+                with policy.reference():
+                    reference = predict()
+            if settings.ema_kl_coefficient:
+                with policy.averaged():
+                    average = predict()
+        velocity = predict()
+        if part.idle:
+            return 0.0 * velocity.sum()
+        loss, statistics = matching_loss(
+            settings.loss,
+            velocity,
+            clean,
+            noise,
+            sigma,
+            self.advantage[rows, positions].to(sigma),
+            old=old,
+            reference=reference,
+            groups=positions * len(trajectories.prompts) + trajectories.groups[rows],
+            beta=settings.beta or kind.beta,
+            advantage_limit=settings.advantage_limit,
+            weight=self.weight[rows, positions].to(sigma),
+            spatial=None if self.spatial is None else self.spatial[rows].to(sigma),
+        )
+        counted = devices.upload(self.drawn[rows, positions].to(sigma), clean.device)
+        pulls = (("kl", settings.kl_coefficient, reference), ("kl_ema", settings.ema_kl_coefficient, average))
+        for name, coefficient, other in pulls:
+            if coefficient and other is not None:
+                divergence = (counted * (velocity - other).square().flatten(1).mean(1)).mean()
+                statistics[name] = divergence.detach() * self.computed / self.total
+                loss = loss + coefficient * divergence
+        self.tally.add(loss.detach() * self.computed / self.total, statistics, len(rows), self.computed)
+        return loss * (policy.loss_scale.value * len(rows) * self.processes / self.total)
+
+    def _velocity(self, x: Tensor, levels: Tensor, groups: Tensor) -> Tensor:
+        condition = self.model.condition(self.trajectories.prompts, self.sampler).rows(groups)
+        return self.model.velocity(x, levels, condition, self.model.guidance_at(float(levels[0]), self.sampler))
+
+    def figures(self) -> dict[str, float]:
+        """What all passes came to, for the log."""
+        names = {"loss": "loss", "kl": "kl/penalty", "kl_ema": "kl/ema"}
+        names |= {name: f"matching/{name}" for name in self._statistics()}
+        means = self.tally.means(names)
+        figures = {name: means[key] for key, name in names.items() if key in means}
+        return {"loss": 0.0} | figures | {"gradient_norm": self.tally.gradient_norm}
+
+    def _statistics(self) -> list[str]:
+        """Names of what this loss reports, which a process without any pair has to know too."""
+        two = torch.zeros(2, 1, 1, 1)
+        ends = torch.tensor([1.0, -1.0]), torch.tensor([0, 0])
+        _, statistics = matching_loss(
+            self.settings.loss, two, two, two, torch.full((2,), 0.5), ends[0], old=two, reference=two, groups=ends[1]
+        )
+        return list(statistics)
+
+
+def _filled(units: Sequence[tuple[int, Tensor]], size: int) -> Iterator[_Part]:
+    """Units put together in parts of at most `size` pairs; one that is larger is one of its own."""
+    positions: list[int] = []
+    rows: list[int] = []
+    for position, members in units:
+        if rows and len(rows) + len(members) > size:
+            yield _Part(tuple(positions), tuple(rows))
+            positions, rows = [], []
+        positions += [position] * len(members)
+        rows += members.tolist()
+    if rows:
+        yield _Part(tuple(positions), tuple(rows))

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from ...canvas import payloads, results
 from ...host import comfyui, devices, stopping
-from .. import payloads, results
 from ..inputs import integer, lines, miswired, socket, switch
 
 MAX_REWARDS = 8

@@ -10,11 +10,11 @@ import torch
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import tcd
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import MatchingSettings, Prompts, SamplerSettings, Scores, UpdateSettings
-from comfyui_otca.trainer.updates import forward_process
 
 SIZES = {
     "flux": {"width": 16, "height": 16, "guidance": 3.5},

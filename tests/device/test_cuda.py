@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from comfyui_otca.tests.device import conftest
-from comfyui_otca.trainer import grpo
+from comfyui_otca.trainer import grpo, matching
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import Reward, score
 from comfyui_otca.trainer.rewards.overlap import Overlap
 from comfyui_otca.trainer.types import MatchingSettings, UpdateSettings
-from comfyui_otca.trainer.updates import forward_process
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,7 +47,7 @@ def test_an_update_waits_once(family, move, trained):
             if move == "grpo":
                 grpo.update(model, taken, advantages, UpdateSettings(learning_rate=1e-3))
             else:
-                forward_process.update(model, taken, advantages, MatchingSettings(learning_rate=1e-3))
+                matching.update(model, taken, advantages, MatchingSettings(learning_rate=1e-3))
     finally:
         torch.cuda.set_sync_debug_mode("default")
     waits = [f"{one.filename}:{one.lineno}" for one in seen if "synchronizing CUDA operation" in str(one.message)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from comfyui_otca.tests.device import conftest, pretend
-from comfyui_otca.trainer import grpo
+from comfyui_otca.trainer import grpo, matching
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import MatchingSettings, UpdateSettings
-from comfyui_otca.trainer.updates import forward_process
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator")]
 
@@ -67,7 +66,7 @@ def test_a_grpo_update_waits_once_a_step(family, case, models):
 @pytest.mark.parametrize("family, case", [*(("flux", case) for case in MATCHINGS), ("wan22", "dgpo")])
 def test_a_matching_update_waits_once_a_step(family, case, models):
     model, settings = models(family), MatchingSettings(learning_rate=1e-3, **MATCHINGS[case])
-    seen = waits_of(forward_process.update, model, conftest.sampled(model, family), settings)
+    seen = waits_of(matching.update, model, conftest.sampled(model, family), settings)
     assert sum(seen.within(READING).values()) == sum(seen.waits.values()) == settings.epochs, seen.waits
 
 

@@ -28,6 +28,7 @@ from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer import grpo, rollout
+from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit.steps import combined, grpo_guard, tcd, uniform, with_spatial
 from comfyui_otca.trainer.flow import load_flow_model
@@ -36,7 +37,6 @@ from comfyui_otca.trainer.rewards.base import Reward, score_stack
 from comfyui_otca.trainer.run import checkpoint, opening
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.types import MatchingSettings, Prompt, Prompts, Scores
-from comfyui_otca.trainer.updates import forward_process
 from comfyui_otca.trainer.workflow.running import Workflow
 
 TEXTS = ("a red circle on a blue background", "a green square on a white background")

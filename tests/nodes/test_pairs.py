@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from comfyui_otca.canvas import results
 from comfyui_otca.host.access import permissions
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.pairs import PreferencePairs
 from comfyui_otca.tests.trainer.pairs.conftest import folder_of, graph_of  # noqa: F401
 from comfyui_otca.trainer.run.layout import read_lines

@@ -3,7 +3,7 @@
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.run.preflight import problems
+from comfyui_otca.trainer.checks.preflight import problems
 from comfyui_otca.trainer.workflow.running import Workflow
 
 NODE = NODE_CLASS_MAPPINGS["OTCA_RewardVote"]

@@ -10,8 +10,8 @@ import sys
 import pytest
 from safetensors.numpy import save_file
 
-from comfyui_otca.host import claim, desktop
-from comfyui_otca.page import listing
+from comfyui_otca.host import claim
+from comfyui_otca.page import desktop, listing
 
 EVALUATED = {"mean": 0.5, "std": 0.2, "standard_error": 0.1, "held_out": False, "values": [0.4, 0.6]}
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from comfyui_otca.host import listing, paths
+from comfyui_otca.host import paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.page import name_lists as listing
 from comfyui_otca.page import suggestions
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.run import offered

@@ -7,7 +7,7 @@ import json
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow.problem import errors
 from comfyui_otca.trainer.workflow.running import Workflow
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.canvas import results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.rewards.base import FAILED, LEFT_OUT, Reward, as_column, failing, score, score_stack
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 

@@ -11,7 +11,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 from comfyui_otca.page.jobs import Jobs
-from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.run.loop import train
 from comfyui_otca.trainer.workflow.running import Workflow, WorkflowError
 

@@ -1,419 +1,576 @@
-"""The matching losses against a loop over samples in the papers' own terms, and against the gradient that they share."""
+"""The update from clean samples, against a plain loop over samples and noise levels without any batching."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
+from comfyui_otca.assets.make import tiny
+from comfyui_otca.host.distributed import Share
+from comfyui_otca.trainer import matching
+from comfyui_otca.trainer.advantages import best_of_n, fuse
+from comfyui_otca.trainer.credit import sampled_steps
 from comfyui_otca.trainer.credit.sampled_steps import drawn, everywhere, inclusion
-from comfyui_otca.trainer.matching import KINDS, matching_loss, pairs
+from comfyui_otca.trainer.credit.steps import grpo_guard, noise_aware, pcpo, tcd, uniform
+from comfyui_otca.trainer.grpo import update as grpo_update
+from comfyui_otca.trainer.matching import OLD_DECAYS, drawn_levels, fresh_noise, update
+from comfyui_otca.trainer.policy.policy import LossScale
+from comfyui_otca.trainer.sde import sensitivities
+from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores, UpdateSettings
+from comfyui_otca.trainer.updates.matching_losses import matching_loss
 
-SHAPE = (6, 2, 3, 4)  # two groups of three
+pytestmark = pytest.mark.anywhere
 
-
-def normal(seed: int, *shape: int, dtype=torch.float64) -> Tensor:
-    return torch.randn(shape or SHAPE, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+STILL = MatchingSettings(
+    learning_rate=0.0, max_grad_norm=1e9, sampled_steps=0, kl_coefficient=0.0, old_policy="on_policy"
+)
+KINDS = ("nft", "awm", "dgpo", "dpo")
+GROUPED = ("dgpo", "dpo")
 
 
 @pytest.fixture
-def case():
-    """Arguments of `matching_loss` but for the kind; levels, and the noise of a group, as `dgpo` and `dpo` want them."""
-    noise = normal(1, 2, *SHAPE[1:]).repeat_interleave(3, 0)
-    x0 = normal(2)
-    near = noise - x0 + 0.4 * normal(3)  # a velocity that predicts something
-    return {
-        "velocity": (near + 0.1 * normal(4)).requires_grad_(),
-        "x0": x0,
-        "noise": noise,
-        "sigma": torch.tensor([0.9, 0.9, 0.9, 0.3, 0.3, 0.3], dtype=torch.float64),
-        "advantage": torch.tensor([1.2, -0.9, 0.0, 6.5, -0.4, -7.0], dtype=torch.float64),
-        "old": near,
-        "reference": near + 0.1 * normal(5),
-        "groups": torch.tensor([4, 4, 4, 1, 1, 1]),
-        "beta": 0.7,
-    }
+def ode(small_settings):
+    return small_settings(kind="ode", shared_noise=False, ode_solver="adams_bashforth")
 
 
-def of_the_loop(
-    kind, velocity, x0, noise, sigma, advantage, *, old=None, reference, groups, beta, weight=None, clip=None
-):
-    """The loss as its authors write it, one sample after the other."""
-    old = velocity.detach() if old is None else old
-    weight = torch.ones(len(x0), dtype=torch.float64) if weight is None else weight
-    total, count = 0.0, len(x0)
-    for b in range(len(x0)):
-        s, a = sigma[b].item(), advantage[b].item()
-        x = (1 - s) * x0[b] + s * noise[b]
-        fit = ((velocity[b] - (noise[b] - x0[b])) ** 2).mean()
-        fit_old = ((old[b] - (noise[b] - x0[b])) ** 2).mean()
-        if kind == "nft":
-            r = min(max(a / 10 + 0.5, 0.0), 1.0)
-            terms = []
-            for sign in (1, -1):
-                predicted = x - s * (old[b] + sign * beta * (velocity[b] - old[b]))
-                w = max((predicted - x0[b]).abs().mean().item(), 1e-5)
-                terms.append(((predicted - x0[b]) ** 2 / w).mean())
-            own = 5 * (r / beta * terms[0] + (1 - r) / beta * terms[1])
-        elif kind == "awm":
-            a = min(max(a, -5.0), 5.0) / 5
-            log_p = [-(s / 0.25) * ((value + 1e-10) ** 0.25 - (1e-10) ** 0.25) for value in (fit, fit_old)]
-            ratio = torch.exp(log_p[0] - log_p[1])
-            c = 1.0 if clip is None else clip
-            bounded = min(max(ratio.item(), 1 - c), 1 + c) if not 1 - c <= ratio <= 1 + c else ratio
-            own = -a * ratio if -a * ratio >= -a * bounded else torch.tensor(-a * bounded, dtype=torch.float64)
-        elif kind == "dgpo":
-            members = [i for i in range(len(x0)) if groups[i] == groups[b]]
-            s_g = 0.0
-            for i in members:
-                target = noise[i] - x0[i]
-                gained = ((velocity[i] - target) ** 2).mean().item() - ((reference[i] - target) ** 2).mean().item()
-                s_g += advantage[i].item() * beta * gained / len(members)
-            ratio, c = math.exp(fit_old.item() - fit.item()), 0.05 if clip is None else clip
-            if (a > 0 and ratio > 1 + c) or (a < 0 and ratio < 1 - c):
-                fit = fit.detach()
-            own = 1 / (1 + math.exp(-s_g)) * a * fit
-        else:
-            members = [i for i in range(len(x0)) if groups[i] == groups[b]]
-            best = max(members, key=lambda i: advantage[i].item())
-            worst = min(members, key=lambda i: advantage[i].item())
-            if b != best:
-                continue
-            gained = {}
-            for i in (best, worst):
-                target = noise[i] - x0[i]
-                gained[i] = ((velocity[i] - target) ** 2).mean() - ((reference[i] - target) ** 2).mean()
-            inside = -(beta / 2) * (gained[best] - gained[worst])
-            own, count = -torch.log(1 / (1 + torch.exp(-inside))), 2
-        total = total + weight[b].item() * own
-    return total / count
+@pytest.fixture
+def moved(model, perturb):
+    """A policy that is not the reference, and an old policy that is neither."""
+    perturb(model, seed=1)
+    model.policy.keep_old()
+    return perturb(model, seed=2, scale=0.02)
 
 
-def gradient_of(loss, velocity):
-    return torch.autograd.grad(loss, velocity)[0]
+@pytest.fixture
+def judged():
+    """judged(trajectories): advantages from made-up rewards, with a sample that failed and one whose advantage is 0."""
+
+    def judge(taken, credit=None, holes=True):
+        generator = torch.Generator().manual_seed(4)
+        values = torch.randn((len(taken.groups), 1), generator=generator)
+        if holes:
+            values[4] = math.nan
+        scores = Scores(values, ("a",), (1.0,), taken.groups, torch.empty(len(values), 0), (), ())
+        credit = credit or tcd(taken.latents, taken.final, taken.trained, w_min=0.2)
+        advantages = fuse(scores, credit, "weighted_advantages")
+        if holes:
+            z = advantages.fused.advantage.clone()
+            z[1] = 0.0
+            advantages = replace(advantages, fused=replace(advantages.fused, advantage=z))
+        return advantages
+
+    return judge
 
 
-@pytest.mark.parametrize("off_policy", [True, False])
-@pytest.mark.parametrize(("kind", "clip"), [*((kind, None) for kind in KINDS), ("awm", 0.004), ("dgpo", 0.004)])
-def test_loss_and_gradient_of_a_loop_over_samples(case, kind, clip, off_policy):
-    weight = torch.tensor([1.0, 2.0, 0.0, 0.5, 1.5, 0.5], dtype=torch.float64)
-    if kind == "dpo":  # a pair shares a level, and so its weight
-        weight = torch.tensor([2.0, 2.0, 2.0, 0.5, 0.5, 0.5], dtype=torch.float64)
-    case |= {"weight": weight, "clip": clip} | ({} if off_policy else {"old": None})
-    loss, _ = matching_loss(kind, **case)
-    expected = of_the_loop(kind, **case)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
-    found, plain = (gradient_of(value, case["velocity"]) for value in (loss, expected))
-    assert plain.abs().max() > 0
-    torch.testing.assert_close(found, plain, rtol=1e-9, atol=1e-12)
+def gradient(model, taken, advantages, settings, on_step=lambda: None):
+    """The update's gradient as one float64 vector, and its figures; the policy is left as it was."""
+    policy = model.policy
+    before = policy.version, policy.old_steps, policy.old and [weights.clone() for weights in policy.old]
+    metrics = update(model, taken, advantages, settings, on_step)
+    policy.version, policy.old_steps, policy.old = before
+    return flat(model), metrics
 
 
-def test_brakes_act_and_are_counted(case):
-    """The loop above has them act on some of the samples and not on others."""
-    for kind, expected in (("awm", (2 / 6, 2 / 6)), ("dgpo", (2 / 6, 2 / 6))):
-        target = case["noise"] - case["x0"]
-        apart = case["old"] - target
-        scale = torch.tensor([0.9, 1.1, 0.9, 0.9, 1.1, 0.9], dtype=torch.float64).view(-1, 1, 1, 1)
-        velocity = (target + scale * apart).requires_grad_()
-        loss, statistics = matching_loss(kind, **{**case, "velocity": velocity, "clip": 1e-3})
-        assert (statistics["clip_high"], statistics["clip_low"]) == (
-            pytest.approx(expected[0]),
-            pytest.approx(expected[1]),
-        )
-        moved = gradient_of(loss, velocity).abs().amax((1, 2, 3)) > 0
-        # A zero advantage has no gradient; the last sample is worse than average and fitted better than before: not there yet.
-        assert moved.tolist() == [False, False, False, False, False, True]
+def flat(model):
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.policy.trainable_parameters()]
+    return torch.cat([grad.flatten() for grad in grads]).double()
 
 
-@pytest.mark.parametrize("spatial_shape", [(6, 3, 4), (6, 5, 3, 4)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_places_weigh_the_squared_residual(case, kind, spatial_shape):
-    """Where a place counts nothing there is no gradient, and places that count alike change nothing."""
-    if len(spatial_shape) == 4:  # a video
-        videos = {name: normal(seed, 6, 2, *spatial_shape[1:]) for seed, name in enumerate(("x0", "old", "reference"))}
-        case |= videos | {
-            "noise": normal(7, 6, 2, *spatial_shape[1:]),
-            "velocity": videos["old"].clone().requires_grad_(),
-        }
-    even, statistics = matching_loss(kind, **case, spatial=torch.ones(spatial_shape))
-    plain, without = matching_loss(kind, **case)
-    assert torch.equal(even, plain) and statistics == without
-    place = torch.zeros(spatial_shape, dtype=torch.float64)
-    place[..., 1, 2] = spatial_shape[-1] * spatial_shape[-2]
-    own = gradient_of(matching_loss(kind, **case, spatial=place)[0], case["velocity"])
-    assert own[..., 1, 2].abs().max() > 0
-    own[..., 1, 2] = 0
-    assert own.abs().max() == 0
+def assert_same(one, other, tolerance=1e-5):
+    assert other.norm() > 0
+    assert (one - other).norm() <= tolerance * other.norm(), ((one - other).norm() / other.norm()).item()
 
 
-def test_a_place_multiplies_nfts_pull(case):
-    """On-policy: the gradient at a place is the one without places, times the map: the weight w is of the whole sample."""
-    place = normal(8, 6, 3, 4).exp()
-    case["old"] = None
-    plain = gradient_of(matching_loss("nft", **case)[0], case["velocity"])
-    found = gradient_of(matching_loss("nft", **case, spatial=place)[0], case["velocity"])
-    torch.testing.assert_close(found, plain * place[:, None], rtol=1e-9, atol=1e-12)
+def plain_gradient(model, taken, advantages, settings, guidance=None):
+    """A loop over the levels, and over samples or, where they are compared, groups: the loss of one of them at a time."""
+    policy, z = model.policy, advantages.fused.advantage
+    for parameter in policy.trainable_parameters():
+        parameter.grad = None
+    positions = range(len(taken.trained))
+    rows = [row for row in range(len(z)) if advantages.valid[row]]
+    units = [[row] for row in rows]
+    if settings.loss == "dgpo":
+        positions = positions[: math.ceil(0.6 * len(taken.trained))]
+        units = [[row for row in rows if taken.groups[row] == group] for group in range(len(taken.prompts))]
+    if settings.loss == "dpo":
+        members = [[row for row in rows if taken.groups[row] == group] for group in range(len(taken.prompts))]
+        units = [[max(member, key=z.__getitem__), min(member, key=z.__getitem__)] for member in members]
+    taking = sum(map(len, units))
+    for position in positions:
+        sigma = taken.sigmas[taken.trained[position]]
+        for unit in units:
+            noise = fresh_noise(settings.loss, taken, policy.version, [position] * len(unit), unit)
+            clean = taken.final[unit]
+            x = (1 - sigma) * clean + sigma * noise
+            condition = model.condition([taken.texts[row] for row in unit], guidance or taken.settings)
 
+            def velocity(x=x, sigma=sigma, condition=condition):
+                return model.velocity(x.to(model.device), sigma, condition, (guidance or taken.settings).guidance).cpu()
 
-# --- what the kinds share: at θ = old each gradient is a weighting of ∇ℓ ------------------------------------------------
-
-
-def fit_gradient(case) -> tuple[Tensor, Tensor, Tensor]:
-    """ℓ [B] with ∇ℓ [B, …] of each sample, and mean|v - v*| [B], from one backward pass."""
-    velocity = case["velocity"].detach().requires_grad_()
-    apart = velocity - (case["noise"] - case["x0"])
-    fit = apart.square().flatten(1).mean(1)
-    return fit.detach(), gradient_of(fit.sum(), velocity), apart.detach().abs().flatten(1).mean(1)
-
-
-@pytest.mark.parametrize("kind", ["nft", "awm", "dgpo"])
-@pytest.mark.parametrize("given", [True, False])
-def test_on_policy_identity(case, kind, given):
-    """NFT: A·σ·∇ℓ / mean|v - v*|. AWM: A/5·σ·ℓ^(p-1)·∇ℓ. DGPO: sigmoid(s_g)·A·∇ℓ. Each over B; `old` given or not."""
-    case["advantage"] = case["advantage"].clamp(-5, 5)
-    fit, slope, error = fit_gradient(case)
-    target = case["noise"] - case["x0"]
-    lost = case["advantage"] * case["beta"] * (fit - (case["reference"] - target).square().flatten(1).mean(1))
-    sharpness = torch.stack([lost[:3].mean(), lost[3:].mean()]).sigmoid().repeat_interleave(3)
-    each = {
-        "nft": case["sigma"] / error,
-        "awm": case["sigma"] * fit ** (0.25 - 1) / 5,
-        "dgpo": sharpness,
-    }[kind]
-    expected = (each * case["advantage"] / 6).view(-1, 1, 1, 1) * slope
-    case["old"] = case["velocity"].detach() if given else None
-    found = gradient_of(matching_loss(kind, **case)[0], case["velocity"])
-    assert expected.abs().max() > 1e-4
-    assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-6
-
-
-def test_dpos_gradient_is_that_of_its_two_samples(case):
-    """±(β/2)·sigmoid((β/2)·[…])·∇ℓ of the winner and the loser, over the number of pairs."""
-    _, slope, _ = fit_gradient(case)
-    target = case["noise"] - case["x0"]
-    apart = {name: (case[name] - target).detach().square().flatten(1).mean(1) for name in ("velocity", "reference")}
-    gained, expected = apart["velocity"] - apart["reference"], torch.zeros_like(slope)
-    for best, worst in ((0, 1), (3, 5)):
-        pull = 0.35 / (1 + math.exp(-0.35 * (gained[best] - gained[worst]).item())) / 2
-        expected[best], expected[worst] = pull * slope[best], -pull * slope[worst]
-    found = gradient_of(matching_loss("dpo", **case)[0], case["velocity"])
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_nfts_beta_drops_out_on_policy(case):
-    case["old"] = None
-    found = [
-        gradient_of(matching_loss("nft", **{**case, "beta": beta})[0], case["velocity"]) for beta in (0.1, 1.0, 3.0)
-    ]
-    for other in found[1:]:
-        assert ((other - found[0]).abs().max() / found[0].abs().max()).item() <= 1e-6
-    case["old"] = case["velocity"].detach() + 0.1  # and only there
-    apart = [gradient_of(matching_loss("nft", **{**case, "beta": beta})[0], case["velocity"]) for beta in (0.1, 1.0)]
-    assert (apart[1] - apart[0]).abs().max() > 0.01 * apart[0].abs().max()
-
-
-def test_nft_has_a_gradient_without_an_advantage_once_the_policy_has_moved(case):
-    case["advantage"] = torch.zeros(6, dtype=torch.float64)
-    assert gradient_of(matching_loss("nft", **case)[0], case["velocity"]).abs().amax((1, 2, 3)).min() > 0
-    for kind in ("awm", "dgpo"):
-        assert gradient_of(matching_loss(kind, **case)[0], case["velocity"]).abs().max() == 0
-    on_policy = gradient_of(matching_loss("nft", **{**case, "old": None})[0], case["velocity"])
-    assert on_policy.abs().max() < 1e-12
-
-
-@pytest.mark.parametrize("kind", ["nft", "awm"])
-def test_an_almost_perfect_fit_has_a_loss_and_a_gradient(case, kind):
-    """Where the residual is far below 1e-5, NFT's weight and AWM's offset keep both as they are in the loop."""
-    exact = case["noise"] - case["x0"]
-    case |= {"old": exact + 2e-7 * normal(9), "velocity": (exact + 1e-7 * normal(10)).requires_grad_()}
-    loss, expected = matching_loss(kind, **case)[0], of_the_loop(kind, **case)
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
-    found, plain = (gradient_of(value, case["velocity"]) for value in (loss, expected))
-    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-12)
-    case |= {"old": exact, "velocity": exact.clone().requires_grad_()}
-    assert gradient_of(matching_loss(kind, **case)[0], case["velocity"]).abs().max() == 0
-
-
-def test_descending_fits_what_was_good_and_unlearns_what_was_bad(case):
-    before = fit_gradient(case)[0]
-    for kind in KINDS:
-        gradient = gradient_of(matching_loss(kind, **{**case, "old": None})[0], case["velocity"])
-        after = fit_gradient({**case, "velocity": case["velocity"].detach() - 1e-3 * gradient})[0]
-        assert after[0] < before[0] and after[3] < before[3], kind
-        assert after[1] > before[1] and after[5] > before[5], kind
-
-
-@pytest.mark.parametrize("kind", ["nft", "awm"])
-def test_sampled_levels_are_unbiased(kind):
-    """Every draw of 2 of 4 levels, by its share of the starts: its gradient is the full one on average, also where A = 0.
-
-    Starts in [0, 1) fall into the intervals between the places where the drawn set changes, which are the running sums of π.
-    """
-    levels, count, advantage = (0.95, 0.7, 0.4, 0.15), 2, torch.tensor([1.5, 0.0, -0.8], dtype=torch.float64)
-    credit = torch.tensor([[2.0, 1.0, 0.7, 0.3], [0.5, 1.5, 1.0, 1.0], [0.0, 3.0, 1.0, 0.0]], dtype=torch.float64)
-    valid = torch.tensor([True, True, True])
-    x0, noises = normal(1, 3, 2, 3, 3), [normal(10 + j, 3, 2, 3, 3) for j in range(4)]
-    old = [noise - x0 + 0.4 * normal(20 + j, 3, 2, 3, 3) for j, noise in enumerate(noises)]
-    probability = inclusion(everywhere(advantage.abs()[:, None] * credit, valid), count)
-    assert probability.min() > 0
-    torch.testing.assert_close(probability.sum(1), torch.full((3,), 2.0, dtype=torch.float64))
-
-    def gradients(weights):
-        """[levels, B, …]: of the loss summed over levels, w_j times the draw's weight each."""
-        found = []
-        for j, sigma in enumerate(levels):
-            velocity = (old[j] + 0.05 * normal(30 + j, 3, 2, 3, 3)).requires_grad_()
+            with torch.no_grad():
+                with policy.reference():
+                    reference = velocity()
+                with policy.sampling():
+                    old = velocity() if policy.old is not None else None
+                with policy.averaged():
+                    average = velocity()
+            own = velocity()
             loss, _ = matching_loss(
-                kind,
-                velocity,
-                x0,
-                noises[j],
-                torch.full((3,), sigma, dtype=torch.float64),
-                advantage,
-                old=old[j],
-                weight=credit[:, j] * weights[:, j],
+                settings.loss,
+                own,
+                clean,
+                noise,
+                torch.full((len(unit),), sigma),
+                z[unit],
+                old=old,
+                reference=reference,
+                groups=torch.zeros(len(unit), dtype=torch.int64),
+                beta=settings.beta or {"dgpo": 10.0, "dpo": 100.0}.get(settings.loss, 1.0),
+                advantage_limit=settings.advantage_limit,
+                weight=advantages.credit.weights[unit, position],
             )
-            found.append(gradient_of(loss, velocity))
-        return torch.stack(found)
+            for coefficient, other in ((settings.kl_coefficient, reference), (settings.ema_kl_coefficient, average)):
+                if coefficient:
+                    loss = loss + coefficient * (own - other).square().mean()
+            (loss * len(unit) / (taking * len(positions))).backward()
+    result = flat(model)
+    for parameter in policy.trainable_parameters():
+        parameter.grad = None
+    return result
 
-    full = gradients(torch.ones(3, 4, dtype=torch.float64))
-    assert (full[:, 1].abs().amax((1, 2, 3)) > 0).all() == (kind == "nft")
-    edges = torch.cat([torch.tensor([0.0, 1.0]), (-probability.cumsum(1)).flatten() % 1]).unique().double()
-    edges = edges[torch.cat([torch.tensor([True]), edges.diff() > 1e-12])]
-    mean, seen = torch.zeros_like(full), 0
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", KINDS)
+@pytest.mark.parametrize("kind", ["ode", "dance_sde"])
+def test_the_gradient_is_the_plain_loops(moved, sample, small_settings, ode, judged, loss, kind):
+    taken = sample(moved, ode if kind == "ode" else small_settings())
+    assert taken.sampled_with == OLD and len(taken.trained) == (4 if kind == "ode" else 3)
+    advantages, settings = (
+        judged(taken),
+        replace(STILL, loss=loss, kl_coefficient=0.1, beta=0.5 if loss == "nft" else 0),
+    )
+    expected = plain_gradient(moved, taken, advantages, settings)
+    before = [parameter.detach().clone() for parameter in moved.policy.trainable_parameters()]
+    own, metrics = gradient(moved, taken, advantages, settings)
+    assert_same(own, expected)
+    assert all(map(torch.equal, moved.policy.trainable_parameters(), before))
+    assert metrics["gradient_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
+    assert metrics["kl/penalty"] > 0 and metrics["matching/residual"] > 0 and "kl/ema" not in metrics
+
+
+@pytest.mark.parametrize("loss", KINDS)
+def test_the_batch_size_changes_no_gradient(moved, sample, ode, judged, loss):
+    taken = sample(moved, ode)
+    advantages, settings = judged(taken), replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
+    first, figures = gradient(moved, taken, advantages, settings)
+    sizes = []
+    moved.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["hidden_states"])) if torch.is_grad_enabled() else None,
+        with_kwargs=True,
+    )
+    for batch_size in (1, 4, 7, 100):
+        sizes.clear()
+        own, metrics = gradient(moved, taken, advantages, replace(settings, batch_size=batch_size))
+        assert_same(own, first)
+        for name in ("loss", "kl/penalty", "matching/residual"):
+            assert metrics[name] == pytest.approx(figures[name], rel=1e-4, abs=1e-6), name
+        # a group of dgpo has up to three valid members, a pair two
+        assert max(sizes) <= max(batch_size, {"dgpo": 3, "dpo": 2}.get(loss, 1)), sizes
+
+
+def test_the_average_pulls(moved, sample, ode, judged, perturb):
+    taken, settings = sample(moved, ode), replace(STILL, ema_kl_coefficient=0.5, ema_decay=0.9)
+    advantages = judged(taken)
+    assert "kl/ema" in gradient(moved, taken, advantages, settings)[1]
+    perturb(moved, seed=5, scale=0.05)  # away from the average that is kept now
+    expected = plain_gradient(moved, taken, advantages, settings)
+    own, metrics = gradient(moved, taken, advantages, settings)
+    assert_same(own, expected)
+    assert metrics["kl/ema"] > 1e-5
+    without, _ = gradient(moved, taken, advantages, replace(settings, ema_kl_coefficient=0.0))
+    assert (without - own).norm() > 0.05 * own.norm()
+
+
+def test_credit_by_objective_is_the_advantage_itself(moved, sample, ode, judged):
+    """With it the loss at σ_j has Ã_j and the weight 1: so a uniform credit and an Ã that is z are the same update."""
+    taken = sample(moved, ode)
+    plain = judged(taken, uniform(taken.latents, taken.final, taken.trained), holes=False)
+    z = plain.fused.advantage[:, None].expand(-1, 4)
+    learned = replace(
+        plain,
+        step_advantage=z,
+        credit=replace(plain.credit, weights=plain.credit.weights * 7, by_objective=torch.ones(6, 4, 1)),
+    )
+    assert_same(gradient(moved, taken, learned, STILL)[0], gradient(moved, taken, plain, STILL)[0])
+    opposed = replace(learned, step_advantage=z * torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    halves = [
+        gradient(moved, taken, replace(learned, step_advantage=z * torch.tensor(signs)), STILL)[0]
+        for signs in ([1.0, 0.0, 1.0, 0.0], [0.0, -1.0, 0.0, -1.0], [0.0, 0.0, 0.0, 0.0])
+    ]
+    # nft is linear in its advantage where that is not clipped, and has a gradient at 0 too: old is not θ.
+    assert halves[2].norm() > 1e-3 * halves[0].norm()
+    assert_same(gradient(moved, taken, opposed, STILL)[0], halves[0] + halves[1] - halves[2])
+    gains = replace(plain, step_advantage=opposed.step_advantage, method="stepwise_gain")
+    assert_same(gradient(moved, taken, gains, STILL)[0], gradient(moved, taken, opposed, STILL)[0])
+
+
+def test_a_place_weighs_the_residual(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    advantages = judged(taken)
+    ones = torch.ones(6, *taken.final.shape[2:])
+    even = replace(advantages, credit=replace(advantages.credit, spatial=ones))
+    assert_same(gradient(moved, taken, even, STILL)[0], gradient(moved, taken, advantages, STILL)[0])
+    left = ones.clone()
+    left[..., : left.shape[-1] // 2] = 0.0
+    lit = replace(advantages, credit=replace(advantages.credit, spatial=2 * left))
+    apart = gradient(moved, taken, lit, STILL)[0] - gradient(moved, taken, advantages, STILL)[0]
+    assert apart.norm() > 0.01 * gradient(moved, taken, advantages, STILL)[0].norm()
+
+
+def test_samples_that_were_not_kept_train_nothing(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    advantages = judged(taken, holes=False)
+    best = best_of_n(advantages, 1, 1)
+    assert best.valid.sum() == 4
+    assert_same(gradient(moved, taken, best, STILL)[0], plain_gradient(moved, taken, best, STILL))
+
+
+def test_a_loss_scale_leaves_the_gradient(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    plain, _ = gradient(moved, taken, judged(taken), STILL)
+    moved.policy.loss_scale = LossScale(2.0**10)
+    assert_same(gradient(moved, taken, judged(taken), STILL)[0], plain)
+
+
+# --- which levels ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("loss", "count"), [("nft", 1), ("nft", 2), ("awm", 3), ("dgpo", 2), ("dpo", 2)])
+def test_the_expected_gradient_is_the_full_one(moved, sample, ode, judged, monkeypatch, loss, count):
+    """With an old policy that is not θ and an advantage of 0: there nft has a gradient too."""
+    taken = sample(moved, ode)
+    advantages, settings = judged(taken), replace(STILL, loss=loss, kl_coefficient=0.1)
+    full, metrics = gradient(moved, taken, advantages, settings)
+    pulls = everywhere(advantages.credit.weights.abs(), advantages.valid)
+    if loss in GROUPED:
+        pulls = torch.tensor([[1.0, 1.0, 1.0, loss == "dpo"]]).expand(2, -1)
+    # Which levels are drawn changes only where a running sum passes a whole number, so that the integral over the start is a sum.
+    running = inclusion(pulls, count).cumsum(1)
+    edges = torch.cat([(1 - running % 1).flatten(), torch.tensor([0.0, 1.0], dtype=torch.float64)]).clamp(0, 1).unique()
+    edges = edges[torch.cat([edges.new_tensor([1.0]), edges.diff()]) > 1e-9]
+    expected, value, difference = torch.zeros_like(full), 0.0, 0.0
     for low, high in zip(edges, edges[1:], strict=False):
-        weights = drawn(probability, ((low + high) / 2).expand(3, 1)).double()
-        assert ((weights > 0).sum(1) == count).all()
-        seen += 1
-        mean += (high - low) * gradients(weights)
-    assert seen > 3
-    torch.testing.assert_close(mean, full, rtol=1e-6, atol=1e-9)
+        start = (low + high) / 2
+        monkeypatch.setattr(
+            sampled_steps, "draw", lambda pull, k, _, s=start: drawn(inclusion(pull, k), s.expand(len(pull), 1))
+        )
+        own, figures = gradient(moved, taken, advantages, replace(settings, sampled_steps=count))
+        expected += (high - low).item() * own
+        value += (high - low).item() * figures["loss"]
+        difference = max(difference, ((own - full).norm() / full.norm()).item())
+    assert len(edges) > 2 and difference > 0.1, "no draw differs from all levels"
+    assert_same(expected, full)
+    assert value == pytest.approx(metrics["loss"], rel=1e-4, abs=1e-6)
 
 
-def test_everywhere_leaves_out_masked_samples_alone():
-    pull = torch.tensor([[3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 2.0, 3.0]])
-    found = everywhere(pull, torch.tensor([True, True, False]))
-    assert found.tolist() == [[4.0, 1.0, 1.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+def test_every_level_of_a_valid_sample_has_a_chance(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    silent = tcd(taken.latents, taken.final, taken.trained)
+    weights = silent.weights.clone()
+    weights[:, 1] = 0.0
+    advantages = judged(taken, replace(silent, weights=weights))
+    settings = replace(STILL, sampled_steps=1)
+    counts = torch.stack([drawn_levels(taken, advantages, settings, version) for version in range(400)])
+    assert (counts[:, advantages.valid] != 0).any(0).all() and not counts[:, 4].any()
+    assert ((counts != 0).sum(2)[:, advantages.valid] == 1).all(), "one level of each sample"
+    mean = counts[:, advantages.valid].mean(0)
+    assert (mean - 1).abs().max() < 0.5 and (mean - 1).abs().mean() < 0.15
 
 
-# --- pairs --------------------------------------------------------------------------------------------------------------
+def test_compared_samples_share_level_and_noise(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    advantages = judged(taken, holes=False)
+    rows = torch.arange(6)
+    shared = drawn_levels(taken, advantages, replace(STILL, loss="dgpo", sampled_steps=2), 0)
+    assert (shared == shared[0]).all() and (shared[0] != 0).sum() == 2 and shared[0, 3] == 0, "of the noisiest three"
+    for position in (0, 2):
+        noise = fresh_noise("dgpo", taken, 0, [position] * 6, rows.tolist())
+        assert (noise[:3] == noise[0]).all() and (noise[3:] == noise[3]).all() and not torch.equal(noise[0], noise[3])
+        assert torch.equal(noise, fresh_noise("dgpo", taken, 0, [1] * 6, rows.tolist())), "one noise for all levels"
+    z = advantages.fused.advantage
+    pairs = drawn_levels(taken, advantages, replace(STILL, loss="dpo", sampled_steps=1), 0)
+    for group in (range(0, 3), range(3, 6)):
+        best, worst = max(group, key=z.__getitem__), min(group, key=z.__getitem__)
+        assert torch.equal(pairs[best], pairs[worst]) and (pairs[best] != 0).sum() == 1
+        assert not pairs[[row for row in group if row not in (best, worst)]].any()
+    own = fresh_noise("nft", taken, 0, [0, 0, 1], [0, 1, 0])
+    assert len({tuple(part.flatten().tolist()) for part in own}) == 3
+    assert not torch.equal(own, fresh_noise("nft", taken, 1, [0, 0, 1], [0, 1, 0])), "another version, other noise"
 
 
-def test_pairs_are_best_and_worst_of_each_group():
-    advantage = torch.tensor([0.1, 0.5, -0.2, 2.0, 2.0, 2.0, -1.0, 1.0, 7.0])
-    groups = torch.tensor([3, 3, 3, 1, 1, 1, 0, 0, 2])
-    assert pairs(advantage, groups).tolist() == [[7, 6], [1, 2]]  # group 1's samples are alike, group 2 has but one
-    assert pairs(torch.zeros(3), torch.zeros(3, dtype=torch.int64)).shape == (0, 2)
+@pytest.mark.parametrize("loss", KINDS)
+def test_it_is_the_same_however_many_processes_hold_the_samples(moved, sample, ode, judged, loss):
+    taken = sample(moved, ode)
+    advantages, settings = judged(taken), replace(STILL, loss=loss, sampled_steps=2, kl_coefficient=0.1)
+    whole, metrics = gradient(moved, taken, advantages, settings)
+    summed, value = torch.zeros_like(whole), 0.0
+    for rows in (range(0, 3), range(3, 6)) if loss in GROUPED else (range(0, 2), range(2, 6)):
+        own = list(rows)
+        parts = {name: getattr(taken, name)[own] for name in ("latents", "final", "images", "log_probs", "groups")}
+        part, figures = gradient(moved, replace(taken, share=Share(rows, 6), **parts), advantages, settings)
+        assert figures["update/sampled_share"] == metrics["update/sampled_share"]
+        summed, value = summed + part, value + figures["loss"]
+    assert_same(summed, whole)
+    assert value == pytest.approx(metrics["loss"], rel=1e-4, abs=1e-6)
 
 
-def test_dpo_takes_the_pairs_samples_alone_as_well(case):
-    rows = torch.tensor([0, 1, 3, 5])
-    few = {name: value[rows] if isinstance(value, Tensor) else value for name, value in case.items()}
-    assert matching_loss("dpo", **few)[0].item() == pytest.approx(matching_loss("dpo", **case)[0].item(), rel=1e-12)
+# --- the old policy -------------------------------------------------------------------------------------------------
 
 
-def test_dpo_of_groups_without_a_preference_has_no_gradient(case):
-    case["advantage"] = torch.ones(6, dtype=torch.float64)
-    loss, statistics = matching_loss("dpo", **case)
-    assert loss.item() == 0 and statistics["accuracy"] == 0
-    assert gradient_of(loss, case["velocity"]).abs().max() == 0
+def test_the_schedules():
+    gradual, late, on_policy = (OLD_DECAYS[name] for name in ("gradual", "late", "on_policy"))
+    assert [gradual(n) for n in (0, 1, 499, 500, 10**6)] == pytest.approx([0, 0.001, 0.499, 0.5, 0.5])
+    assert [late(n) for n in (0, 74, 75, 76, 175, 10**6)] == pytest.approx([0, 0, 0, 0.0075, 0.75, 0.999])
+    assert [on_policy(n) for n in (0, 10**6)] == [0, 0]
 
 
-# --- statistics, types, errors ------------------------------------------------------------------------------------------
+def test_the_old_policy_follows(model, sample, ode, judged):
+    settings = replace(STILL, learning_rate=1e-3, old_policy="gradual")
+    model.policy.old_steps = 249
+    before = [parameter.detach().clone() for parameter in model.policy.trainable_parameters()]
+    taken = sample(model, ode)
+    assert taken.sampled_with == THETA
+    metrics = update(model, taken, judged(taken), settings)
+    assert metrics["old_policy/decay"] == pytest.approx(0.25) and model.policy.old_steps == 250
+    assert "matching/moved" not in metrics or metrics["matching/moved"] == 0
+    for old, then, now in zip(model.policy.old, before, model.policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(old, 0.25 * then + 0.75 * now, rtol=1e-6, atol=1e-9)
+    assert any(
+        not torch.equal(a, b) for a, b in zip(model.policy.old, model.policy.trainable_parameters(), strict=True)
+    )
+    old = [weights.clone() for weights in model.policy.old]
+    taken = sample(model, ode)
+    assert taken.sampled_with == OLD
+    metrics = update(model, taken, judged(taken), settings)
+    assert metrics["matching/moved"] > 0 and metrics["old_policy/decay"] == pytest.approx(0.251)
+    for weights, then, now in zip(model.policy.old, old, model.policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(weights, 0.251 * then + 0.749 * now, rtol=1e-6, atol=1e-9)
 
 
-def test_statistics_by_hand():
-    """One element a sample: v - v* is 1 and 3, old's 2 and 2: ℓ 1 and 9, and both have moved by 1."""
-    zeros, column = torch.zeros(2, 1, dtype=torch.float64), torch.tensor([[1.0], [3.0]], dtype=torch.float64)
-    velocity = column.clone().requires_grad_()
-    common = dict(velocity=velocity, x0=zeros, noise=zeros, old=torch.full_like(zeros, 2.0), reference=zeros + 1.0)
-    common |= dict(sigma=torch.tensor([0.5, 0.5]), advantage=torch.tensor([1.0, -1.0]), groups=torch.tensor([0, 0]))
-    for kind in KINDS:
-        _, statistics = matching_loss(kind, **common)
-        assert (statistics["residual"], statistics["moved"]) == (5.0, 1.0)
-        assert not any(value.requires_grad or value.ndim for value in statistics.values())
-    assert matching_loss("nft", **common)[1]["share"] == 0.5  # (0.6 + 0.4)/2
-    # Both have gone the advantage's way: ρ = exp(4 - 1) and exp(4 - 9).
-    braked = matching_loss("dgpo", **common)[1]
-    assert braked["ratio"] == pytest.approx((math.exp(3) + math.exp(-5)) / 2)
-    assert braked["clip_high"] == braked["clip_low"] == 0.5
-    # s_g = (1·(1 - 1) - 1·(9 - 1))/2
-    assert braked["sharpness"] == pytest.approx(1 / (1 + math.exp(4)))
-    preferred = matching_loss("dpo", **common)[1]
-    assert preferred["accuracy"] == 1.0 and preferred["margin"] == 8.0  # (9 - 1) - (1 - 1)
+def test_late_is_on_policy_for_75_updates(model, sample, ode, judged):
+    taken = sample(model, ode)
+    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-3, old_policy="late", sampled_steps=1)
+    for steps, differs in ((74, False), (75, True)):
+        model.policy.old_steps = steps
+        update(model, taken, advantages, settings)
+        assert (model.policy.old is not None) == differs and model.policy.old_steps == steps + 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_lower_precision_is_computed_in_float32(case, kind):
-    exact = {
-        name: value.detach().bfloat16() if isinstance(value, Tensor) and value.ndim == 4 else value
-        for name, value in case.items()
+def test_an_update_that_is_dropped_leaves_the_policy_that_samples(moved, sample, ode, judged, monkeypatch):
+    settings = replace(STILL, learning_rate=1e-3, old_policy="gradual", epochs=2)
+    taken = sample(moved, ode)
+    moved.policy.forget_old()
+
+    def broken(*arguments, **options):
+        loss, statistics = matching_loss(*arguments, **options)
+        return loss * math.nan, statistics
+
+    monkeypatch.setattr(matching, "matching_loss", broken)
+    metrics = update(moved, taken, judged(taken), settings)
+    assert metrics["policy/skipped_updates"] == 2 and moved.policy.samples_with == THETA
+    assert (moved.policy.version, moved.policy.old_steps, moved.policy.nonfinite_in_a_row) == (0, 0, 1)
+
+
+def test_an_update_without_a_gradient_leaves_the_schedule_where_it_is(model, sample, ode, judged):
+    """Though the old policy is the trained one still: `late` would begin its 75 updates again."""
+    settings, taken = replace(STILL, old_policy="late"), sample(model, ode)
+    advantages = judged(taken)
+    nobody = replace(advantages, valid=torch.zeros_like(advantages.valid))
+    for steps in (60, 75):
+        model.policy.old_steps = steps
+        metrics = update(model, taken, nobody, settings)
+        assert metrics["policy/skipped_updates"] == 1 and model.policy.samples_with == THETA
+        assert model.policy.old_steps == steps
+
+
+def test_two_epochs_compare_with_the_policy_that_sampled(model, load_model, sample, ode, judged):
+    """Though on-policy: the second epoch's old policy is the one before the first."""
+    taken = sample(model, ode)
+    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-2, max_grad_norm=1.0)
+    update(model, taken, advantages, replace(settings, epochs=2))
+    assert model.policy.samples_with == THETA and model.policy.old_steps == 2 and model.policy.version == 1
+    other = load_model()
+    other.policy.keep_old()
+    update(other, taken, advantages, settings)  # θ moves, and old, which is not θ, follows it at once …
+    other.policy.load_old_state({n: p.detach() for n, p in load_model().policy.trainable_named().items()}, 0)
+    other.policy.version = 0  # … so it is put back, and the noise is the same again
+    update(other, taken, advantages, settings)
+    for own, wanted in zip(model.policy.trainable_parameters(), other.policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_first_update_on_policy_is_a_plain_loops(model, load_model, sample, ode, judged):
+    taken = sample(model, ode)
+    advantages, settings = judged(taken), replace(STILL, learning_rate=1e-3, max_grad_norm=1.0)
+    other = load_model()
+    expected = plain_gradient(other, taken, advantages, settings)
+    parameters, taken_up = other.policy.trainable_parameters(), 0
+    for parameter in parameters:
+        parameter.grad = expected[taken_up : taken_up + parameter.numel()].view_as(parameter).float()
+        taken_up += parameter.numel()
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    torch.optim.AdamW(parameters, lr=1e-3, weight_decay=1e-4).step()
+    update(model, taken, advantages, settings)
+    # AdamW's first step has nearly the size of the rate everywhere, so that an entry whose gradient is rounding may turn.
+    clear = expected.abs() > 1e-5 * expected.abs().max()
+    own, wanted = (
+        torch.cat([p.detach().flatten() for p in each]) for each in (model.policy.trainable_parameters(), parameters)
+    )
+    assert clear.double().mean() > 0.4
+    torch.testing.assert_close(own[clear], wanted[clear], rtol=0, atol=2e-5)
+
+
+def test_a_stop_leaves_nothing_behind(model, sample, ode, judged):
+    taken = sample(model, ode)
+    settings, calls = replace(STILL, learning_rate=1e-3, old_policy="gradual"), []
+
+    def stop():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    before = [parameter.detach().clone() for parameter in model.policy.trainable_parameters()]
+    with pytest.raises(KeyboardInterrupt):
+        update(model, taken, judged(taken), settings, stop)
+    assert all(map(torch.equal, model.policy.trainable_parameters(), before))
+    assert model.policy.samples_with == THETA and model.policy.version == 0
+
+
+# --- other models ---------------------------------------------------------------------------------------------------
+
+
+def test_all_weights_can_be_trained(load_model, sample, ode, judged):
+    model = load_model(training="full")
+    settings = replace(STILL, learning_rate=1e-4, old_policy="gradual")
+    model.policy.old_steps = 399
+    taken = sample(model, ode)
+    expected = plain_gradient(model, taken, judged(taken), settings)
+    before = {name: value.clone() for name, value in model.policy.trained_state().items()}
+    update(model, taken, judged(taken), settings)
+    assert_same(flat(model), expected, 1e-4)
+    after = {name: value.clone() for name, value in model.policy.trained_state().items()}
+    old = model.policy.old_state()
+    assert old.keys() == after.keys() and any(not torch.equal(after[name], value) for name, value in before.items())
+    for name, value in old.items():
+        torch.testing.assert_close(value, 0.4 * before[name] + 0.6 * after[name], rtol=1e-6, atol=1e-8)
+    sample(model, ode)
+    assert all(torch.equal(value, after[name]) for name, value in model.policy.trained_state().items())
+
+
+@pytest.mark.parametrize("guidance", [True, False])
+def test_guidance_on_or_off(load_model, perturb, sample, small_settings, judged, tmp_path, guidance):
+    """SD3 has classifier-free guidance: without it the conditional velocity is trained, at half the cost."""
+    model = perturb(load_model(tiny.make("sd3", tmp_path / "sd3")))
+    settings = small_settings(kind="ode", shared_noise=False, width=32, height=32, guidance=4.5)
+    taken = sample(model, settings)
+    advantages, chosen = judged(taken), replace(STILL, guidance=guidance)
+    expected = plain_gradient(model, taken, advantages, chosen, None if guidance else replace(settings, guidance=1.0))
+    model.forwards.forget()
+    own, _ = gradient(model, taken, advantages, chosen)
+    assert_same(own, expected)
+    # five valid samples at four levels; for kl/reference two prompts' samples, by both policies, guided as sampled
+    assert model.forwards.take() == {
+        "forwards/all": 20.0 * (1 + guidance) + 8,
+        "forwards/with_gradient": 20.0 * (1 + guidance),
     }
-    wide = {
-        name: value.float() if isinstance(value, Tensor) and value.ndim == 4 else value for name, value in exact.items()
+
+
+def test_guidance_of_a_distilled_model_is_the_samplers(moved, sample, ode, judged):
+    taken = sample(moved, ode)
+    advantages = judged(taken)
+    assert torch.equal(
+        gradient(moved, taken, advantages, replace(STILL, guidance=False))[0],
+        gradient(moved, taken, advantages, STILL)[0],
+    )
+
+
+def test_two_experts_are_called_apart(load_model, perturb, sample, small_settings, judged, tmp_path):
+    model = perturb(load_model(tiny.make("wan22", tmp_path / "wan")))
+    settings = small_settings(
+        kind="ode", shared_noise=False, width=32, height=16, frames=5, guidance=4.5, guidance_2=3.0
+    )
+    taken = sample(model, settings)
+    levels, advantages = [], judged(taken)
+    model.velocity = lambda x, sigma, *rest, call=model.velocity: (
+        levels.append((sigma, rest[1])) or call(x, sigma, *rest)
+    )
+    own, _ = gradient(model, taken, advantages, replace(STILL, batch_size=100))
+    del model.velocity
+    assert len(levels) == 2 + 2, "one pass of each expert, and two to measure the distance from the reference"
+    (high, first), (low, second) = levels[:2]
+    assert high.min() >= 0.875 > low.max() and (first, second) == (4.5, 3.0)
+    assert_same(own, gradient(model, taken, advantages, replace(STILL, batch_size=3))[0])
+    parts = {
+        name.startswith("transformer_2."): p.grad.norm()
+        for name, p in model.policy.trainable_named().items()
+        if p.grad is not None
     }
-    for given in (exact, wide):
-        given["velocity"] = given["velocity"].requires_grad_()
-    low, high = (matching_loss(kind, **given)[0] for given in (exact, wide))
-    assert low.dtype == high.dtype != torch.bfloat16 and torch.equal(low, high)
-    found, expected = gradient_of(low, exact["velocity"]), gradient_of(high, wide["velocity"])
-    torch.testing.assert_close(found, expected.bfloat16())
+    assert parts[True] > 0 and parts[False] > 0
 
 
-def test_defaults_are_the_published_ones(case):
-    assert {name: (kind.beta, kind.clip) for name, kind in KINDS.items()} == {
-        "nft": (1.0, 0.0),
-        "awm": (1.0, 1.0),
-        "dgpo": (10.0, 0.05),
-        "dpo": (100.0, 0.0),
-    }
-    assert [name for name, kind in KINDS.items() if kind.groups] == ["dgpo", "dpo"]
-    assert [name for name, kind in KINDS.items() if kind.reference] == ["dgpo", "dpo"]
-    assert [name for name, kind in KINDS.items() if not kind.old] == ["dpo"]
-    plain = matching_loss("dpo", **case)[0]
-    assert torch.equal(plain, matching_loss("dpo", **{**case, "old": None})[0])
+# --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "crd"}, "kind: unknown matching loss 'crd'. Fix: take one of nft, awm, dgpo, dpo"),
-        ({"kind": "dgpo", "reference": None}, "reference: dgpo needs it"),
-        ({"kind": "dgpo", "groups": None}, "groups: dgpo needs it"),
-        ({"kind": "dpo", "reference": None}, "reference: dpo needs it"),
-        ({"kind": "dpo", "groups": None}, "groups: dpo needs it"),
-        ({"x0": torch.zeros(6, 2, 3)}, r"x0: its shape is \[6, 2, 3\].*Fix: give it as \[6, 2, 3, 4\]"),
-        ({"noise": torch.zeros(1, 2, 3, 4)}, r"noise: its shape is \[1, 2, 3, 4\]"),
-        ({"old": torch.zeros(6, 24)}, r"old: its shape is \[6, 24\]"),
-        ({"reference": torch.zeros(5, 2, 3, 4)}, r"reference: its shape is \[5"),
-        ({"sigma": torch.tensor(0.5)}, r"sigma: its shape is \[\].*Fix: give it as \[6\]"),
-        ({"advantage": torch.zeros(6, 1)}, r"advantage: its shape is \[6, 1\]"),
-        ({"weight": torch.ones(2)}, r"weight: its shape is \[2\]"),
-        ({"groups": torch.zeros(2)}, r"groups: its shape is \[2\]"),
-        ({"spatial": torch.ones(6, 2, 3, 4)}, r"spatial: its shape is .* Fix: give it as \[6, 3, 4\]"),
-        (
-            {"advantage": torch.tensor([0.0, math.nan, 0, 0, 0, 0])},
-            r"advantage: \[0.0, nan.* is not finite. Fix: leave",
+def test_what_means_nothing_here_is_refused(model, sample, small_settings, ode, judged):
+    taken = sample(model, small_settings())
+    wrong = {
+        "PCPO": dict(
+            credit=pcpo(
+                taken.latents, taken.final, taken.trained, sensitivities("dance_sde", taken.sigmas, 0.5), taken.sigmas
+            )
         ),
-        ({"weight": torch.tensor([0.0, math.inf, 0, 0, 0, 0])}, r"weight: .*inf.* is not finite"),
-        ({"sigma": torch.tensor([math.nan, 1, 1, 1, 1, 1])}, r"sigma: .*nan.* is not finite"),
-        ({"sigma": torch.tensor([0.0, 1, 1, 1, 1, 1])}, r"sigma: .* is not within \(0, 1\]"),
-        ({"sigma": torch.full((6,), 1.5)}, r"sigma: .* is not within \(0, 1\]"),
-        ({"beta": 0.0}, "beta: it must be a number above 0, not 0.0"),
-        ({"advantage_limit": math.nan}, "advantage_limit: it must be a number above 0, not nan"),
-        ({"clip": -0.1}, "clip: it must be a number above 0, not -0.1"),
-        ({"clip": 0.1}, "clip: nft has another brake, the two velocities.* Fix: leave it out"),
-        ({"kind": "dpo", "sigma": torch.tensor([0.5, 0.6, 0.5, 1, 1, 1])}, r"sigma: a group has the levels \[0.5, 0.6"),
-    ],
-)
-def test_errors_name_what_is_wrong(case, changes, message):
-    with pytest.raises(ValueError, match=message):
-        matching_loss(**{"kind": "nft", **case, **changes})
+        "guard": dict(credit=grpo_guard(taken.latents, taken.final, taken.trained, taken.stds, taken.sigmas)),
+    }
+    for options in wrong.values():
+        with pytest.raises(ValueError, match="the credit (pcpo|grpo_guard) scales importance ratios.*Fix: "):
+            update(model, taken, judged(taken, **options), STILL)
+    window = sample(model, small_settings(window=(0, 2)))
+    with pytest.raises(ValueError, match="window_start and window_length.*Fix: .*MixGRPO Window"):
+        update(model, window, judged(window), STILL)
+    kept = sample(model, small_settings(), keep_graph=True)
+    with pytest.raises(ValueError, match="keep_graph = on.*Fix: "):
+        update(model, kept, judged(kept), STILL)
+    kept.kept.asked_for = False
+    update(model, kept, judged(kept), STILL)
+    assert not kept.kept and not model.wish.uses_graphs
+    with pytest.raises(ValueError, match="ema_kl_coefficient = 1 .*ema_decay = 0.*Fix: "):
+        update(model, taken, judged(taken), replace(STILL, ema_kl_coefficient=1.0))
+    one_of_each = best_of_n(best_of_n(judged(taken), 4, 4), 1, 0)
+    with pytest.raises(ValueError, match="1 sample of each group is left.*Fix: worst = 1 or more on Best of N"):
+        update(model, taken, one_of_each, replace(STILL, loss="dpo"))
+    assert update(model, taken, one_of_each, replace(STILL, loss="nft"))["loss"] != 0
+    for setting in ({"loss": "grpo"}, {"old_policy": "never"}):
+        with pytest.raises(ValueError, match="loss must be one of .* and old_policy one of "):
+            update(model, taken, judged(taken), replace(STILL, **setting))
+    other = sample(model, ode)
+    with pytest.raises(ValueError, match="the same SDE Sampler"):
+        update(model, other, judged(taken), STILL)
 
 
-def test_a_velocity_that_is_not_finite_ends_in_the_loss(case):
-    """There it drops the update and is counted, as in GRPO; it is no wrong input."""
-    case["velocity"] = (case["velocity"].detach() * math.nan).requires_grad_()
-    assert all(not matching_loss(kind, **case)[0].isfinite() for kind in KINDS)
+def test_ratios_need_a_sampler_with_noise(model, sample, ode, judged):
+    taken = sample(model, ode)
+    with pytest.raises(ValueError, match="kind = ode adds no noise.*GRPO Step.*Fix: .*Matching Step"):
+        grpo_update(model, taken, judged(taken), UpdateSettings(learning_rate=1e-3))
+    where = taken.latents, taken.final, taken.trained
+    for method in (
+        lambda: noise_aware(*where, taken.stds),
+        lambda: pcpo(*where, sensitivities("ode", taken.sigmas, 0.5), taken.sigmas),
+        lambda: grpo_guard(*where, taken.stds, taken.sigmas),
+    ):
+        with pytest.raises(ValueError, match="weighs steps by their noise, and the sampler ode adds none. Fix: "):
+            method()

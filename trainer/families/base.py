@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from ...canvas.ownership import Start
     from ..credit.learned import StepShares
     from ..policy.adapters import Adapters
-    from ..run.ownership import Start
     from ..run.record import Run
     from ..types import SamplerSettings, Trajectories
 

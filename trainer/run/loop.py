@@ -17,11 +17,12 @@ from ...host.own_folders import put_back
 from ...host.stopping import STOP, asks_to_stop
 from ...host.terminal import terminal
 from .. import keys
+from ..checks import preflight
 from ..rewards import RewardError
 from ..types import ASKING_NODES, RUN_NODE, SAVE_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
-from . import checkpoint, preflight
+from . import checkpoint
 from .folder import RunError, not_writable
 from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, read_own
 from .opening import in_the_way, on_record, open_run

@@ -12,11 +12,11 @@ import torch
 from ....trainer import keys, rollout
 from ....trainer.flow import load_flow_model
 from ....trainer.grpo import clipped_objective
+from ....trainer.matching import OLD_DECAYS
 from ....trainer.pictures import curves, grids
 from ....trainer.pictures.figures import new_figure
 from ....trainer.policy import lora
 from ....trainer.run.layout import read_lines
-from ....trainer.updates.forward_process import OLD_DECAYS
 from .drawing import COLORS, rendered_with_legend
 from .sources import CAPTIONS, SETTINGS, SHAPES_FLUX, train_otca
 

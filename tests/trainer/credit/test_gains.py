@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from comfyui_otca.canvas import results
 from comfyui_otca.host import distributed
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.credit.gains import is_final, predictions, rewards_along, stepwise_gains
 from comfyui_otca.trainer.credit.proxies import similarity

@@ -16,9 +16,9 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.prompts import PromptError
-from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
 from comfyui_otca.trainer.types import Prompt
 from comfyui_otca.trainer.workflow.running import Workflow

@@ -20,6 +20,7 @@ from torch import Tensor
 from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer import rollout
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.families.configured import read_configuration
 from comfyui_otca.trainer.families.image import packed, unpacked
@@ -27,7 +28,6 @@ from comfyui_otca.trainer.families.pipeline import PipelineModel
 from comfyui_otca.trainer.families.qwen21 import QwenImage21
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.policy import lora, saved
-from comfyui_otca.trainer.run import preflight
 from comfyui_otca.trainer.sde import transition
 from comfyui_otca.trainer.workflow.running import Workflow
 

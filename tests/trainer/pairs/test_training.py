@@ -14,7 +14,7 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.inference.loading import load_run
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.study.analyze import analyze
-from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError, Workflow
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
+from comfyui_otca.canvas import results
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.rewards import pixels, shapes
 from comfyui_otca.trainer.run import checkpoint, opening, verdicts

@@ -14,12 +14,12 @@ import safetensors.torch
 import torch
 
 from comfyui_otca.host import distributed, own_folders
+from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.grpo import UpdateSettings, update
 from comfyui_otca.trainer.run import checkpoint
 from comfyui_otca.trainer.types import OLD, THETA, MatchingSettings, Scores
-from comfyui_otca.trainer.updates import forward_process
 
 pytestmark = pytest.mark.anywhere
 

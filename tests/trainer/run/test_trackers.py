@@ -143,7 +143,7 @@ def test_who_is_not_logged_in_is_told_before_training(start, monkeypatch, tmp_pa
 
 
 def test_on_the_canvas_a_project_may_be_named_later(small_workflow, comfyui, wandb, monkeypatch):
-    from comfyui_otca.nodes import results
+    from comfyui_otca.canvas import results
 
     monkeypatch.setattr(results, "picture", lambda draw: None)
     workflow = small_workflow()

@@ -98,7 +98,7 @@ def _processes(graph: _Graph) -> Iterator[Problem]:
     """Groups that stay whole when the processes of a training share them, where the update compares a group's samples."""
     if graph.processes == 1:
         return
-    from ..matching import KINDS  # here, since it needs torch
+    from ..updates.matching_losses import KINDS  # here, since it needs torch
 
     for node_id in graph.of(*TRAJECTORY_NODES):
         counting, name = node_id, "pairs_per_iteration"

@@ -6,7 +6,7 @@ import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.nodes.rewards.pixels import RewardSharpness
-from comfyui_otca.trainer.run import preflight
+from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow.running import Workflow
 
 

@@ -212,9 +212,9 @@ def let_go(run: str) -> None:
     Raises:
         Busy: a prompt with our nodes is running, or what it learned cannot be saved.
     """
-    from ..trainer.run import ownership
     from ..trainer.run.folder import RunError
     from ..trainer.run.opening import run_at
+    from . import ownership
 
     with resident.moving:
         opened = run_at(paths.runs_folder() / run)

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from .files import present
+from ..host.files import present
 
 TRASH_SECONDS = 120  # a trash on another disk takes a copy
 MAC_TRASH, MAC_OPEN = "/usr/bin/trash", "/usr/bin/open"

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host import paths
-from ...host.names import plain_name
-from ..policy import lora
-from ..policy.files import ADAPTER
-from ..workflow import lineage
-from . import checkpoint
-from .folder import RunError
-from .layout import CHECKPOINTS
-from .opening import close_run, keep_open, run_at, taken
-from .record import Run
+from ..host import paths
+from ..host.names import plain_name
+from ..trainer.policy import lora
+from ..trainer.policy.files import ADAPTER
+from ..trainer.run import checkpoint
+from ..trainer.run.folder import RunError
+from ..trainer.run.layout import CHECKPOINTS
+from ..trainer.run.opening import close_run, keep_open, run_at, taken
+from ..trainer.run.record import Run
+from ..trainer.workflow import lineage
 
 if TYPE_CHECKING:
-    from ..families.base import FlowModel
+    from ..trainer.families.base import FlowModel
 
 logger = logging.getLogger(__name__)
 

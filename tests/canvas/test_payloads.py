@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from comfyui_otca.nodes import payloads
+from comfyui_otca.canvas import payloads
 from comfyui_otca.trainer import advantages
 from comfyui_otca.trainer.types import Scores, StepCredit
 

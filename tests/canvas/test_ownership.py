@@ -9,12 +9,13 @@ import psutil
 import pytest
 import torch
 
+from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host import claim
 from comfyui_otca.host.json_files import read_json as read_object
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
-from comfyui_otca.trainer.run import opening, ownership
+from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.folder import RunError
 from comfyui_otca.trainer.run.layout import read_lines
 from comfyui_otca.trainer.workflow import lineage

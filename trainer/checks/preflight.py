@@ -20,6 +20,7 @@ from ...host import devices, search
 from ...host.access.permissions import NotAllowed
 from ..families.configured import Configuration, read_configuration
 from ..flow import SINGLE_FILES, FlowModelError, conflict
+from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
     ASKING_NODES,
@@ -36,7 +37,7 @@ from ..types import (
 from ..workflow.declared import CONVERSIONS, Node
 from ..workflow.problem import Misfit, Problem, errors, general
 from ..workflow.running import Workflow
-from . import method, offered, texts, verdicts
+from . import method, texts
 
 MODEL_TYPE = "OTCA_MODEL"
 # as torch has them; whether one is here is seen when it is used

@@ -8,8 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from comfyui_otca.canvas import results
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS, results
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.run import record
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import Workflow
@@ -131,7 +132,7 @@ def test_a_scripts_results_are_shown_in_the_same_graph_only(small_workflow, comf
 
 
 def test_headlessly_nothing_is_kept(small_workflow, tmp_path):
-    from comfyui_otca.nodes import results
+    from comfyui_otca.canvas import results
 
     terminal.output = tmp_path / "run"
     workflow = small_workflow()

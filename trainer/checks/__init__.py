@@ -1,0 +1,1 @@
+"""What a training refuses before its first iteration."""
