@@ -35,9 +35,9 @@ import torch
 from playwright.sync_api import sync_playwright
 from safetensors.torch import load_file
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from comfyui_otca.tests.comfyui.server import ComfyUI, Installation
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 PATIENCE = 900  # seconds
 HERE, THERE = "quickstart", "elsewhere"  # the run of the canvas, and what the sidebar calls the other one

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 
 
 def main() -> None:

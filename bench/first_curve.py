@@ -27,9 +27,9 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, SETTINGS, chromium
 from comfyui_otca.tests.comfyui.server import PACK, ROOT, ComfyUI, Installation
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 GOAL = 4
 PATIENCE = 120_000  # ms

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 from aiohttp import web
 
-from comfyui_otca.assets.make import tiny_judge
 from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.tests.tiny import judge as tiny_judge
 from comfyui_otca.trainer.networks import preprocess
 from comfyui_otca.trainer.rewards.base import score
 from comfyui_otca.trainer.rewards.judge import VLMJudge, number_instruction

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from comfyui_otca.assets.make import tiny_rewards
 from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.study.reward_references import reference
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import clip, preprocess
 from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_class
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from comfyui_otca.assets.make import tiny_rewards
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import network
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score

@@ -24,9 +24,10 @@ import torch
 from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
-from comfyui_otca.assets.make import tiny_detectors, tiny_rewards
 from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.tests.tiny import detectors as tiny_detectors
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.networks.preprocess import pil
 from comfyui_otca.trainer.rewards import reward_class

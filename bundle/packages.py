@@ -17,6 +17,7 @@ TORCH = "torch"
 FOLDERS = (
     "assets",
     "bundle",
+    "canvas",
     "commands",
     "docs",
     "host",
@@ -27,10 +28,10 @@ FOLDERS = (
     "study",
     "subgraphs",
 )
-FOLDERS += ("trainer", "web", "workflows")
+FOLDERS += ("tools", "trainer", "web", "workflows")
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml", "requirements.txt")
 FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
-LEFT_OUT, KEPT = ("assets/make", "assets/pictures"), "assets/make/reference_rewards.py"
+LEFT_OUT, KEPT = ("tools/", "assets/pictures"), "tools/reference_rewards.py"
 WITHOUT = ("__pycache__", ".pyc", ".pyo")
 # Packages that only these nodes need.
 OPTIONAL = {"OTCA_RewardText": ("rapidocr", "onnxruntime"), "OTCA_RewardObjects": ("scipy",)}

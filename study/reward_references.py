@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..assets.make import reference_rewards
+from ..tools import reference_rewards
 from ..trainer.networks import clip
 from ..trainer.rewards import aesthetic, hps, image_reward
 

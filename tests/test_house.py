@@ -15,11 +15,12 @@ from comfyui_otca.trainer.flow import FAMILIES
 from comfyui_otca.trainer.rewards import REWARDS
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("trainer", "bundle", "inference", "nodes", "page", "study", "commands", "host")
+ROOMS = ("trainer", "bundle", "canvas", "inference", "nodes", "page", "study", "commands", "host")
 OTHERS = (
     "assets",
     "bench",
     "docs",
+    "tools",
 )  # Python that counts, but may have longer files: scripts that are read from top to bottom
 TABLES = {"INPUT_TYPES"}  # functions that are one table, and read as one
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 400, 60

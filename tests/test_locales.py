@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.assets.make import locales
-from comfyui_otca.assets.make.locales import (
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tools import locales
+from comfyui_otca.tools.locales import (
     ENGLISH,
     FILES,
     LANGUAGE,
@@ -25,7 +26,6 @@ from comfyui_otca.assets.make.locales import (
     texts,
     translated,
 )
-from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 
 WEB = Path(__file__).resolve().parent.parent / "web"
 COMMAND = re.compile(r'id: "(OTCA\.\w+)",\s*label: "([^"]+)"(?:,\s*menubarLabel: "([^"]+)")?')
@@ -43,7 +43,7 @@ def commands():
 
 def test_node_definitions_are_those_of_the_classes():
     told = (ENGLISH / "nodeDefs.json").read_text(encoding="utf-8")
-    assert told == as_text(node_definitions()), "run python -m comfyui_otca.assets.make.locales to renew nodeDefs.json"
+    assert told == as_text(node_definitions()), "run python -m comfyui_otca.tools.locales to renew nodeDefs.json"
 
 
 def test_every_part_of_a_category_has_its_name():
@@ -89,11 +89,9 @@ def test_a_language_says_all_that_english_says_and_nothing_else(code):
     assert gaps(code) == ([], [])
     for file in FILES:
         written = (LOCALES / code / f"{file}.json").read_text(encoding="utf-8")
-        assert written == as_text(translated(english(file), table(code))), (
-            "run python -m comfyui_otca.assets.make.locales"
-        )
+        assert written == as_text(translated(english(file), table(code))), "run python -m comfyui_otca.tools.locales"
     written = (PAGE / f"{code}.json").read_text(encoding="utf-8")
-    assert written == as_text(page_table(code)), "run python -m comfyui_otca.assets.make.locales"
+    assert written == as_text(page_table(code)), "run python -m comfyui_otca.tools.locales"
 
 
 def test_the_page_knows_which_languages_it_has():

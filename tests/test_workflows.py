@@ -15,11 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from comfyui_otca.assets.make import tiny, tiny_rewards, tiny_video_rewards
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
-from comfyui_otca.assets.make.model_files import FILES, LOADERS, models_of
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
+from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
+from comfyui_otca.tools.canvases.templates import TEMPLATES
+from comfyui_otca.tools.model_files import FILES, LOADERS, models_of
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all

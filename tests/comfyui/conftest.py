@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
 from comfyui_otca.tests.comfyui.server import ComfyUI, Installation, targets
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 FOUND = targets()
 NEWEST = max(FOUND, key=lambda found: found.age, default=None)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
 from comfyui_otca.tests.comfyui.server import ROOT
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 HOW = "name axe.min.js by AXE_CORE, or install it beside the repository (CONTRIBUTING.md)"
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.conftest import SMALL
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 
 def classes(workflow):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.server import PACK
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 EXAMPLES = list(TEMPLATES)
 ALL_NODES = {str(number) for number in range(1, 15)}  # 15 is the note

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 
 API = Path(__file__).resolve().parents[2] / "workflows" / "api" / "otca.json"
 DEADLINE = 180

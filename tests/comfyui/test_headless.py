@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 # Which renderer draws the nodes does not matter here.
 in_one_renderer = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 # What the eye still follows: a curve may dip so far behind a node's edge. Units of the canvas.
 DIP = 18

@@ -11,9 +11,9 @@ import urllib.request
 import pytest
 from PIL import Image
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import RUN_SECONDS
 from comfyui_otca.tests.comfyui.server import PACK, ROOT
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 LOADER, TRAINABLE, RUN, BEFORE, BEFORE_SAMPLER, AFTER = 14, 1, 12, "22", 20, "25"
 ITERATIONS = 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 COMPARED = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
 SMALL = {

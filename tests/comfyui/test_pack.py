@@ -1,8 +1,8 @@
 """The pack in ComfyUI's server, without a page."""
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.comfyui.server import PACK
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 
 def test_the_pack_loads_without_a_complaint(comfyui):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 REFUSE = "async () => { await app.queuePrompt(0, 1); return app.lastNodeErrors; }"
 

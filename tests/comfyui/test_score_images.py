@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from comfyui_otca.assets.make.draw import draw
 from comfyui_otca.tests.comfyui.server import PACK
+from comfyui_otca.tools.models.draw import draw
 from comfyui_otca.trainer.rewards.shapes import Scene
 
 SCENES = [

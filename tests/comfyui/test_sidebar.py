@@ -2,8 +2,8 @@
 
 import pytest
 
-from comfyui_otca.assets.make.locales import page_table
 from comfyui_otca.tests.comfyui.canvas import Canvas
+from comfyui_otca.tools.locales import page_table
 
 pytestmark = pytest.mark.parametrize("open_canvas", ["classic"], indirect=True)
 

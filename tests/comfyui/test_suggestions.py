@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 LIST, OPTIONS = ".otca-suggestions[role=listbox]", ".otca-suggestions [role=option]"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 ITERATIONS = 6
 SHOTS = os.environ.get("OTCA_TEST_SHOTS")  # a folder, for who wants to look at the panel

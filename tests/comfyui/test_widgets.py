@@ -2,9 +2,9 @@
 
 import pytest
 
-from comfyui_otca.assets.make.canvases.templates import TEMPLATES
 from comfyui_otca.tests.comfyui.canvas import CELLS
 from comfyui_otca.tests.comfyui.fed import RUN, feed, feed_heatmap, feed_scores
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 WIDGETS = {9: ".otca-heatmap", 8: ".otca-scores", 12: ".otca-curves", 1: ".otca-owner-line"}
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.tests.device import pretend
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import fuse

@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.host.access import permissions
 from comfyui_otca.tests.device import pretend
 from comfyui_otca.tests.device.conftest import judged
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.families.base import EXAMPLE
 from comfyui_otca.trainer.families.options import LoadOptions

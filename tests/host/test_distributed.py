@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import load_file
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.host import distributed, stopping
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer import matching as forward_process
 from comfyui_otca.trainer.advantages import best_of_n, fuse

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.inference import guidance
 from comfyui_otca.inference.guidance import Composition, Guide, composed, parse, parse_lines
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.policy import lora

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.canvas import ownership, results
 from comfyui_otca.host.json_files import read_json as read_object
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening
 from comfyui_otca.trainer.run.layout import read_lines

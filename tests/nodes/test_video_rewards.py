@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfyui_otca.assets.make.tiny_video_rewards import video_align, video_score
 from comfyui_otca.nodes.rewards.videos import RewardVideoAlign, RewardVideoScore
+from comfyui_otca.tests.tiny.video_rewards import video_align, video_score
 
 COMMON = ["name", "device", "dtype", "batch_size", "offload", "rescale", "clip"]
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.assets.make import tiny_rewards
 from comfyui_otca.host import paths
 from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.study import reward_check
 from comfyui_otca.study.reward_check import RIGHT, UNKNOWN, WRONG, check, recognised
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.rewards import hps, reward_class
 
 SHAPES_CLIP = paths.ASSETS / "shapes-clip"

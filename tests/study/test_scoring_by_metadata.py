@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.assets.make import tiny_detectors
+from comfyui_otca.tests.tiny import detectors as tiny_detectors
 from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
 
 pytestmark = pytest.mark.anywhere
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.host.distributed import Share
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import matching
 from comfyui_otca.trainer.advantages import best_of_n, fuse
 from comfyui_otca.trainer.credit import sampled_steps

@@ -3,7 +3,7 @@
 They are numbers that the makers published. What the classes of diffusers and transformers take without being told is not
 repeated: diffusers' defaults are those of FLUX.2 dev, Wan 14 B, Z-Image, Qwen-Image and Krea 2, transformers' that of Mistral
 3. Wan 2.2's other two are in diffusers' script that converts them (convert_wan_to_diffusers.py). A test holds the counts of
-parameters that follow to the published ones. Of some models `assets/make/configurations.py` makes folders for single files
+parameters that follow to the published ones. Of some models `tools/configurations.py` makes folders for single files
 from what stands here. Imports no torch.
 """
 

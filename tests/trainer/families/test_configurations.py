@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from comfyui_otca.assets.make import configurations, tiny
 from comfyui_otca.host import comfyui, paths
+from comfyui_otca.tests.tiny import models as tiny
+from comfyui_otca.tools import configurations
 from comfyui_otca.trainer.families import tokenizers
 from comfyui_otca.trainer.families.folder import library_class, read_index
 from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model

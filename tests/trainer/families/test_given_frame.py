@@ -13,8 +13,8 @@ from diffusers import WanImageToVideoPipeline, WanPipeline
 from PIL import Image
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.families.base import noise_levels

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.host import devices
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
 from comfyui_otca.trainer.families import loading

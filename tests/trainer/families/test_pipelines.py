@@ -17,8 +17,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import loading

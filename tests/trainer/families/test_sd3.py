@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.sde import transition

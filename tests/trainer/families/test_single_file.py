@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.families import single_file
 from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.families.sizes import RULES, Checkpoint, LatentGrid
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.types import SamplerSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.memory import blueprint
 from comfyui_otca.trainer.memory.rehearsal import Call, Rehearsal
 from comfyui_otca.trainer.policy.adapters import Adapter

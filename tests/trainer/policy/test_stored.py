@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from comfyui_otca.assets.make import tiny
 from comfyui_otca.tests.device import conftest as training
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer import grpo
 from comfyui_otca.trainer.families import weight_files
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model

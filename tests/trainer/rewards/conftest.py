@@ -9,7 +9,7 @@ import pytest
 import torch
 from aiohttp import web
 
-from comfyui_otca.assets.make import tiny_rewards
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks import preprocess
 from comfyui_otca.trainer.rewards import server
 

@@ -8,8 +8,8 @@ import shutil
 import pytest
 import torch
 
-from comfyui_otca.assets.make import reference_rewards
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tools import reference_rewards
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.image_reward import MEAN, STD, ImageReward
 

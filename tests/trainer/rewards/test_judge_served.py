@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny_judge
+from comfyui_otca.tests.tiny import judge as tiny_judge
 from comfyui_otca.trainer.rewards import judge
 from comfyui_otca.trainer.rewards.base import RewardError, score
 

@@ -8,7 +8,8 @@ import shutil
 import pytest
 import torch
 
-from comfyui_otca.assets.make import tiny_detectors, tiny_rewards
+from comfyui_otca.tests.tiny import detectors as tiny_detectors
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.trainer.networks.detector import Found, GroundingDino, Owlv2, kind_of
 from comfyui_otca.trainer.networks.network import shared
 from comfyui_otca.trainer.rewards import RewardError
@@ -168,7 +169,7 @@ def test_colors_by_the_embedded_clip(seen):
 def test_a_color_is_the_nearest_mean_of_three_texts(detectors, images, pictures):
     from transformers import CLIPModel, CLIPTokenizerFast
 
-    from comfyui_otca.assets.make import reference_rewards
+    from comfyui_otca.tools import reference_rewards
 
     reward = Objects(path=str(detectors / "grounding-dino"), clip_model=str(detectors / "clip"))
     model = CLIPModel.from_pretrained(detectors / "clip").eval()

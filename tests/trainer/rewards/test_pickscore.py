@@ -7,8 +7,9 @@ import shutil
 import pytest
 import torch
 
-from comfyui_otca.assets.make import reference_rewards, tiny_rewards
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import rewards as tiny_rewards
+from comfyui_otca.tools import reference_rewards
 from comfyui_otca.trainer.rewards.base import RewardError, score
 from comfyui_otca.trainer.rewards.pickscore import PickScore
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer
 
-from comfyui_otca.assets.make.tiny_video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
 from comfyui_otca.host import paths
+from comfyui_otca.tests.tiny.video_rewards import ADAPTED, ALPHA, FIGURES, RANK, video_align
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_align import VideoAlign, patches, resized, sampled_frames, size_within

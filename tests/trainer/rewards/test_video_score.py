@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from comfyui_otca.assets.make.tiny_video_rewards import video_score
 from comfyui_otca.host import paths
+from comfyui_otca.tests.tiny.video_rewards import video_score
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score, score_stack
 from comfyui_otca.trainer.rewards.video_score import VideoScore, spread_frames

@@ -359,7 +359,7 @@ def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui
 
 
 def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, tmp_path):
-    from comfyui_otca.assets.make import tiny
+    from comfyui_otca.tests.tiny import models as tiny
 
     changes = {
         "OTCA_LoadFlowModel": {"path": str(tiny.make("wan22", tmp_path / "wan22"))},

@@ -1,0 +1,102 @@
+"""The templates by the names that people see, in the order of the list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...tests.comfyui.server import WORKFLOWS
+
+NOTES = Path(__file__).resolve().parents[1] / "notes"
+
+
+@dataclass(frozen=True)
+class Template:
+    """A saved canvas.
+
+    Attributes:
+        name: as in the code: its note is notes/<name>.md, its pictures are named by it.
+        title: what people see: workflows/<title>.json. Plain letters only, since it is a file's name on every system.
+        graph: the exported graph that it shows, workflows/api/<graph>.json. Empty: the one of its own name.
+        rewards_inside: its rewards stand in a subgraph.
+    """
+
+    name: str
+    title: str
+    graph: str = ""
+    rewards_inside: bool = False
+
+    @property
+    def api(self) -> Path:
+        """The exported graph."""
+        return WORKFLOWS / "api" / f"{self.graph or self.name}.json"
+
+    @property
+    def canvas(self) -> Path:
+        """The saved canvas."""
+        return WORKFLOWS / f"{self.title}.json"
+
+    @property
+    def picture(self) -> Path:
+        """What the list of templates shows of it."""
+        return self.canvas.with_suffix(".jpg")
+
+    @property
+    def note(self) -> str:
+        """The text of its note."""
+        return (NOTES / f"{self.name}.md").read_text(encoding="utf-8")
+
+    @property
+    def steps(self) -> list[str]:
+        """The numbered notes of a tour, in their order; none of another template."""
+        return [path.read_text(encoding="utf-8") for path in sorted((NOTES / self.name).glob("*.md"))]
+
+
+TEMPLATES = {
+    template.name: template
+    for template in (
+        Template("quickstart", "01 Quickstart - CPU, four minutes", rewards_inside=True),
+        Template("tour", "02 Tour - one iteration in eight notes", graph="quickstart", rewards_inside=True),
+        Template("quickstart_comfyui", "03 Train what ComfyUI loaded - CPU, tiny model"),
+        Template("z_image", "11 Z-Image Turbo"),
+        Template("qwen_image", "12 Qwen-Image"),
+        Template("krea2", "13 Krea 2"),
+        Template("flux2_klein", "14 FLUX.2 klein"),
+        Template("flux1", "15 FLUX.1 dev"),
+        Template("wan22_5b", "16 Video - Wan 2.2 5B"),
+        Template("wan22_14b", "17 Video - Wan 2.2 14B"),
+        Template("preference_pairs", "21 Preference pairs - DPO from a folder of pictures"),
+        Template("six_rewards", "22 Six rewards at once - CPU"),
+        Template("otca", "31 Method - OTCA, the graph of the paper"),
+        Template("tcd_only", "32 Method - TCD Weights alone"),
+        Template("moca_only", "33 Method - MOCA Fuse alone"),
+        Template("uniform", "34 Method - uniform credit, the baseline"),
+        Template("learned_credit", "35 Method - Learned Credit"),
+        Template("matching", "36 Method - Matching Step"),
+        Template("dance_grpo", "37 Method - DanceGRPO"),
+        Template("flow_grpo", "38 Method - Flow-GRPO"),
+        Template("mix_grpo", "39 Method - MixGRPO"),
+        Template("pcpo", "40 Method - PCPO"),
+        Template("stepwise_flow_grpo", "41 Method - Stepwise-Flow-GRPO"),
+        Template("vipo", "42 Method - VIPO"),
+        Template("otca_flux", "51 Model folder - FLUX.1 with OTCA, 80 GB"),
+        Template("otca_flux_24gb", "52 Model folder - FLUX.1 with OTCA, 24 GB"),
+        Template("otca_sd3", "53 Model folder - SD3.5 with OTCA"),
+        Template("otca_sd3_24gb", "54 Model folder - SD3.5 with OTCA, 24 GB"),
+        Template("otca_wan22_video", "55 Model folder - Wan 2.2 video with OTCA"),
+        Template("otca_wan22_video_24gb", "56 Model folder - Wan 2.2 video with OTCA, 24 GB"),
+        Template("dance_grpo_flux", "57 Model folder - FLUX.1 with DanceGRPO"),
+        Template("flow_grpo_sd3", "58 Model folder - SD3.5 with Flow-GRPO"),
+        Template("mix_grpo_flux", "59 Model folder - FLUX.1 with MixGRPO"),
+        Template("pcpo_flux", "60 Model folder - FLUX.1 with PCPO"),
+        Template("stepwise_flow_grpo_sd3", "61 Model folder - SD3.5 with Stepwise-Flow-GRPO"),
+        Template("vipo_flux", "62 Model folder - FLUX.1 with VIPO"),
+        Template("z_image_cluster", "63 Model folder - Z-Image with Flow-GRPO"),
+        Template("qwen_image_cluster", "64 Model folder - Qwen-Image with Flow-GRPO"),
+        Template("flux2_klein_cluster", "65 Model folder - FLUX.2 klein base with Flow-GRPO"),
+        Template("flux2_dev_cluster", "66 Model folder - FLUX.2 dev with Flow-GRPO"),
+        Template("krea2_cluster", "67 Model folder - Krea 2 Raw with OTCA"),
+        Template("wan22_5b_cluster", "68 Model folder - Wan 2.2 5B video with OTCA"),
+        Template("qwen_image21_cluster", "69 Model folder - Qwen-Image 2.1 with Flow-GRPO"),
+    )
+}
