@@ -32,7 +32,8 @@ def set_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NODE.INPUT=VALUE",
-        help="change an input; NODE is an id, a title or a class. May be given more than once",
+        help="change an input; NODE is an id, a title or a class. NODE=CLASS puts another node in its place. May be given more "
+        "than once",
     )
 
 
@@ -149,7 +150,10 @@ def load(arguments: argparse.Namespace) -> Workflow:
         name, equals, value = change.partition("=")
         if not equals:
             raise ValueError(f"--set {change!r} has no '='. Fix: --set NODE.INPUT=VALUE")
-        _user_names(workflow, workflow.set(name, value))
+        if "." in name:
+            _user_names(workflow, workflow.set(name, value))
+        else:
+            workflow.exchange(name, value)
     return workflow
 
 

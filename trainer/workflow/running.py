@@ -17,7 +17,7 @@ from typing import Any
 
 from ...host.text import shortened
 from .checking import graph_problems, node_problems, not_a_choice, value_problems
-from .declared import DeclaredGraph, Node, convert, parse
+from .declared import PREFIX, DeclaredGraph, Node, convert, parse, read_node
 from .graph import wrapped
 from .problem import MOST_CHARACTERS, Problem, WorkflowError, errors, refusal, suggest
 from .reading import api_graph, read_workflow
@@ -154,6 +154,30 @@ class Workflow:
         self._graph[node.id]["inputs"][input_name] = wrapped(value)
         self._read_nodes()
         return node.id, input_name
+
+    def exchange(self, name: str, class_type: str) -> str:
+        """Puts a node of another class in the place of NODE, as a user does who rewires the canvas. Returns its id.
+
+        The new node keeps the links and constants whose inputs it has too; its other constants are its defaults. Links that
+        others have to it stay, so its outputs must be of the same types.
+
+        Raises:
+            WorkflowError: no such node, several such nodes, a class that is not known, or outputs of other types.
+        """
+        node = self._declared.resolve(name)
+        full = class_type if class_type in self.node_classes else PREFIX + class_type
+        if full not in self.node_classes:
+            raise refusal(f"there is no node class {class_type!r}", suggest(class_type, self.node_classes))
+        new = self.node_classes[full]
+        if tuple(new.RETURN_TYPES) != tuple(node.cls.RETURN_TYPES):
+            message = f"{full} gives {', '.join(new.RETURN_TYPES)}, and {node.class_type} {', '.join(node.cls.RETURN_TYPES)}"
+            raise WorkflowError([self.problem(node.id, None, full, message, "name a class that gives the same")])
+        declared = read_node(node.id, {"class_type": full, "inputs": {}}, new).declared
+        inputs = {key: wrapped(value.options["default"]) for key, value in declared.items() if "default" in value.options}
+        inputs |= {key: value for key, value in node.entry["inputs"].items() if key in declared}
+        self._graph[node.id] = {"class_type": full, "inputs": inputs}
+        self._read_nodes()
+        return node.id
 
     # --- running ------------------------------------------------------------------------------------------------
 
