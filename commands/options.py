@@ -29,7 +29,8 @@ def workflow_arguments(parser: argparse.ArgumentParser) -> None:
 def set_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="NODE.INPUT=VALUE",
         help="change an input; NODE is an id, a title or a class. NODE=CLASS puts another node in its place. May be given more "

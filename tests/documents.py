@@ -11,7 +11,7 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -144,7 +144,10 @@ def _command(text: str) -> Iterator[str]:
         if reward.partition(":")[0] not in REWARDS and not reward.isupper():
             yield f"{reward} is no reward"
     graph = _graph(str(getattr(options, "workflow", "")))
-    yield from (wrong for change in getattr(options, "set", ()) for wrong in _change(change, graph))
+    changes = getattr(options, "set", ())
+    put_in = [change.partition("=")[2] for change in changes if "." not in change.partition("=")[0]]
+    for change in changes:
+        yield from _change(change, graph, put_in)
 
 
 def _graph(workflow: str) -> dict | None:
@@ -152,14 +155,21 @@ def _graph(workflow: str) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def _change(change: str, graph: dict | None) -> Iterator[str]:
-    """What is wrong with a NODE.INPUT=VALUE; a number alone means a node of a workflow that is known."""
+def _change(change: str, graph: dict | None, put_in: Sequence[str] = ()) -> Iterator[str]:
+    """What is wrong with a NODE.INPUT=VALUE or NODE=CLASS; a number alone means a node of a workflow that is known."""
     address, equals, value = change.partition("=")
     node, _, name = address.rpartition(".")
     if address == "NODE.INPUT":
         return
-    if not (equals and node):
+    if equals and not node:
+        known = [one["class_type"].removeprefix("OTCA_") for one in (graph or {}).values()]
+        if address not in known or f"OTCA_{value}" not in NODE_CLASS_MAPPINGS:
+            yield f"{change}: the workflow has no {address}, or there is no node {value}"
+    elif not equals:
         yield f"{change} is not NODE.INPUT=VALUE"
+    elif graph is not None and not node.isdigit():
+        known = {one["class_type"].removeprefix("OTCA_") for one in graph.values()} | set(put_in)
+        yield from _input(node, name, value) if node in known else [f"{change}: the workflow has no {node}"]
     elif not node.isdigit():
         yield from _input(node, name, value)
     elif graph is not None:

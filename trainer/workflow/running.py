@@ -170,10 +170,14 @@ class Workflow:
             raise refusal(f"there is no node class {class_type!r}", suggest(class_type, self.node_classes))
         new = self.node_classes[full]
         if tuple(new.RETURN_TYPES) != tuple(node.cls.RETURN_TYPES):
-            message = f"{full} gives {', '.join(new.RETURN_TYPES)}, and {node.class_type} {', '.join(node.cls.RETURN_TYPES)}"
+            message = (
+                f"{full} gives {', '.join(new.RETURN_TYPES)}, and {node.class_type} {', '.join(node.cls.RETURN_TYPES)}"
+            )
             raise WorkflowError([self.problem(node.id, None, full, message, "name a class that gives the same")])
         declared = read_node(node.id, {"class_type": full, "inputs": {}}, new).declared
-        inputs = {key: wrapped(value.options["default"]) for key, value in declared.items() if "default" in value.options}
+        inputs = {
+            key: wrapped(value.options["default"]) for key, value in declared.items() if "default" in value.options
+        }
         inputs |= {key: value for key, value in node.entry["inputs"].items() if key in declared}
         self._graph[node.id] = {"class_type": full, "inputs": inputs}
         self._read_nodes()
