@@ -28,6 +28,7 @@ from comfyui_otca.trainer.types import Prompts, SamplerSettings
 from comfyui_otca.trainer.workflow.running import Workflow
 
 ROOT = Path(__file__).resolve().parent.parent
+API = ROOT / "workflows" / "api"
 
 # The workflow otca with few samples: `class: {input: value}`.
 SMALL = {
@@ -224,12 +225,26 @@ def sample(small_settings):
     return take
 
 
+def uniform() -> dict:
+    """OTCA's graph without OTCA: the baseline of comparisons, as docs/recipes.md makes it."""
+    workflow = Workflow.load(API / "otca.json", NODE_CLASS_MAPPINGS)
+    workflow.exchange("TCDWeights", "UniformWeights")
+    workflow.exchange("MOCAFuse", "WeightedFuse")
+    graph = workflow.graph
+    for entry in graph.values():
+        entry.setdefault("_meta", {"title": NODE_CLASS_MAPPINGS[entry["class_type"]].TITLE})
+        for name in ("run_name", "filename"):
+            if name in entry["inputs"]:
+                entry["inputs"][name] = entry["inputs"][name].replace("otca", "uniform")
+    return graph
+
+
 @pytest.fixture(scope="session")
 def small_graph():
     """small_graph({"OTCA_Class": {input: value}}, source): OTCA's graph with few samples."""
 
     def graph(changes=None, source="otca.json"):
-        content = json.loads((ROOT / "workflows" / "api" / source).read_text(encoding="utf-8"))
+        content = uniform() if source == "uniform.json" else json.loads((API / source).read_text(encoding="utf-8"))
         for table in (SMALL, changes or {}):
             for entry in content.values():
                 entry["inputs"].update(table.get(entry["class_type"], {}))

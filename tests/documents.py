@@ -169,7 +169,9 @@ def _change(change: str, graph: dict | None, put_in: Sequence[str] = ()) -> Iter
         yield f"{change} is not NODE.INPUT=VALUE"
     elif graph is not None and not node.isdigit():
         known = {one["class_type"].removeprefix("OTCA_") for one in graph.values()} | set(put_in)
-        yield from _input(node, name, value) if node in known else [f"{change}: the workflow has no {node}"]
+        yield from (
+            _input(node, name, value) if node in known | set(TITLES) else [f"{change}: the workflow has no {node}"]
+        )
     elif not node.isdigit():
         yield from _input(node, name, value)
     elif graph is not None:
@@ -231,7 +233,7 @@ def inputs(node: type) -> dict[str, tuple]:
 
 def _input(node: str, name: str, value: str = "") -> Iterator[str]:
     """What is wrong with an input of a node, which is named by id or title, and with a value for it."""
-    found = NODE_CLASS_MAPPINGS.get(node) or TITLES.get(node)
+    found = NODE_CLASS_MAPPINGS.get(node) or NODE_CLASS_MAPPINGS.get(f"OTCA_{node}") or TITLES.get(node)
     if found is None:
         yield f"there is no node {node!r}"
     elif name not in inputs(found):

@@ -92,7 +92,7 @@ def test_no_command_is_a_usage_error(capsys):
 # --- validate -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["quickstart.json", "otca.json", "uniform.json", "six_rewards.json"])
+@pytest.mark.parametrize("name", ["quickstart.json", "otca.json", "six_rewards.json"])
 def test_good_workflows(otca, written, small_graph, name):
     code, printed, errors = otca("validate", written(small_graph(source=name)))
     assert (code, errors) == (0, "") and "ready to train" in printed

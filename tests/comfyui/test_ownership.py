@@ -8,7 +8,7 @@ import pytest
 
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
-COMPARED = ["otca", "pcpo", "vipo", "mix_grpo", "dance_grpo"]
+COMPARED = ["otca", "vipo", "mix_grpo", "stepwise_flow_grpo"]
 SMALL = {
     "OTCA_PromptDataset": {"prompts_per_iteration": 2},
     "OTCA_SDESampler": {"group_size": 4, "steps": 5},

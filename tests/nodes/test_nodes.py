@@ -97,7 +97,7 @@ def test_every_edge_has_two_ends():
     assert taken - set(WIDGETS) - COMFYUIS <= made and made - COMFYUIS <= taken
 
 
-@pytest.mark.parametrize("name", ["otca.json", "uniform.json", "six_rewards.json", "stepwise_flow_grpo.json"])
+@pytest.mark.parametrize("name", ["otca.json", "mix_grpo.json", "six_rewards.json", "stepwise_flow_grpo.json"])
 def test_shipped_workflows_are_clean(small_workflow, name):
     assert small_workflow(source=name).validate() == []
     path = paths.ASSETS.parent / "workflows" / "api" / name
