@@ -104,7 +104,8 @@ def test_the_archive_leaves_out_what_no_run_needs(tracked, archived):
     left_out = tracked() - archived
     assert {path.split("/")[0] for path in left_out} == {*LEFT_OUT, "assets"}
     assert {"/".join(path.split("/")[:2]) for path in left_out if path.startswith("assets/")} == OF_ASSETS
-    assert not any(path.split("/")[0] in LEFT_OUT for path in archived)
+    still_read = {"tools/reference_rewards.py"}  # by the study of published rewards
+    assert {path for path in archived if path.split("/")[0] in LEFT_OUT} <= still_read
 
 
 def test_what_is_archived_imports_nothing_that_is_left_out(archived):
@@ -116,7 +117,7 @@ def test_what_is_archived_imports_nothing_that_is_left_out(archived):
                 modules = [base, *(base / name.name for name in node.names)]
                 files = [file for module in modules for file in (module.with_suffix(".py"), module / "__init__.py")]
                 found |= {file.relative_to(ROOT).as_posix() for file in files if file.is_file()}
-    assert "tools/reference_rewards.py" in found and found <= archived
+    assert len(found) > 100 and found <= archived
 
 
 def test_the_archive_is_a_pack(archived, tmp_path):

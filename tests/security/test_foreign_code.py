@@ -6,12 +6,11 @@ import importlib.metadata
 import json
 import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
+from comfyui_otca.host import paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer import flow
 from comfyui_otca.trainer.families import folder
 from comfyui_otca.trainer.flow import FlowModelError, check_model_folder, load_flow_model
 
@@ -150,5 +149,5 @@ def test_a_diffusers_that_runs_foreign_code_loads_nothing(monkeypatch, flux_fold
 
 
 def test_the_requirement_says_the_same():
-    needed = (Path(flow.__file__).parents[2] / "requirements.txt").read_text().splitlines()
+    needed = (paths.ASSETS.parent / "requirements.txt").read_text().splitlines()
     assert f"diffusers>={'.'.join(map(str, folder.DIFFUSERS))}" in needed
