@@ -16,7 +16,7 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     """Writes one HTML page with a run's curves, evaluations, pictures, credit, times, settings and workflow in it."""
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..study.run_page import write
+    from ..page.run_page import write
 
     print(write(arguments.run, arguments.output, NODE_CLASS_MAPPINGS))
     return 0

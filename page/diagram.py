@@ -76,7 +76,7 @@ def _links(workflow: Mapping[str, Mapping]) -> dict[str, list[str]]:
 
 
 def _columns(links: Mapping[str, list[str]]) -> dict[str, int]:
-    """As far right as its readers let it, so that a reward stands beside the stack; what nobody reads, after its sources."""
+    """Each node stands as far right as its readers let it, as a reward beside the stack; unread ones follow their sources."""
     order = list(TopologicalSorter(links).static_order())
     depth: dict[str, int] = {}
     for node in order:

@@ -1,4 +1,4 @@
-"""`otca report`: one run as one HTML page that holds all it shows, and asks nothing of anybody."""
+"""`otca report`: one run as one HTML page that holds all it shows, and fetches nothing."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def page(folder: Path, node_classes: Mapping[str, type]) -> str:
         node_classes: by which the settings are compared with the nodes' defaults.
 
     Raises:
-        RunError: there is no run in that folder.
+        RunError: that folder does not hold a run.
     """
     if not (folder / WORKFLOW).is_file() or (workflow := read_own(folder, WORKFLOW)) is None:
         raise RunError(f"{folder} holds no run. Fix: give the folder that has its {WORKFLOW}")
@@ -299,7 +299,7 @@ def _settings(workflow: Mapping[str, Mapping], node_classes: Mapping[str, type])
 
 
 def _defaults(node: str, entry: Mapping, cls: type | None) -> dict[str, Any]:
-    """What the inputs would be if nobody had set them; without those that have to be set."""
+    """The defaults of the inputs; inputs that have none are left out."""
     declared = read_node(node, entry, cls).declared if cls is not None else {}
     defaults = {name: d.options.get("default", (d.choices or [None])[0]) for name, d in declared.items()}
     return {name: default for name, default in defaults.items() if default is not None}

@@ -15,8 +15,8 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.study import diagram
-from comfyui_otca.study import run_page as report
+from comfyui_otca.page import diagram
+from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.pictures import figures
 
 VOID = {"meta", "img", "br"}

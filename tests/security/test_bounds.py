@@ -12,8 +12,8 @@ import pytest
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.page import diagram
 from comfyui_otca.page.jobs import as_json
-from comfyui_otca.study import diagram
 from comfyui_otca.trainer.workflow import graph
 from comfyui_otca.trainer.workflow import reading as workflow_file
 from comfyui_otca.trainer.workflow.running import NodeError, Problem, Workflow, WorkflowError

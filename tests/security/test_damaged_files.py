@@ -14,7 +14,7 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
-from comfyui_otca.study import run_page as report
+from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.run import checkpoint, evaluation, layout, opening, record
 from comfyui_otca.trainer.run import loop as run
 
