@@ -3,8 +3,10 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
+import functools
+from collections.abc import Callable
+
 from . import credit, data, embedded, fusion, guidance, model, native, pairs, run, sampling, training
-from .presentation import presented
 from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
@@ -31,5 +33,21 @@ _NODES = [
     guidance.ImplicitRewardGuidance,
 ]
 
-NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": presented(node) for node in _NODES}
+
+def _called(node: type) -> type:
+    """The class itself, whose INPUT_TYPES tells from now on what each input is called."""
+    declared: Callable[[], dict[str, dict]] = node.INPUT_TYPES  # pyright: ignore[reportAttributeAccessIssue]
+
+    @functools.wraps(declared)
+    def input_types(_cls) -> dict[str, dict]:
+        return {
+            section: table if section == "hidden" else {name: given.named(name) for name, given in table.items()}
+            for section, table in declared().items()
+        }
+
+    node.INPUT_TYPES = classmethod(input_types)  # pyright: ignore[reportAttributeAccessIssue]
+    return node
+
+
+NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": _called(node) for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}

@@ -5,6 +5,8 @@ from ..host import devices, search
 from ..trainer.types import FLOORS, NORMALIZATIONS, PROXIES
 from .inputs import DEVICE, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
+CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
+
 
 class _Credit:
     """A credit node: its method is a function of trainer/credit/steps.py."""
@@ -48,6 +50,8 @@ class TCDWeights(_Credit):
     DESCRIPTION = (
         "Trajectory credit decomposition (OTCA): a step is worth as much as it moves the latent towards the final one."
     )
+    SEARCH_ALIASES = [*CREDIT, "tcd", "otca", "trajectory credit"]
+    ESSENTIALS_CATEGORY = "Training"
 
     @classmethod
     def asks_rewards_again(cls, proxy="latents", **_):
@@ -58,37 +62,32 @@ class TCDWeights(_Credit):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "w_min": number(
-                    0.5, 0, 1, step=0.05, tip="Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
+                "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
+                    "Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
                 ),
-                "floor": choice(
-                    FLOORS,
-                    tip="How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
-                    "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1.",
+                "floor": choice(FLOORS, label="how it is applied").tip(
+                    "How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
+                    "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1."
                 ),
-                "normalize": choice(
-                    NORMALIZATIONS,
-                    tip="mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8).",
+                "normalize": choice(NORMALIZATIONS, label="scale of weights", advanced=True).tip(
+                    "mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8)."
                 ),
             },
             "optional": {
-                "proxy": choice(
-                    PROXIES,
-                    tip="What measures a step's progress. latents: the latent, as published, without a model call. "
+                "proxy": choice(PROXIES, label="measure of progress").tip(
+                    "What measures a step's progress. latents: the latent, as published, without a model call. "
                     "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
-                    "picture. measured_gain: the rewards of the predicted picture, the upper bound.",
+                    "picture. measured_gain: the rewards of the predicted picture, the upper bound."
                 ),
-                "model": socket(
-                    "OTCA_MODEL", tip="The model that sampled. Every measure of progress but latents needs it."
+                "model": socket("OTCA_MODEL").tip(
+                    "The model that sampled. Every measure of progress but latents needs it."
                 ),
-                "scores": socket(
-                    "OTCA_SCORES", tip="Scores of these trajectories. The measure measured_gain needs them."
+                "scores": socket("OTCA_SCORES").tip(
+                    "Scores of these trajectories. The measure measured_gain needs them."
                 ),
-                "features": text(
-                    "shapes-clip",
-                    tip="The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
-                    "of one, or a hub id in the local cache.",
-                    suggest="encoders",
+                "features": text("shapes-clip", suggest="encoders", label="image encoder").tip(
+                    "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
+                    "of one, or a hub id in the local cache."
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
@@ -136,20 +135,17 @@ class TCDWeights(_Credit):
 class UniformWeights(_Credit):
     TITLE = "Uniform Weights"
     DESCRIPTION = "Every trained step has the same weight (DanceGRPO, Flow-GRPO)."
+    SEARCH_ALIASES = [*CREDIT, "uniform", "grpo", "flow-grpo", "dancegrpo", "plain grpo"]
 
     @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "timestep_fraction": number(
-                    1,
-                    0.05,
-                    1,
-                    step=0.05,
-                    tip="Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6).",
+                "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(
+                    "Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6)."
                 ),
-                "seed": seed(advances=True, tip="Seed of that choice. It advances by one with every iteration."),
+                "seed": seed(advances=True).tip("Seed of that choice. It advances by one with every iteration."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -167,6 +163,7 @@ class UniformWeights(_Credit):
 class NoiseAwareWeights(_Credit):
     TITLE = "Noise-Aware Weights"
     DESCRIPTION = "A step counts as much as it explores: in proportion to the noise that it adds (TempFlow-GRPO)."
+    SEARCH_ALIASES = [*CREDIT, "tempflow", "tempflow-grpo", "noise level"]
     NEEDS_NOISE = True
 
     @devices.outside_inference
@@ -181,6 +178,7 @@ class PCPOWeights(_Credit):
     DESCRIPTION = (
         "Proportionate credit: a step pulls as hard as it is long (PCPO). Use it with GRPO Step's loss log_hinge."
     )
+    SEARCH_ALIASES = [*CREDIT, "pcpo", "proportionate"]
     RESCALES_RATIO = NEEDS_NOISE = True
 
     @devices.outside_inference
@@ -195,6 +193,7 @@ class PCPOWeights(_Credit):
 class GRPOGuard(_Credit):
     TITLE = "GRPO-Guard"
     DESCRIPTION = "Importance ratios of one size at every step, so that clipping acts on all steps alike (GRPO-Guard)."
+    SEARCH_ALIASES = [*CREDIT, "grpo-guard", "ratio normalization", "over-optimization", "reward hacking"]
     RESCALES_RATIO = NEEDS_NOISE = True
 
     @devices.outside_inference
@@ -209,6 +208,7 @@ class LearnedCredit(_Credit):
     DESCRIPTION = (
         "A step counts by the share of a reward's variance that it decides, measured for each reward by itself."
     )
+    SEARCH_ALIASES = [*CREDIT, "variance", "per objective"]
 
     @classmethod
     def asks_rewards_again(cls, **_):
@@ -219,26 +219,20 @@ class LearnedCredit(_Credit):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "scores": socket(
-                    "OTCA_SCORES", tip="Scores of these trajectories. Their trained rewards are asked again."
+                "scores": socket("OTCA_SCORES").tip(
+                    "Scores of these trajectories. Their trained rewards are asked again."
                 ),
-                "model": socket("OTCA_MODEL", tip="The model that sampled. It keeps what has been measured."),
-                "measure_every": integer(
-                    10,
-                    1,
-                    10**6,
-                    tip="Updates between two measurements. Each predicts and scores a picture for every step.",
+                "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
+                "measure_every": integer(10, 1, 10**6).tip(
+                    "Updates between two measurements. Each predicts and scores a picture for every step."
                 ),
-                "groups": integer(2, 0, 4096, tip="Number of prompts whose samples are measured. 0: all."),
-                "decay": number(
-                    0.8,
-                    0,
-                    0.999,
-                    step=0.01,
-                    fine=True,
-                    tip="Decay of the averages over the measurements. 0: the last one.",
+                "groups": integer(2, 0, 4096).tip("Number of prompts whose samples are measured. 0: all."),
+                "decay": number(0.8, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
+                    "Decay of the averages over the measurements. 0: the last one."
                 ),
-                "w_min": number(0.5, 0, 1, step=0.05, tip="Smallest weight of a step. 1: plain GRPO."),
+                "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
+                    "Smallest weight of a step. 1: plain GRPO."
+                ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -253,14 +247,15 @@ class LearnedCredit(_Credit):
 class CombineCredit(_Credit):
     TITLE = "Combine Credit"
     DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."
+    SEARCH_ALIASES = [*CREDIT, "multiply weights"]
 
     @classmethod
     def INPUT_TYPES(cls):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit_1": socket("OTCA_CREDIT", tip="The first credit. MOCA Fuse takes the movement from this one."),
-                "credit_2": socket("OTCA_CREDIT", tip="Second credit, of the same trajectories."),
+                "credit_1": socket("OTCA_CREDIT").tip("The first credit. MOCA Fuse takes the movement from this one."),
+                "credit_2": socket("OTCA_CREDIT").tip("Second credit, of the same trajectories."),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -275,8 +270,10 @@ class CombineCredit(_Credit):
 class SpatialCredit(_Credit):
     TITLE = "Spatial Credit"
     DESCRIPTION = "Says where in the picture the credit goes, by the patch features of a vision model (VIPO)."
+    SEARCH_ALIASES = [*CREDIT, "vipo", "dino", "region", "mask", "saliency"]
     RETURN_TYPES = (*_Credit.RETURN_TYPES, "IMAGE")
     RETURN_NAMES = (*_Credit.RETURN_NAMES, "places")
+    OUTPUT_LABELS = {"places": "regions"}
     OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright in the regions where the credit goes.")
 
     @classmethod
@@ -284,20 +281,23 @@ class SpatialCredit(_Credit):
         return {
             "required": {
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit": socket("OTCA_CREDIT", tip="The weights of the steps, which stay as they are."),
-                "model": text(
-                    "shapes-clip",
-                    tip="A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
-                    "facebook/dinov2-base.",
-                    suggest="encoders",
+                "credit": socket("OTCA_CREDIT").tip("The weights of the steps, which stay as they are."),
+                "model": text("shapes-clip", suggest="encoders").tip(
+                    "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
+                    "facebook/dinov2-base."
                 ),
-                "components": integer(3, 1, 64, tip="Number of principal components that are added up (K)."),
-                "smoothing": number(1, 0, 16, step=0.1, tip="Radius of the map's smoothing, in patches. 0: none."),
-                "floor": number(
-                    0, 0, 1, step=0.05, tip="Share of its credit that every position keeps. 1: the map has no effect."
+                "components": integer(3, 1, 64, label="principal components").tip(
+                    "Number of principal components that are added up (K)."
+                ),
+                "smoothing": number(1, 0, 16, step=0.1).tip("Radius of the map's smoothing, in patches. 0: none."),
+                "floor": number(0, 0, 1, step=0.05, label="smallest share").tip(
+                    "Share of its credit that every position keeps. 1: the map has no effect."
                 ),
             },
-            "optional": {"device": DEVICE, "dtype": dtype(tip="Precision of the vision model. auto: float32.")},
+            "optional": {
+                "device": DEVICE,
+                "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
+            },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
 

@@ -9,6 +9,7 @@ class PromptDataset:
     DESCRIPTION = (
         "Gives the prompts of one iteration; each becomes a group of samples that are compared with each other."
     )
+    SEARCH_ALIASES = ["prompts", "dataset", "prompt list", "prompt file", "txt", "jsonl", "batch prompts"]
     RETURN_TYPES = ("OTCA_PROMPTS",)
     RETURN_NAMES = ("prompts",)
     OUTPUT_TOOLTIPS = ("The prompts of this iteration, one group each.",)
@@ -18,19 +19,22 @@ class PromptDataset:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "prompts": lines(tip="The prompts, one a line. Used when no file is named."),
-                "prompts_per_iteration": integer(4, 1, 4096, tip="Prompts in one iteration; each makes one group."),
-                "index": counter(
-                    tip="Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
+                "prompts": lines(label="prompts, if no file", hint="Prompts, one a line, if no file is named").tip(
+                    "The prompts, one a line. Used when no file is named."
                 ),
-                "shuffle": switch(True, tip="Puts the prompts into a new order in every pass over them."),
-                "seed": seed(tip="Seed of the shuffling."),
+                "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
+                "index": counter().tip(
+                    "Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
+                ),
+                "shuffle": switch(True, advanced=True).tip(
+                    "Puts the prompts into a new order in every pass over them."
+                ),
+                "seed": seed(advanced=True).tip("Seed of the shuffling."),
             },
             "optional": {
-                "file": text(
-                    tip="A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
-                    "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box.",
-                    suggest="prompt_files",
+                "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
+                    "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
+                    "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box."
                 ),
             },
         }

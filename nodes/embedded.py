@@ -12,6 +12,7 @@ class EmbeddedModel:
     DESCRIPTION = (
         "A tiny FLUX that comes with the pack, as MODEL, CLIP and VAE: to try stock nodes and training on a CPU."
     )
+    SEARCH_ALIASES = ["tiny flux", "flux", "demo", "cpu", "load model", "shapes", "scenes"]
     RETURN_TYPES = ("MODEL", "CLIP", "VAE")
     RETURN_NAMES = ("model", "clip", "vae")
     OUTPUT_TOOLTIPS = (
@@ -24,7 +25,7 @@ class EmbeddedModel:
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"model": choice(MODELS, tip="Which of the models that come with the pack.")}}
+        return {"required": {"model": choice(MODELS).tip("Which of the models that come with the pack.")}}
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):

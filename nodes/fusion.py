@@ -3,11 +3,12 @@
 from ..canvas import payloads, results
 from ..host import devices
 from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
+from .credit import CREDIT
 from .inputs import choice, integer, socket, switch
 
-_STD_SCOPE = choice(
-    STD_SCOPES,
-    tip="Where the spread that divides the rewards is measured: in each group, or in the whole batch (Flow-GRPO).",
+_FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
+_STD_SCOPE = choice(STD_SCOPES, label="spread is taken over").tip(
+    "Where the spread that divides the rewards is measured: in each group, or in the whole batch (Flow-GRPO)."
 )
 
 
@@ -65,18 +66,19 @@ class MOCAFuse(_Fuse):
         "Makes one advantage of several rewards, weighing them anew for each sample (multi-objective credit allocation, "
         "OTCA)."
     )
+    SEARCH_ALIASES = [*_FUSE, "moca", "otca", "mgda", "pareto"]
+    ESSENTIALS_CATEGORY = "Training"
     METHOD = "moca"
 
     @classmethod
     def own_inputs(cls):
         return {
-            "exploration": choice(
-                EXPLORATIONS,
-                tip="How a sample's movement is measured. literal: as published, where λ is nearly always 0 or 1. centered: by "
-                "its distance from the group's mean.",
+            "exploration": choice(EXPLORATIONS, label="measure of movement").tip(
+                "How a sample's movement is measured. literal: as published, where λ is nearly always 0 or 1. centered: by "
+                "its distance from the group's mean."
             ),
-            "recenter": choice(
-                RECENTERINGS, tip="group: subtracts each group's mean of z, which literal MOCA leaves positive."
+            "recenter": choice(RECENTERINGS, label="recentering").tip(
+                "group: subtracts each group's mean of z, which literal MOCA leaves positive."
             ),
         }
 
@@ -89,11 +91,12 @@ class WeightedFuse(_Fuse):
     DESCRIPTION = (
         "Weighted sum of the rewards (Flow-GRPO) or of their advantages (DanceGRPO, MixGRPO, Multi-GRPO, GDPO)."
     )
+    SEARCH_ALIASES = [*_FUSE, "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
     @classmethod
     def own_inputs(cls):
         tip = "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
-        return {"mode": choice(WEIGHTED_FUSIONS, tip=tip)}
+        return {"mode": choice(WEIGHTED_FUSIONS, label="what is added up").tip(tip)}
 
     def fuse(self, mode, **inputs):
         return super().fuse(method=mode, **inputs)
@@ -102,6 +105,7 @@ class WeightedFuse(_Fuse):
 class BestOfN(_Advantages):
     TITLE = "Best of N"
     DESCRIPTION = "Trains only the best and the worst samples of each group (DanceGRPO): a cheaper update."
+    SEARCH_ALIASES = ["best of n", "filter samples", "select", "dancegrpo", "cheaper update"]
     FUNCTION = "select"
 
     @classmethod
@@ -109,8 +113,12 @@ class BestOfN(_Advantages):
         return {
             "required": {
                 "advantages": socket("OTCA_ADVANTAGES"),
-                "best": integer(4, 1, 1024, tip="Samples of each prompt that are kept for their high advantage."),
-                "worst": integer(4, 0, 1024, tip="Samples of each prompt that are kept for their low advantage."),
+                "best": integer(4, 1, 1024, label="best samples").tip(
+                    "Samples of each prompt that are kept for their high advantage."
+                ),
+                "worst": integer(4, 0, 1024, label="worst samples").tip(
+                    "Samples of each prompt that are kept for their low advantage."
+                ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},
         }
@@ -125,6 +133,7 @@ class BestOfN(_Advantages):
 class MinNormFuse(_Fuse):
     TITLE = "Min-Norm Fuse"
     DESCRIPTION = "The min-norm problem without exploration (MGDA): a sample is pushed only where all objectives agree."
+    SEARCH_ALIASES = [*_FUSE, "min-norm", "mgda", "pareto", "conflict"]
     METHOD = "min_norm"
 
 
@@ -134,6 +143,7 @@ class StepwiseGain(_Advantages):
         "Credit by reward itself (Stepwise-Flow-GRPO): each step's advantage is what it added to the rewards of the predicted "
         "picture. Scores a picture a step."
     )
+    SEARCH_ALIASES = [*_FUSE, *CREDIT, "stepwise-flow-grpo", "dense reward", "process reward"]
     FUNCTION = "fuse"
 
     @classmethod
@@ -144,26 +154,22 @@ class StepwiseGain(_Advantages):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket("OTCA_MODEL", tip="The model that sampled. It predicts the picture at every step."),
+                "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),
                 "trajectories": socket("OTCA_TRAJECTORIES"),
-                "scores": socket(
-                    "OTCA_SCORES", tip="Scores of these trajectories. Their trained rewards are asked again."
+                "scores": socket("OTCA_SCORES").tip(
+                    "Scores of these trajectories. Their trained rewards are asked again."
                 ),
-                "tweedie_steps": integer(
-                    5,
-                    1,
-                    100,
-                    tip="Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at high "
-                    "noise. The paper takes 5.",
+                "tweedie_steps": integer(5, 1, 100, label="prediction steps").tip(
+                    "Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at high "
+                    "noise. The paper takes 5."
                 ),
-                "per_step": switch(
-                    tip="Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
+                "per_step": switch(label="each step by itself").tip(
+                    "Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
                     "separately."
                 ),
-                "fusion": choice(
-                    WEIGHTED_FUSIONS,
-                    tip="weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
-                    "normalise.",
+                "fusion": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
+                    "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
+                    "normalise."
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},

@@ -12,6 +12,7 @@ class ImplicitRewardGuidance:
     DESCRIPTION = (
         "Samples pictures by the velocities of several trained adapters put together, each as strongly as you say."
     )
+    SEARCH_ALIASES = ["guidance", "merge lora", "mix adapters", "lora strength", "several loras", "inference"]
     RETURN_TYPES = ("IMAGE",)
     RETURN_NAMES = ("images",)
     OUTPUT_TOOLTIPS = ("The pictures, prompt by prompt; of videos their frames.",)
@@ -21,18 +22,20 @@ class ImplicitRewardGuidance:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket("OTCA_MODEL", tip="The model that all guides began with, without its adapter."),
-                "guides": lines(
-                    tip="RUN = γ, one a line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
+                "model": socket("OTCA_MODEL").tip("The model that all guides began with, without its adapter."),
+                "guides": lines(hint="Guides, one a line: my_run = 1.5").tip(
+                    "RUN = γ, one a line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
                     "beyond it, 0 is the base. RUN = 0:1.5, 8:0.5 is γ from each of these steps on."
                 ),
-                "prompts": lines(tip="The prompts, one a line."),
-                "steps": integer(28, 1, 1000, tip="Number of denoising steps (T)."),
+                "prompts": lines(hint="Prompts, one a line").tip("The prompts, one a line."),
+                "steps": integer(28, 1, 1000).tip("Number of denoising steps (T)."),
                 "width": WIDTH,
                 "height": HEIGHT,
-                "guidance": GUIDANCE,
-                "seed": seed(tip="Seed of each prompt's first picture; the next picture has the next seed."),
-                "pictures": integer(1, 1, 4096, tip="Number of pictures to each prompt, each with a seed of its own."),
+                "guidance": GUIDANCE.advanced(),
+                "seed": seed().tip("Seed of each prompt's first picture; the next picture has the next seed."),
+                "pictures": integer(1, 1, 4096, advanced=True).tip(
+                    "Number of pictures to each prompt, each with a seed of its own."
+                ),
             },
             "optional": {
                 "shift": SHIFT,

@@ -1,73 +1,108 @@
-"""One line an input of a node: each function here returns what ComfyUI's INPUT_TYPES wants, `(type, options)`.
+"""One line an input of a node: each function here returns what ComfyUI's INPUT_TYPES wants, (type, options).
 
-`tip` is the tooltip. What a user chooses from is a tuple of the trainer's, and a default is that of a settings class, as in
-`number(SamplerSettings.eta, 0.001, 4, step=0.01, tip="…")`. At the end stands what VALIDATE_INPUTS says of a wrong value.
+As in `number(SamplerSettings.eta, 0.001, 4, step=0.01, label="amount of noise").tip("How much noise …")`. What a user chooses
+from is a tuple of the trainer's, and a default is that of a settings class. Every function takes, besides what its type needs:
+
+    label: what the canvas calls it, if its own name is a term or a symbol; else it is its name with spaces
+    hint: what an empty text box shows; a box of several lines has no label beside it, so its hint begins with the name
+    advanced: the canvas keeps it behind a button; its value is saved, exported and used like any other
+
+At the end stands what VALIDATE_INPUTS says of a wrong value.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..trainer.types import DTYPES
 
 Options = dict[str, Any]
-Input = tuple["str | list[str]", Options]
 
 LARGEST_SEED = 2**63 - 1
 
 
-def _given(**options: object) -> Options:
-    return {name: value for name, value in options.items() if value is not None}
+class Input(NamedTuple):
+    """An input as ComfyUI reads it; a list of texts as its type is a choice."""
+
+    type: str | list[str]
+    options: Options
+
+    def tip(self, text: str) -> Input:
+        """The same with its tooltip, which says the paper's term."""
+        return Input(self.type, {**self.options, "tooltip": text})
+
+    def advanced(self) -> Input:
+        """The same behind the button, for a node where it matters less than on others."""
+        return Input(self.type, {**self.options, "advanced": True})
+
+    def named(self, name: str) -> Input:
+        """The same with its label, or else its name, as the shown name; the tooltip tells a name that is not shown."""
+        label: str = self.options.get("display_name", "")
+        told = f" In files and messages: {name}." if label else ""
+        shown = label or name.replace("_", " ")
+        return Input(self.type, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told})
+
+
+def _input(
+    type_: str | list[str],
+    options: Options,
+    *,
+    label: str | None = None,
+    hint: str | None = None,
+    advanced: bool = False,
+) -> Input:
+    shown = {"display_name": label, "placeholder": hint, "advanced": advanced or None}
+    return Input(type_, {name: value for name, value in {**options, **shown}.items() if value is not None})
 
 
 def integer(
-    default: int, low: int, high: int, *, tip: str, step: int | None = None, advances: bool | None = None
+    default: int, low: int, high: int, *, step: int | None = None, advances: bool | None = None, **shown: Any
 ) -> Input:
     """A whole number. `advances`: whether the canvas changes it after each prompt (control_after_generate); None: it cannot."""
-    options: Options = {"default": default, "min": low, "max": high}
-    return "INT", options | _given(step=step, control_after_generate=advances) | {"tooltip": tip}
+    limits = {"default": default, "min": low, "max": high, "step": step, "control_after_generate": advances}
+    return _input("INT", limits, **shown)
 
 
-def number(default: float, low: float, high: float, *, step: float, tip: str, fine: bool = False) -> Input:
+def number(default: float, low: float, high: float, *, step: float, fine: bool = False, **shown: Any) -> Input:
     """A decimal number; a `fine` one may be finer than `step`, to which the canvas rounds any other."""
-    options: Options = {"default": float(default), "min": float(low), "max": float(high), "step": float(step)}
-    return "FLOAT", options | ({"round": False} if fine else {}) | {"tooltip": tip}
+    limits = {"default": float(default), "min": float(low), "max": float(high), "step": float(step)}
+    return _input("FLOAT", {**limits, "round": False if fine else None}, **shown)
 
 
-def seed(*, tip: str, advances: bool = False) -> Input:
+def seed(*, advances: bool = False, **shown: Any) -> Input:
     """A seed. Only one that is another in every iteration advances: ComfyUI would change any other after each prompt too."""
-    return integer(0, 0, LARGEST_SEED, tip=tip, advances=advances)
+    return integer(0, 0, LARGEST_SEED, advances=advances, **shown)
 
 
-def counter(*, tip: str) -> Input:
+def counter(**shown: Any) -> Input:
     """A whole number that goes up by one with every iteration."""
-    return integer(0, 0, 2**31, tip=tip, advances=True)
+    return integer(0, 0, 2**31, advances=True, **shown)
 
 
-def text(default: str = "", *, tip: str, suggest: str | None = None) -> Input:
+def text(default: str = "", *, suggest: str | None = None, **shown: Any) -> Input:
     """A text box. `suggest`: a kind of `page/suggestions.py`, which the page offers while one types; any other text will do."""
-    return "STRING", {"default": default, **_given(suggest=suggest), "tooltip": tip}
+    return _input("STRING", {"default": default, "suggest": suggest}, **shown)
 
 
-def lines(default: str = "", *, tip: str) -> Input:
+def lines(default: str = "", **shown: Any) -> Input:
     """A text box of several lines."""
-    return "STRING", {"default": default, "multiline": True, "tooltip": tip}
+    return _input("STRING", {"default": default, "multiline": True}, **shown)
 
 
-def choice(options: Iterable[str], default: str | None = None, *, tip: str) -> Input:
+def choice(options: Iterable[str], default: str | None = None, **shown: Any) -> Input:
     """One of `options`; the first one is the default unless another is named."""
     listed = list(options)
-    return listed, {"default": listed[0] if default is None else default, "tooltip": tip}
+    return _input(listed, {"default": listed[0] if default is None else default}, **shown)
 
 
-def found(options: list[str], *, tip: str) -> Input:
-    """One of the files or folders that were found on this machine, which may be none; no default is the same on another."""
-    return options, {"tooltip": tip}
+def found(options: list[str], **shown: Any) -> Input:
+    """One of the files or folders that were found on this machine, possibly none; a default would differ between machines."""
+    return _input(options, {}, **shown)
 
 
-def switch(default: bool = False, *, tip: str) -> Input:
-    return "BOOLEAN", {"default": default, "tooltip": tip}
+def switch(default: bool = False, **shown: Any) -> Input:
+    return _input("BOOLEAN", {"default": default}, **shown)
 
 
 # What comes through a link, where a node says nothing of its own about it.
@@ -82,17 +117,17 @@ LINKS = {
 }
 
 
-def socket(type_: str, *, tip: str = "") -> Input:
+def socket(type_: str) -> Input:
     """A link from a node that outputs `type_`."""
-    return type_, {"tooltip": tip or LINKS[type_]}
+    return Input(type_, {"tooltip": LINKS.get(type_, "")})
 
 
-def dtype(*, tip: str) -> Input:
+def dtype(**shown: Any) -> Input:
     """The precision that a network computes with."""
-    return choice(("auto", *DTYPES), tip=tip)
+    return choice(("auto", *DTYPES), label="precision", **shown)
 
 
-DEVICE = text("auto", tip="The device that it runs on: auto, cpu, cuda, cuda:1 …", suggest="devices")
+DEVICE = text("auto", suggest="devices", advanced=True).tip("The device that it runs on: auto, cpu, cuda, cuda:1 …")
 
 
 def complaint(name: str, check: Callable[..., object], value: object, *more: object) -> str | None:

@@ -6,7 +6,10 @@ from ..trainer.flow import SINGLE_FILES, LoadOptions
 from ..trainer.run.layout import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
 from .inputs import DEVICE, choice, complaint, dtype, found, integer, number, seed, socket, switch, text
+from .training import RL, TRAIN
 
+# Families by which people look for a loader.
+MODELS = ("flux", "sd3", "wan", "z-image", "qwen-image")
 MARKER = "model_index.json"
 MOST_RANK = 1024
 
@@ -18,6 +21,8 @@ class LoadFlowModel:
         "Loads a flow-matching model (FLUX, SD3, Z-Image, Qwen-Image, Krea 2, Wan) and makes it trainable, by a LoRA "
         "adapter or as a whole."
     )
+    SEARCH_ALIASES = [*TRAIN, *RL, *MODELS, "load model", "diffusers", "flow matching"]
+    ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_MODEL",)
     RETURN_NAMES = ("model",)
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
@@ -27,56 +32,54 @@ class LoadFlowModel:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": found(
-                    paths.list_models(MARKER),
-                    tip="A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/.",
+                "model": found(paths.list_models(MARKER)).tip(
+                    "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."
                 ),
-                "lora_rank": integer(16, 1, MOST_RANK, tip="Rank of the adapter: how much it can change."),
-                "lora_alpha": number(
-                    16, 0.01, 4096, step=0.5, tip="Alpha of the adapter, which is scaled by alpha / rank."
+                "lora_rank": integer(16, 1, MOST_RANK, label="adapter rank").tip(
+                    "Rank of the adapter: how much it can change."
                 ),
-                "seed": seed(tip="Seed of the adapter's initial weights."),
-                "dtype": dtype(
-                    tip="Precision of the frozen weights. auto: bfloat16 on an accelerator, else float32. The adapter is always "
+                "lora_alpha": number(16, 0.01, 4096, step=0.5, label="adapter alpha").tip(
+                    "Alpha of the adapter, which is scaled by alpha / rank."
+                ),
+                "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
+                "dtype": dtype(advanced=True).tip(
+                    "Precision of the frozen weights. auto: bfloat16 on an accelerator, else float32. The adapter is always "
                     "float32."
                 ),
             },
             "optional": {
-                "path": text(tip="A model folder anywhere else. Used instead of model when not empty."),
+                "path": text(label="another model folder", hint="a folder, or owner/name").tip(
+                    "A model folder anywhere else. Used instead of model when not empty."
+                ),
                 "lora_targets": text(
-                    tip="Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
-                    "feed-forward layers.",
-                    suggest="layers",
+                    suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
+                ).tip(
+                    "Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
+                    "feed-forward layers."
                 ),
                 "device": DEVICE,
                 "max_sequence_length": integer(
-                    LoadOptions.max_sequence_length,
-                    0,
-                    4096,
-                    tip="Tokens of the text encoder. 0: the tokenizer's own limit, at most 512.",
+                    LoadOptions.max_sequence_length, 0, 4096, label="prompt tokens", advanced=True
+                ).tip("Tokens of the text encoder. 0: the tokenizer's own limit, at most 512."),
+                "resume_run": choice(["", *paths.list_runs()]).tip(
+                    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
+                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume."
                 ),
-                "resume_run": choice(
-                    ["", *paths.list_runs()],
-                    tip="On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
-                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
+                "training": choice(TRAININGS, label="what is trained").tip(
+                    "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
                 ),
-                "training": choice(
-                    TRAININGS, tip="lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
+                "transformer_file": text(suggest="transformers", hint="the folder's own", advanced=True).tip(
+                    "A .safetensors file from diffusion_models, or a path, in place of the folder's transformer."
                 ),
-                "transformer_file": text(
-                    tip="A .safetensors file from diffusion_models, or a path, in place of the folder's transformer.",
-                    suggest="transformers",
+                "download": switch(advanced=True).tip(
+                    "A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
                 ),
-                "download": switch(
-                    tip="A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
+                "memory": socket("OTCA_MEMORY").tip("From Model Memory: ways to hold a large model in little memory."),
+                "files": socket("OTCA_FILES").tip(
+                    "From Model Files: single files in place of the folder's own weights."
                 ),
-                "memory": socket("OTCA_MEMORY", tip="From Model Memory: ways to hold a large model in little memory."),
-                "files": socket(
-                    "OTCA_FILES", tip="From Model Files: single files in place of the folder's own weights."
-                ),
-                "start_from": choice(
-                    ["", *paths.list_adapters()],
-                    tip="A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter.",
+                "start_from": choice(["", *paths.list_adapters()], label="start from adapter", advanced=True).tip(
+                    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
                 ),
             },
         }
@@ -226,6 +229,7 @@ class ModelMemory:
     TITLE = "Model Memory"
     CATEGORY = "OTCA/model"
     DESCRIPTION = "How a large model is held in little memory and computed fast; for Load Flow Model's memory socket."
+    SEARCH_ALIASES = ["low vram", "offload", "quantize", "4-bit", "8-bit", "gradient checkpointing", "compile", "shard"]
     RETURN_TYPES = ("OTCA_MEMORY",)
     RETURN_NAMES = ("memory",)
     OUTPUT_TOOLTIPS = ("Options for Load Flow Model.",)
@@ -236,25 +240,29 @@ class ModelMemory:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "quantize": choice(
-                    QUANTIZATIONS, tip="Bits in which bitsandbytes holds the frozen transformer's weights."
+                "quantize": choice(QUANTIZATIONS, label="bits of the weights").tip(
+                    "Bits in which bitsandbytes holds the frozen transformer's weights."
                 ),
-                "offload_encoders": switch(tip="Text encoders are on the device only while they embed new prompts."),
-                "vae_tiling": switch(tip="Decodes large pictures in tiles: less memory, faint seams."),
-                "gradient_checkpointing": switch(
-                    tip="Computes activations twice instead of storing them: much less memory, a third slower."
+                "offload_encoders": switch().tip("Text encoders are on the device only while they embed new prompts."),
+                "vae_tiling": switch(label="decode in tiles").tip(
+                    "Decodes large pictures in tiles: less memory, faint seams."
                 ),
-                "attention": choice(
-                    ATTENTIONS, tip="Attention backend of diffusers. auto: the one that diffusers chooses."
+                "gradient_checkpointing": switch().tip(
+                    "Computes activations twice instead of storing them: much less memory, a third slower."
                 ),
-                "compile": switch(
-                    tip="torch.compile of the transformer's blocks: a slow first call, faster ones after it."
+                "attention": choice(ATTENTIONS, advanced=True).tip(
+                    "Attention backend of diffusers. auto: the one that diffusers chooses."
+                ),
+                "compile": switch(advanced=True).tip(
+                    "torch.compile of the transformer's blocks: a slow first call, faster ones after it."
                 ),
             },
             "optional": {
-                "offload_vae": switch(tip="The autoencoder is on the device only while it decodes."),
-                "shard": switch(
-                    tip="Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
+                "offload_vae": switch(label="offload autoencoder").tip(
+                    "The autoencoder is on the device only while it decodes."
+                ),
+                "shard": switch(label="split over GPUs").tip(
+                    "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
                     "them. Loading takes main memory for each process. On one GPU it does nothing."
                 ),
             },
@@ -268,6 +276,7 @@ class ModelFiles:
     TITLE = "Model Files"
     CATEGORY = "OTCA/model"
     DESCRIPTION = "Single files as ComfyUI users have them, in place of a model folder's weights."
+    SEARCH_ALIASES = ["safetensors", "single file", "checkpoint", "unet", "text encoder", "vae"]
     RETURN_TYPES = ("OTCA_FILES",)
     RETURN_NAMES = ("files",)
     OUTPUT_TOOLTIPS = ("The chosen files, for Load Flow Model.",)
@@ -288,9 +297,8 @@ class ModelFiles:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                component: choice(
-                    [cls.FOLDERS_OWN, *paths.list_weights(kind)],
-                    tip=f"{cls.WHAT[component]} A file from ComfyUI's models/{kind}.",
+                component: choice([cls.FOLDERS_OWN, *paths.list_weights(kind)]).tip(
+                    f"{cls.WHAT[component]} A file from ComfyUI's models/{kind}."
                 )
                 for component, kind in SINGLE_FILES.items()
             }

@@ -4,7 +4,8 @@ from ..host import devices, paths
 from ..host.names import plain_name
 from ..trainer.types import CHECKPOINTING, MEMORY
 from .inputs import choice, integer, number, seed, socket, switch, text
-from .model import MOST_RANK, wrong_rank, wrong_resume, wrong_start
+from .model import MODELS, MOST_RANK, wrong_rank, wrong_resume, wrong_start
+from .training import RL, TRAIN
 
 
 class MakeTrainable:
@@ -14,6 +15,8 @@ class MakeTrainable:
         "Puts a LoRA adapter on a model that ComfyUI's own nodes have loaded, so that the nodes after it can train it. Any "
         "flow-matching model of pictures or videos, also a quantized one. The MODEL itself stays as it is for other nodes."
     )
+    SEARCH_ALIASES = [*TRAIN, *RL, *MODELS, "add lora", "adapter", "peft"]
+    ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_MODEL",)
     RETURN_NAMES = ("model",)
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
@@ -24,62 +27,56 @@ class MakeTrainable:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket("MODEL", tip="From a loader node, with its patches such as ModelSampling."),
-                "clip": socket("CLIP", tip="The text encoders that belong to the model."),
-                "vae": socket("VAE", tip="The autoencoder that belongs to the model."),
-                "lora_rank": integer(16, 1, MOST_RANK, tip="Rank of the adapter: how much it can change."),
-                "lora_alpha": number(
-                    16, 0.01, 4096, step=0.5, tip="Alpha of the adapter, which is scaled by alpha / rank."
+                "model": socket("MODEL").tip("From a loader node, with its patches such as ModelSampling."),
+                "clip": socket("CLIP").tip("The text encoders that belong to the model."),
+                "vae": socket("VAE").tip("The autoencoder that belongs to the model."),
+                "lora_rank": integer(16, 1, MOST_RANK, label="adapter rank").tip(
+                    "Rank of the adapter: how much it can change."
                 ),
-                "seed": seed(tip="Seed of the adapter's initial weights."),
+                "lora_alpha": number(16, 0.01, 4096, step=0.5, label="adapter alpha").tip(
+                    "Alpha of the adapter, which is scaled by alpha / rank."
+                ),
+                "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
             },
             "optional": {
-                "low_noise_model": socket(
-                    "MODEL",
-                    tip="The second model of a family with two, as Wan 2.2 14B: it works below the noise level of the switch.",
+                "low_noise_model": socket("MODEL").tip(
+                    "The second model of a family with two, as Wan 2.2 14B: it works below the noise level of the switch."
                 ),
-                "conditioning": socket(
-                    "CONDITIONING",
-                    tip="What it carries besides its text goes along with every prompt: reference latents of an edit model, the "
-                    "first frame of an image-to-video model, FluxGuidance.",
+                "conditioning": socket("CONDITIONING").tip(
+                    "What it carries besides its text goes along with every prompt: reference latents of an edit model, the "
+                    "first frame of an image-to-video model, FluxGuidance."
                 ),
                 "lora_targets": text(
-                    tip="Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
-                    "of all blocks. A name that fits nothing is refused with the list of those that there are.",
-                    suggest="layers",
+                    suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
+                ).tip(
+                    "Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
+                    "of all blocks. A name that fits nothing is refused with the list of those that there are."
                 ),
-                "resume_run": choice(
-                    ["", *paths.list_runs()],
-                    tip="On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
-                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume.",
+                "resume_run": choice(["", *paths.list_runs()]).tip(
+                    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
+                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume."
                 ),
-                "start_from": choice(
-                    ["", *paths.list_adapters()],
-                    tip="A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter.",
+                "start_from": choice(["", *paths.list_adapters()], label="start from adapter").tip(
+                    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
                 ),
-                "checkpointing": choice(
-                    CHECKPOINTING,
-                    tip="Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
-                    "where they would take more than half of the memory that the weights leave.",
+                "checkpointing": choice(CHECKPOINTING, advanced=True).tip(
+                    "Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
+                    "where they would take more than half of the memory that the weights leave."
                 ),
-                "memory": choice(
-                    MEMORY,
-                    tip="auto: ComfyUI decides how much of the weights is on the device. low: they visit it layer by layer, "
-                    "slowly.",
+                "memory": choice(MEMORY).tip(
+                    "auto: ComfyUI decides how much of the weights is on the device. low: they visit it layer by layer, "
+                    "slowly."
                 ),
-                "vae_tiling": switch(tip="Decodes large pictures in tiles: less memory, faint seams."),
-                "boundary": number(
-                    0.875,
-                    0,
-                    1,
-                    step=0.005,
-                    tip="Noise level below which the low noise model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
-                    "to video.",
+                "vae_tiling": switch(label="decode in tiles", advanced=True).tip(
+                    "Decodes large pictures in tiles: less memory, faint seams."
                 ),
-                "check_gradients": switch(
-                    True,
-                    tip="Before the first update compares derivatives with finite differences, and trains nothing if one "
-                    "is wrong. Costs about thirty model calls of one sample, once.",
+                "boundary": number(0.875, 0, 1, step=0.005, label="noise level of the switch", advanced=True).tip(
+                    "Noise level below which the low noise model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
+                    "to video."
+                ),
+                "check_gradients": switch(True, advanced=True).tip(
+                    "Before the first update compares derivatives with finite differences, and trains nothing if one "
+                    "is wrong. Costs about thirty model calls of one sample, once."
                 ),
             },
         }
@@ -133,6 +130,7 @@ class TunedModel:
         "What has been trained, as a MODEL for ComfyUI's own nodes: a KSampler after it shows what the training changed, "
         "beside one with the untouched MODEL."
     )
+    SEARCH_ALIASES = ["trained model", "apply lora", "before and after", "ksampler", "preview training"]
     RETURN_TYPES = ("MODEL", "CLIP", "VAE", "MODEL")
     RETURN_NAMES = ("model", "clip", "vae", "low_noise_model")
     OUTPUT_TOOLTIPS = (
@@ -148,10 +146,9 @@ class TunedModel:
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "model": socket(
-                    "OTCA_MODEL",
-                    tip="The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
-                    "Trainable.",
+                "model": socket("OTCA_MODEL").tip(
+                    "The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
+                    "Trainable."
                 )
             }
         }

@@ -5,6 +5,7 @@ from ..trainer.types import SamplerSettings
 from .inputs import complaint, counter, integer, seed, socket, switch, text
 from .rewards.stack import reward_sockets
 from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images, belongs, sampled_again
+from .training import TRAIN
 
 _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
 
@@ -15,6 +16,7 @@ class PreferencePairs:
     DESCRIPTION = (
         "Gives the pairs of one iteration out of a folder: pictures that are there already, of which one was chosen."
     )
+    SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
     RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("trajectories", "advantages", "scores", "images")
     OUTPUT_TOOLTIPS = (
@@ -31,21 +33,22 @@ class PreferencePairs:
         return {
             "required": {
                 "model": socket("OTCA_MODEL"),
-                "folder": text(
-                    tip="A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
-                    "ComfyUI's input folder, or one that you allow.",
-                    suggest="pair_folders",
+                "folder": text(suggest="pair_folders", hint="a folder with pairs.jsonl").tip(
+                    "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
+                    "ComfyUI's input folder, or one that you allow."
                 ),
-                "pairs_per_iteration": integer(4, 1, 4096, tip="Pairs in one iteration; each makes a group of two."),
-                "index": counter(
-                    tip="Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
+                "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; each makes a group of two."),
+                "index": counter().tip(
+                    "Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
                 ),
-                "shuffle": switch(True, tip="Puts the pairs into a new order in every pass over them."),
-                "seed": seed(tip="Seed of the shuffling, and of the noise, which is another in every iteration."),
-                "width": integer(default.width, 8, 8192, step=8, tip=f"Width {_FITTED}"),
-                "height": integer(default.height, 8, 8192, step=8, tip=f"Height {_FITTED}"),
-                "levels": integer(
-                    default.steps, 2, 1000, tip="Noise levels that are trained (T). Evaluations take as many steps."
+                "shuffle": switch(True, advanced=True).tip("Puts the pairs into a new order in every pass over them."),
+                "seed": seed(advanced=True).tip(
+                    "Seed of the shuffling, and of the noise, which is another in every iteration."
+                ),
+                "width": integer(default.width, 8, 8192, step=8).tip(f"Width {_FITTED}"),
+                "height": integer(default.height, 8, 8192, step=8).tip(f"Height {_FITTED}"),
+                "levels": integer(default.steps, 2, 1000, label="noise levels", advanced=True).tip(
+                    "Noise levels that are trained (T). Evaluations take as many steps."
                 ),
                 "shift": SHIFT,
                 "guidance": GUIDANCE,

@@ -10,6 +10,7 @@ from ..host import comfyui, devices, paths, stopping
 from ..host.names import plain_name
 from ..trainer.types import RunSettings
 from .inputs import complaint, integer, lines, socket, text
+from .training import TRAIN
 
 logger = logging.getLogger(__name__)
 
@@ -18,6 +19,7 @@ class TrainingRun:
     TITLE = "Training Run"
     CATEGORY = "OTCA/training"
     DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
+    SEARCH_ALIASES = [*TRAIN, "trainer", "checkpoint", "log", "curves", "evaluate", "wandb", "iterations", "epochs"]
     RETURN_TYPES = ("IMAGE",)
     RETURN_NAMES = ("curves",)
     OUTPUT_TOOLTIPS = ("The reward curves so far, as a picture.",)
@@ -31,56 +33,44 @@ class TrainingRun:
             "required": {
                 "model": socket("OTCA_MODEL"),
                 "report": socket("OTCA_REPORT"),
-                "run_name": text("otca", tip="Name of the run's folder.", suggest="runs"),
-                "iterations": integer(
-                    300,
-                    1,
-                    10**7,
-                    tip="Length of a headless training, in iterations. On the canvas the number beside Run says how many.",
+                "run_name": text("otca", suggest="runs", hint="my_run").tip("Name of the run's folder."),
+                "iterations": integer(300, 1, 10**7, label="headless iterations").tip(
+                    "Length of a headless training, in iterations. On the canvas the number beside Run says how many."
                 ),
-                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6, tip="Iterations between checkpoints."),
-                "evaluate_every": integer(
-                    default.evaluate_every,
-                    0,
-                    10**6,
-                    tip="Iterations between evaluations, and between new plots. 0: no evaluation.",
+                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6).tip("Iterations between checkpoints."),
+                "evaluate_every": integer(default.evaluate_every, 0, 10**6).tip(
+                    "Iterations between evaluations, and between new plots. 0: no evaluation."
                 ),
                 "evaluation_prompts": lines(
-                    default.evaluation_prompts, tip="Prompts of evaluations, one a line. Empty: the first iteration's."
-                ),
+                    default.evaluation_prompts,
+                    hint="Evaluation prompts, one a line; empty: the first iteration's",
+                    advanced=True,
+                ).tip("Prompts of evaluations, one a line. Empty: the first iteration's."),
                 "evaluation_seeds": integer(
-                    default.evaluation_seeds, 1, 1024, tip="Number of fixed seeds to each evaluation prompt."
-                ),
+                    default.evaluation_seeds, 1, 1024, label="seeds a prompt", advanced=True
+                ).tip("Number of fixed seeds to each evaluation prompt."),
             },
             "optional": {
-                "evaluation_steps": integer(
-                    default.evaluation_steps,
-                    0,
-                    1000,
-                    tip="Denoising steps of evaluations. 0: as many as the sampler's.",
+                "evaluation_steps": integer(default.evaluation_steps, 0, 1000, advanced=True).tip(
+                    "Denoising steps of evaluations. 0: as many as the sampler's."
                 ),
-                "keep_checkpoints": integer(
-                    default.keep_checkpoints,
-                    1,
-                    1000,
-                    tip="Number of last checkpoints that are kept. Older ones are deleted.",
+                "keep_checkpoints": integer(default.keep_checkpoints, 1, 1000, advanced=True).tip(
+                    "Number of last checkpoints that are kept. Older ones are deleted."
                 ),
                 "best_metric": text(
-                    default.best_metric,
-                    tip="Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-                    "reward's name. Empty: none is kept.",
-                    suggest="metrics",
+                    default.best_metric, suggest="metrics", label="keep best by", hint="evaluation/sum", advanced=True
+                ).tip(
+                    "Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
+                    "reward's name. Empty: none is kept."
                 ),
                 "stop_after_decline": integer(
-                    default.stop_after_decline,
-                    0,
-                    1000,
-                    tip="Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
-                    "never.",
+                    default.stop_after_decline, 0, 1000, label="stop after declines", advanced=True
+                ).tip(
+                    "Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
+                    "never."
                 ),
-                "wandb_project": text(
-                    default.wandb_project,
-                    tip="Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none.",
+                "wandb_project": text(default.wandb_project, label="W&B project", hint="none", advanced=True).tip(
+                    "Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none."
                 ),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
@@ -150,6 +140,7 @@ class SaveLoRA:
     TITLE = "Save LoRA"
     CATEGORY = "OTCA/training"
     DESCRIPTION = "Writes the adapter as a .safetensors file that ComfyUI's LoraLoader and diffusers read."
+    SEARCH_ALIASES = ["save lora", "export lora", "safetensors", "lora", "train lora"]
     RETURN_TYPES = ()
     FUNCTION = "save"
     OUTPUT_NODE = True
@@ -160,7 +151,7 @@ class SaveLoRA:
         return {
             "required": {
                 "model": socket("OTCA_MODEL"),
-                "filename": text("otca_lora", tip="Name of the file, without .safetensors."),
+                "filename": text("otca_lora", hint="my_lora").tip("Name of the file, without .safetensors."),
             },
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
         }

@@ -4,27 +4,26 @@ from ..host import comfyui, devices, stopping
 from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
 from .inputs import choice, integer, number, socket, switch
 
+# What somebody types into the search who has no node in mind.
+TRAIN = ("train lora", "lora training", "fine-tune", "finetune", "fine tuning", "post-training")
+RL = ("rlhf", "reinforcement learning", "rl", "policy gradient", "alignment")
+
 # What both updates have; each default is that of both settings.
 MODEL = {name: socket(f"OTCA_{name.upper()}") for name in ("model", "trajectories", "advantages")}
-WEIGHT_DECAY = number(
-    UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, tip="AdamW's pull of the weights towards 0."
+WEIGHT_DECAY = number(UpdateSettings.weight_decay, 0, 1, step=1e-5, fine=True, advanced=True).tip(
+    "AdamW's pull of the weights towards 0."
 )
-MAX_GRAD_NORM = number(
-    UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, tip="Longest gradient; a longer one is shortened to it."
+MAX_GRAD_NORM = number(UpdateSettings.max_grad_norm, 1e-6, 1e6, step=0.1, label="longest gradient", advanced=True).tip(
+    "Longest gradient; a longer one is shortened to it."
 )
-EPOCHS = integer(UpdateSettings.epochs, 1, 64, tip="Optimizer steps on the same samples. Stop waits for all of them.")
+EPOCHS = integer(UpdateSettings.epochs, 1, 64).tip("Optimizer steps on the same samples. Stop waits for all of them.")
 EMA_DECAY = number(
-    UpdateSettings.ema_decay,
-    0,
-    0.99999,
-    step=0.001,
-    fine=True,
-    tip="Decay of the average that is saved; 0: none.",
-)
+    UpdateSettings.ema_decay, 0, 0.99999, step=0.001, fine=True, label="averaging decay", advanced=True
+).tip("Decay of the average that is saved; 0: none.")
 
 
 def learning_rate(default):
-    return number(default, 0, 1, step=1e-6, fine=True, tip="Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.")
+    return number(default, 0, 1, step=1e-6, fine=True).tip("Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.")
 
 
 class _Step:
@@ -53,6 +52,8 @@ class _Step:
 class GRPOStep(_Step):
     TITLE = "GRPO Step"
     DESCRIPTION = "One clipped policy-gradient update of the model, with gradients accumulated over all groups."
+    SEARCH_ALIASES = [*TRAIN, *RL, "grpo", "ppo", "flow-grpo", "dancegrpo", "dppo", "optimizer", "train step"]
+    ESSENTIALS_CATEGORY = "Training"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -61,45 +62,34 @@ class GRPOStep(_Step):
             "required": {
                 **MODEL,
                 "learning_rate": learning_rate(1e-4),
-                "clip_range": number(
-                    default.clip_range,
-                    1e-7,
-                    1,
-                    step=1e-6,
-                    fine=True,
-                    tip="How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper.",
+                "clip_range": number(default.clip_range, 1e-7, 1, step=1e-6, fine=True).tip(
+                    "How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper."
                 ),
-                "kl_coefficient": number(
-                    default.kl_coefficient, 0, 100, step=0.001, tip="Pull towards the untrained model (β)."
+                "kl_coefficient": number(default.kl_coefficient, 0, 100, step=0.001, label="pull to original").tip(
+                    "Pull towards the untrained model (β)."
                 ),
             },
             "optional": {
                 "weight_decay": WEIGHT_DECAY,
                 "max_grad_norm": MAX_GRAD_NORM,
                 "epochs": EPOCHS,
-                "batch_size": integer(
-                    default.batch_size,
-                    0,
-                    4096,
-                    tip="Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
-                    "step. Changes memory and speed only.",
+                "batch_size": integer(default.batch_size, 0, 4096, advanced=True).tip(
+                    "Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
+                    "step. Changes memory and speed only."
                 ),
                 "ema_decay": EMA_DECAY,
-                "sampled_steps": integer(
-                    default.sampled_steps,
-                    0,
-                    1000,
-                    tip="Steps of each sample that are trained, drawn by credit; the gradient is the same on average. 0: all.",
+                "sampled_steps": integer(default.sampled_steps, 0, 1000, label="steps to train").tip(
+                    "Steps of each sample that are trained, drawn by credit; the gradient is the same on average. 0: all."
                 ),
                 "unconditional_gradient": switch(
-                    default.unconditional_gradient,
-                    tip="Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. Saves time "
-                    "and memory, and changes the gradient.",
+                    default.unconditional_gradient, label="gradient of both halves", advanced=True
+                ).tip(
+                    "Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. Saves time "
+                    "and memory, and changes the gradient."
                 ),
-                "objective": choice(
-                    LOSS_NAMES,
-                    tip="The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
-                    "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move.",
+                "objective": choice(LOSS_NAMES, label="loss").tip(
+                    "The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
+                    "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move."
                 ),
             },
             "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
@@ -125,6 +115,18 @@ class MatchingStep(_Step):
         "One update from the clean samples: they are noised again, and the velocity is matched there by advantage "
         "(DiffusionNFT, AWM, DGPO, Flow-DPO). Any sampler will do, ode included."
     )
+    SEARCH_ALIASES = [
+        *TRAIN,
+        *RL,
+        "dpo",
+        "diffusion dpo",
+        "nft",
+        "diffusionnft",
+        "awm",
+        "dgpo",
+        "optimizer",
+        "train step",
+    ]
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -132,69 +134,47 @@ class MatchingStep(_Step):
         return {
             "required": {
                 **MODEL,
-                "loss": choice(
-                    MATCHING_LOSSES,
-                    default.loss,
-                    tip="The loss, and what keeps it from running away. nft: DiffusionNFT's, around the old policy. awm: "
+                "loss": choice(MATCHING_LOSSES, default.loss).tip(
+                    "The loss, and what keeps it from running away. nft: DiffusionNFT's, around the old policy. awm: "
                     "advantage-weighted matching, a clipped ratio. dgpo: a group against the untrained model, a clipped ratio. "
-                    "dpo: the group's best against its worst, a sigmoid.",
+                    "dpo: the group's best against its worst, a sigmoid."
                 ),
                 "learning_rate": learning_rate(3e-4),
-                "beta": number(
-                    default.beta,
-                    0,
-                    1e4,
-                    step=0.1,
-                    tip="β of the loss. 0: its authors' own (nft 1, dgpo 10, dpo 100; awm has none).",
+                "beta": number(default.beta, 0, 1e4, step=0.1, label="strength of the loss", advanced=True).tip(
+                    "β of the loss. 0: its authors' own (nft 1, dgpo 10, dpo 100; awm has none)."
                 ),
-                "old_policy": choice(
-                    OLD_POLICIES,
-                    default.old_policy,
-                    tip="How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
-                    "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one.",
+                "old_policy": choice(OLD_POLICIES, default.old_policy).tip(
+                    "How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
+                    "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one."
                 ),
-                "sampled_steps": integer(
-                    default.sampled_steps,
-                    0,
-                    1000,
-                    tip="Noise levels of each sample that are trained, drawn by credit; the gradient is the same on average. "
-                    "0: all.",
+                "sampled_steps": integer(default.sampled_steps, 0, 1000, label="steps to train").tip(
+                    "Noise levels of each sample that are trained, drawn by credit; the gradient is the same on average. "
+                    "0: all."
                 ),
                 "kl_coefficient": number(
-                    default.kl_coefficient,
-                    0,
-                    100,
-                    step=1e-4,
-                    fine=True,
-                    tip="Pull towards the untrained model (κ), a brake.",
-                ),
+                    default.kl_coefficient, 0, 100, step=1e-4, fine=True, label="pull to original"
+                ).tip("Pull towards the untrained model (κ), a brake."),
             },
             "optional": {
                 "ema_kl_coefficient": number(
-                    default.ema_kl_coefficient,
-                    0,
-                    100,
-                    step=0.001,
-                    tip="Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
-                    "with a decay of 0.3.",
+                    default.ema_kl_coefficient, 0, 100, step=0.001, label="pull to average", advanced=True
+                ).tip(
+                    "Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
+                    "with a decay of 0.3."
                 ),
-                "guidance": switch(
-                    default.guidance,
-                    tip="On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
-                    "half the cost.",
+                "guidance": switch(default.guidance, label="train with guidance", advanced=True).tip(
+                    "On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
+                    "half the cost."
                 ),
-                "advantage_limit": number(
-                    default.advantage_limit, 0.01, 100, step=0.1, tip="Advantages are clipped to this size (nft, awm)."
+                "advantage_limit": number(default.advantage_limit, 0.01, 100, step=0.1, advanced=True).tip(
+                    "Advantages are clipped to this size (nft, awm)."
                 ),
                 "weight_decay": WEIGHT_DECAY,
                 "max_grad_norm": MAX_GRAD_NORM,
-                "epochs": EPOCHS,
-                "batch_size": integer(
-                    default.batch_size,
-                    0,
-                    4096,
-                    tip="Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
-                    "keep a group together. Changes memory and speed only.",
+                "epochs": EPOCHS.advanced(),
+                "batch_size": integer(default.batch_size, 0, 4096, advanced=True).tip(
+                    "Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
+                    "keep a group together. Changes memory and speed only."
                 ),
                 "ema_decay": EMA_DECAY,
             },

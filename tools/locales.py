@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..nodes import NODE_CLASS_MAPPINGS, labels
+from ..nodes import NODE_CLASS_MAPPINGS
 
 LOCALES = Path(__file__).resolve().parents[1] / "locales"
 ENGLISH = LOCALES / "en"
@@ -102,10 +102,10 @@ def _definition(node: type) -> dict:
     definition["inputs"] = {
         name: _named(options["display_name"], options["tooltip"]) for name, (_, options) in inputs.items()
     }
-    names = getattr(node, "RETURN_NAMES", ())
+    names, labels = getattr(node, "RETURN_NAMES", ()), getattr(node, "OUTPUT_LABELS", {})
     tooltips = getattr(node, "OUTPUT_TOOLTIPS", (None,) * len(names))
     definition["outputs"] = {
-        str(number): _named(labels.output(node.__name__, name), tooltip)
+        str(number): _named(labels.get(name, name), tooltip)
         for number, (name, tooltip) in enumerate(zip(names, tooltips, strict=True))
     }
     return definition

@@ -3,6 +3,9 @@
 from ...host import devices
 from ..inputs import DEVICE, complaint, dtype, integer, number, switch, text
 
+REWARD = ("reward", "reward model", "score image", "objective")
+JUDGE = ("preference", "human preference", "quality", "image quality")
+
 
 class RewardNode:
     """A reward node: its KIND is a row of `trainer.rewards.REWARDS`."""
@@ -21,31 +24,24 @@ class RewardNode:
         return {
             "required": {
                 **cls.own_inputs(),
-                "coefficient": number(
-                    1,
-                    0.01,
-                    100,
-                    step=0.05,
-                    tip="Weight of this reward's advantage in the fusion. To only log the reward, use held out.",
+                "coefficient": number(1, 0.01, 100, step=0.05).tip(
+                    "Weight of this reward's advantage in the fusion. To only log the reward, use held out."
                 ),
             },
             "optional": {
                 **cls.own_optional_inputs(),
-                "held_out": switch(
-                    cls.HELD_OUT,
-                    tip="The reward is scored and logged, and never trained on: the guard against reward hacking.",
+                "held_out": switch(cls.HELD_OUT).tip(
+                    "The reward is scored and logged, and never trained on: the guard against reward hacking."
                 ),
-                "name": text(tip="Name of the reward in metrics. Empty: its own name."),
+                "name": text(hint="its own name", advanced=True).tip(
+                    "Name of the reward in metrics. Empty: its own name."
+                ),
                 **cls.network_inputs(),
-                "rescale": number(
-                    1,
-                    1e-6,
-                    1e6,
-                    step=0.01,
-                    tip="Factor of the score. It counts in a weighted_sum, and has no effect on advantages.",
+                "rescale": number(1, 1e-6, 1e6, step=0.01, label="factor of the score", advanced=True).tip(
+                    "Factor of the score. It counts in a weighted_sum, and has no effect on advantages."
                 ),
-                "clip": text(
-                    tip="Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
+                "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True).tip(
+                    "Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
                 ),
             },
         }
@@ -104,7 +100,9 @@ class NetworkReward(RewardNode):
     def network_inputs(cls):
         return {
             "device": DEVICE,
-            "dtype": dtype(tip="Precision of the network. auto: what its published scores were made with."),
-            "batch_size": integer(0, 0, 4096, tip="Pictures to one forward pass. 0: all at once."),
-            "offload": switch(tip="Between two uses the network waits in main memory."),
+            "dtype": dtype(advanced=True).tip(
+                "Precision of the network. auto: what its published scores were made with."
+            ),
+            "batch_size": integer(0, 0, 4096, advanced=True).tip("Pictures to one forward pass. 0: all at once."),
+            "offload": switch(advanced=True).tip("Between two uses the network waits in main memory."),
         }

@@ -4,7 +4,7 @@ from ...host import devices
 from ...host.access import permissions
 from ...trainer.types import JUDGE_ANSWERS
 from ..inputs import choice, complaint, integer, lines, number, switch, text
-from .base import RewardNode
+from .base import JUDGE, REWARD, RewardNode
 
 
 class _ServerReward(RewardNode):
@@ -13,8 +13,8 @@ class _ServerReward(RewardNode):
     @classmethod
     def INPUT_TYPES(cls):
         declared = super().INPUT_TYPES()
-        declared["optional"]["groups_only"] = switch(
-            tip="It may only be asked about the pictures that are trained on: evaluations leave it out, and credit that asks "
+        declared["optional"]["groups_only"] = switch(label="only trained pictures", advanced=True).tip(
+            "It may only be asked about the pictures that are trained on: evaluations leave it out, and credit that asks "
             "rewards again refuses it. For a server whose answers cost money or time."
         )
         return declared
@@ -39,9 +39,11 @@ class _ServerReward(RewardNode):
         return posts(url, "pictures and prompts", "url")
 
 
-RETRIES = integer(3, 0, 20, tip="Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …")
-TOKEN_VARIABLE = text(
-    tip="Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
+RETRIES = integer(3, 0, 20, advanced=True).tip(
+    "Further tries where the server is down, slow or busy; after 0.5 s, 1 s, 2 s …"
+)
+TOKEN_VARIABLE = text(hint="OTCA_REWARD_TOKEN").tip(
+    "Name of the environment variable with a bearer token: OTCA_REWARD_TOKEN, or one that begins so. It goes "
     "only to the host that the variable of that name and _HOST names."
 )
 
@@ -51,27 +53,31 @@ class RewardHTTP(_ServerReward):
     DESCRIPTION = (
         "Sends pictures or videos and their prompts to a reward server in any language, which answers with scores."
     )
+    SEARCH_ALIASES = [*REWARD, "api", "server", "remote", "custom reward", "webhook"]
     KIND = "http"
 
     @classmethod
     def own_inputs(cls):
         return {
-            "url": text(
-                "http://127.0.0.1:8189/score",
-                tip="Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
-                "allow any machine but this one.",
+            "url": text("http://127.0.0.1:8189/score", label="address").tip(
+                "Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
+                "allow any machine but this one."
             )
         }
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "score_key": text(tip="Name of the score, of a server that gives several; they share one request."),
-            "timeout": number(60, 0.1, 86400, step=1, tip="Seconds that one request may take."),
+            "score_key": text(hint="score").tip(
+                "Name of the score, of a server that gives several; they share one request."
+            ),
+            "timeout": number(60, 0.1, 86400, step=1, advanced=True).tip("Seconds that one request may take."),
             "retries": RETRIES,
-            "batch_size": integer(16, 0, 4096, tip="Samples to one request. 0: all."),
+            "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
             "token_variable": TOKEN_VARIABLE,
-            "fps": number(16, 1, 240, step=1, tip="Frames per second of the mp4 files that videos are sent as."),
+            "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
+                "Frames per second of the mp4 files that videos are sent as."
+            ),
         }
 
     @classmethod
@@ -85,6 +91,7 @@ class RewardVLMJudge(_ServerReward):
         "Asks a vision-language model on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …) questions about "
         "each picture or video. Each question is an objective of its own."
     )
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "vlm", "llm", "qwen-vl", "openai", "ollama", "vllm", "unified reward", "judge"]
     KIND = "vlm_judge"
     SOCKETS = 4
     RETURN_TYPES = ("OTCA_REWARD",) * SOCKETS
@@ -96,48 +103,53 @@ class RewardVLMJudge(_ServerReward):
         declared = super().INPUT_TYPES()
         required, optional = declared["required"], declared["optional"]
         coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
-        optional["name"] = text(
-            tip="Start of the rewards' names in metrics. Empty: vlm_judge, as in vlm_judge_quality."
+        optional["name"] = text(hint="its own name", advanced=True).tip(
+            "Start of the rewards' names in metrics. Empty: vlm_judge, as in vlm_judge_quality."
         )
         names = range(1, cls.SOCKETS + 1)
         return {
-            "required": required | {f"coefficient_{number}": coefficient for number in names},
-            "optional": {f"held_out_{number}": held_out for number in names} | optional,
+            "required": required
+            | {f"coefficient_{n}": coefficient if n < 3 else coefficient.advanced() for n in names},
+            "optional": {f"held_out_{number}": held_out.advanced() for number in names} | optional,
         }
 
     @classmethod
     def own_inputs(cls):
         return {
-            "url": text(
-                "http://127.0.0.1:8000/v1",
-                tip="Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
-                "any machine but this one.",
+            "url": text("http://127.0.0.1:8000/v1", label="address").tip(
+                "Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
+                "any machine but this one."
             ),
-            "model": text("Qwen/Qwen3-VL-8B-Instruct", tip="Name of the model on that server."),
+            "model": text("Qwen/Qwen3-VL-8B-Instruct").tip("Name of the model on that server."),
             "questions": lines(
                 "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
-                tip="A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
-                "with its name and a colon.",
+                hint="Questions, one a line: Is this a good picture?",
+            ).tip(
+                "A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
+                "with its name and a colon."
             ),
         }
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "answer": choice(
-                JUDGE_ANSWERS,
-                tip="yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
-                "gives log-probabilities, else number.",
+            "answer": choice(JUDGE_ANSWERS).tip(
+                "yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
+                "gives log-probabilities, else number."
             ),
-            "scale": text("0, 10", tip="Lowest and highest number of an answer, which become the scores 0 and 1."),
-            "max_tokens": integer(16, 1, 65536, tip="Tokens of an answer. More only for models that think first."),
-            "concurrency": integer(4, 1, 256, tip="Questions under way at once."),
-            "frames": integer(4, 1, 64, tip="Frames of a video that it sees, evenly spread."),
-            "timeout": number(120, 0.1, 86400, step=1, tip="Seconds that one question may take."),
+            "scale": text("0, 10", advanced=True).tip(
+                "Lowest and highest number of an answer, which become the scores 0 and 1."
+            ),
+            "max_tokens": integer(16, 1, 65536, advanced=True).tip(
+                "Tokens of an answer. More only for models that think first."
+            ),
+            "concurrency": integer(4, 1, 256, advanced=True).tip("Questions under way at once."),
+            "frames": integer(4, 1, 64, advanced=True).tip("Frames of a video that it sees, evenly spread."),
+            "timeout": number(120, 0.1, 86400, step=1, advanced=True).tip("Seconds that one question may take."),
             "retries": RETRIES,
-            "token_variable": TOKEN_VARIABLE,
-            "extra": text(
-                tip="More fields of the request, as a JSON object: for example those that stop a model from thinking first."
+            "token_variable": TOKEN_VARIABLE.advanced(),
+            "extra": text(label="more request fields", hint='{"temperature": 0}', advanced=True).tip(
+                "More fields of the request, as a JSON object: for example those that stop a model from thinking first."
             ),
         }
 
@@ -186,17 +198,17 @@ class RewardVLMJudge(_ServerReward):
 class RewardPython(RewardNode):
     TITLE = "Reward: Python"
     DESCRIPTION = "Scores by a function in a .py file of yours. Off until you allow its folder."
+    SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
     KIND = "python"
 
     @classmethod
     def own_inputs(cls):
         return {
-            "file": text(
-                "my_reward.py",
-                tip="A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing.",
+            "file": text("my_reward.py").tip(
+                "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing."
             ),
-            "function": text(
-                "score", tip="Name of the function, which takes images [B, H, W, 3] and prompts, and returns B scores."
+            "function": text("score").tip(
+                "Name of the function, which takes images [B, H, W, 3] and prompts, and returns B scores."
             ),
         }
 

@@ -3,7 +3,7 @@
 from ...host import paths, search
 from ...trainer.types import HPS_PROVIDERS
 from ..inputs import choice, complaint, found, text
-from .base import NetworkReward
+from .base import JUDGE, REWARD, NetworkReward
 
 MARKER = "preprocessor_config.json"
 
@@ -11,19 +11,20 @@ MARKER = "preprocessor_config.json"
 class RewardClipT(NetworkReward):
     TITLE = "Reward: CLIP-T"
     DESCRIPTION = "Cosine of picture and prompt in CLIP's space: does the picture show what was asked for?"
+    SEARCH_ALIASES = [*REWARD, "clip score", "text alignment", "prompt following"]
     KIND = "clip_t"
     MODEL_INPUTS = ("model", "path")
 
     @classmethod
     def own_inputs(cls):
         tip = "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
-        return {"model": found(paths.list_models(MARKER), tip=tip)}
+        return {"model": found(paths.list_models(MARKER)).tip(tip)}
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "path": text(
-                tip="A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
+            "path": text(hint="a folder, or owner/name").tip(
+                "A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
             )
         }
 
@@ -40,22 +41,19 @@ class RewardClipT(NetworkReward):
 class RewardAesthetic(NetworkReward):
     TITLE = "Reward: Aesthetic (LAION v2)"
     DESCRIPTION = "How much people would like the picture, whatever the prompt: a small head on CLIP ViT-L/14."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "aesthetic", "laion", "beauty"]
     KIND = "aesthetic"
     MODEL_INPUTS = ("path", "model")
 
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text(
-                "sac+logos+ava1-l14-linearMSE.pth",
-                tip="The head's file: a path, or its name in a model folder.",
-                suggest="reward_weights",
+            "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights").tip(
+                "The head's file: a path, or its name in a model folder."
             ),
-            "model": text(
-                "openai/clip-vit-large-patch14",
-                tip="The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
-                "one share it.",
-                suggest="encoders",
+            "model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+                "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
+                "one share it."
             ),
         }
 
@@ -76,22 +74,19 @@ class RewardPickScore(NetworkReward):
     DESCRIPTION = (
         "Which of two pictures of the prompt people would pick: CLIP ViT-H/14, trained on half a million choices."
     )
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "pickscore", "pick-a-pic"]
     KIND = "pickscore"
     MODEL_INPUTS = ("path", "processor")
 
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text(
-                "yuvalkirstain/PickScore_v1",
-                tip="The checkpoint: a folder, the name of one, or a hub id in the local cache.",
-                suggest="networks",
+            "path": text("yuvalkirstain/PickScore_v1", suggest="networks").tip(
+                "The checkpoint: a folder, the name of one, or a hub id in the local cache."
             ),
-            "processor": text(
-                "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
-                tip="The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
-                "the name of one, or a hub id in the local cache.",
-                suggest="encoders",
+            "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders").tip(
+                "The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
+                "the name of one, or a hub id in the local cache."
             ),
         }
 
@@ -108,27 +103,23 @@ class RewardPickScore(NetworkReward):
 class RewardHPSv2(NetworkReward):
     TITLE = "Reward: HPSv2.1"
     DESCRIPTION = "Human Preference Score v2.1: whether people would prefer this picture of the prompt."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "hps", "hpsv2", "hpsv2.1"]
     KIND = "hpsv2"
     MODEL_INPUTS = ("path", "tokenizer")
 
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text(
-                "HPS_v2.1_compressed.pt",
-                tip="The published file: a path, or its name in a model folder.",
-                suggest="reward_weights",
+            "path": text("HPS_v2.1_compressed.pt", suggest="reward_weights").tip(
+                "The published file: a path, or its name in a model folder."
             ),
-            "tokenizer": text(
-                "openai/clip-vit-large-patch14",
-                tip="A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
-                "do.",
-                suggest="tokenizers",
+            "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
+                "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
+                "do."
             ),
-            "provider": choice(
-                HPS_PROVIDERS,
-                tip="Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
-                "authors' package, where you have one that works.",
+            "provider": choice(HPS_PROVIDERS, advanced=True).tip(
+                "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
+                "authors' package, where you have one that works."
             ),
         }
 
@@ -149,26 +140,21 @@ class RewardHPSv2(NetworkReward):
 class RewardImageReward(NetworkReward):
     TITLE = "Reward: ImageReward"
     DESCRIPTION = "How well the picture follows the prompt and pleases, by BLIP trained on experts' rankings."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "imagereward", "blip"]
     KIND = "image_reward"
     MODEL_INPUTS = ("path", "config", "tokenizer")
 
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text(
-                "ImageReward.pt",
-                tip="The published file: a path, or its name in a model folder.",
-                suggest="reward_weights",
+            "path": text("ImageReward.pt", suggest="reward_weights").tip(
+                "The published file: a path, or its name in a model folder."
             ),
-            "config": text(
-                "med_config.json",
-                tip="The file published beside it: a path, or its name in a model folder.",
-                suggest="reward_configs",
+            "config": text("med_config.json", suggest="reward_configs").tip(
+                "The file published beside it: a path, or its name in a model folder."
             ),
-            "tokenizer": text(
-                "google-bert/bert-base-uncased",
-                tip="A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache.",
-                suggest="tokenizers",
+            "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers").tip(
+                "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache."
             ),
         }
 
@@ -189,26 +175,24 @@ class RewardMyTaste(NetworkReward):
     DESCRIPTION = (
         "What you would like, whatever the prompt: a small head that otca taste fit learned from your choices."
     )
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "personal taste", "my style", "like"]
     KIND = "my_taste"
     MODEL_INPUTS = ("path", "encoder")
 
     @classmethod
     def own_inputs(cls):
         return {
-            "path": text(
-                "taste.safetensors",
-                tip="The file that otca taste fit wrote: a path, or its name in a model folder.",
-                suggest="reward_weights",
+            "path": text("taste.safetensors", suggest="reward_weights").tip(
+                "The file that otca taste fit wrote: a path, or its name in a model folder."
             ),
         }
 
     @classmethod
     def own_optional_inputs(cls):
         return {
-            "encoder": text(
-                tip="The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
-                "or a hub id in the local cache. Empty: by the name in the file.",
-                suggest="encoders",
+            "encoder": text(suggest="encoders", hint="the one in the file").tip(
+                "The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
+                "or a hub id in the local cache. Empty: by the name in the file."
             )
         }
 

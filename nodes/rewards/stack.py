@@ -5,12 +5,13 @@ from dataclasses import replace
 from ...canvas import payloads, results
 from ...host import comfyui, devices, stopping
 from ..inputs import integer, lines, miswired, socket, switch
+from .base import JUDGE, REWARD
 
 MAX_REWARDS = 8
 
 
 def reward_sockets(tip="A reward; its coefficient and held out are set on its node."):
-    return {f"reward_{number}": socket("OTCA_REWARD", tip=tip) for number in range(1, MAX_REWARDS + 1)}
+    return {f"reward_{number}": socket("OTCA_REWARD").tip(tip) for number in range(1, MAX_REWARDS + 1)}
 
 
 class _AsksRewards:
@@ -52,6 +53,8 @@ class _AsksRewards:
 class RewardStack(_AsksRewards):
     TITLE = "Reward Stack"
     DESCRIPTION = "Scores the sampled pictures by every connected reward."
+    SEARCH_ALIASES = [*REWARD, "score images", "rewards", "combine rewards", "multi-reward"]
+    ESSENTIALS_CATEGORY = "Training"
     RETURN_TYPES = ("OTCA_SCORES", "IMAGE")
     RETURN_NAMES = ("scores", "table")
     OUTPUT_TOOLTIPS = ("Scores of every sample by every reward.", "The same as a picture.")
@@ -62,8 +65,8 @@ class RewardStack(_AsksRewards):
             "required": {"trajectories": socket("OTCA_TRAJECTORIES")},
             "optional": {
                 **reward_sockets(),
-                "overlap": switch(
-                    tip="Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
+                "overlap": switch(label="score while sampling").tip(
+                    "Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
                     "memory of both at once."
                 ),
             },
@@ -100,8 +103,10 @@ class RewardStack(_AsksRewards):
 class ScoreImages(_AsksRewards):
     TITLE = "Score Images"
     DESCRIPTION = "Scores any pictures or videos by every connected reward, ranks them, and gives the best ones on."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "rank images", "best of n", "pick best", "sort images", "aesthetic score"]
     RETURN_TYPES = ("IMAGE", "IMAGE", "FLOAT", "FLOAT", "INT", "IMAGE")
     RETURN_NAMES = ("best", "ranked", "scores", "totals", "places", "table")
+    OUTPUT_LABELS = {"best": "best pictures", "ranked": "ranked pictures", "places": "ranks"}
     OUTPUT_IS_LIST = (False, False, True, True, True, False)
     RUN_AT_END = True  # headlessly once, when training is done, with the samplers that it needs
     OUTPUT_TOOLTIPS = (
@@ -117,21 +122,21 @@ class ScoreImages(_AsksRewards):
     def INPUT_TYPES(cls):
         return {
             "required": {
-                "images": socket("IMAGE", tip="A batch of pictures, or frames of videos."),
-                "prompt": lines(
-                    tip="What the pictures should show. Rewards that only look at a picture do not need it."
+                "images": socket("IMAGE").tip("A batch of pictures, or frames of videos."),
+                "prompt": lines(hint="Prompt: what the pictures should show").tip(
+                    "What the pictures should show. Rewards that only look at a picture do not need it."
                 ),
-                "keep": integer(1, 1, 4096, tip="Number of pictures (or videos) in the output best pictures."),
+                "keep": integer(1, 1, 4096).tip("Number of pictures (or videos) in the output best pictures."),
             },
             "optional": {
                 **reward_sockets(),
-                "prompt_per_image": switch(
-                    tip="On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
+                "prompt_per_image": switch().tip(
+                    "On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
                     "prompt of all pictures."
                 ),
-                "video": switch(tip="On: the images are frames, and videos are scored."),
-                "frames": integer(
-                    0, 0, 4096, tip="Frames of each video, where video is on. 0: all images are one video."
+                "video": switch().tip("On: the images are frames, and videos are scored."),
+                "frames": integer(0, 0, 4096).tip(
+                    "Frames of each video, where video is on. 0: all images are one video."
                 ),
             },
             "hidden": {"node_id": "UNIQUE_ID"},

@@ -2,7 +2,7 @@
 
 from ...host import devices
 from ..inputs import complaint, integer, number, text
-from .base import NetworkReward
+from .base import JUDGE, REWARD, NetworkReward
 
 
 class _VideoReward(NetworkReward):
@@ -22,10 +22,12 @@ class _VideoReward(NetworkReward):
         required, optional = declared["required"], declared["optional"]
         coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
         first = f"{cls.KIND}_{[*cls.DIMENSIONS][0]}"
-        optional["name"] = text(tip=f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {first}.")
+        optional["name"] = text(hint="its own name", advanced=True).tip(
+            f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {first}."
+        )
         return {
             "required": required | {f"coefficient_{dimension}": coefficient for dimension in cls.DIMENSIONS},
-            "optional": {f"held_out_{dimension}": held_out for dimension in cls.DIMENSIONS} | optional,
+            "optional": {f"held_out_{dimension}": held_out.advanced() for dimension in cls.DIMENSIONS} | optional,
         }
 
     @classmethod
@@ -37,7 +39,7 @@ class _VideoReward(NetworkReward):
 
     @classmethod
     def network_inputs(cls):
-        batch_size = integer(1, 0, 4096, tip="Videos to one forward pass. 0: all at once.")
+        batch_size = integer(1, 0, 4096, advanced=True).tip("Videos to one forward pass. 0: all at once.")
         return super().network_inputs() | {"batch_size": batch_size}
 
     @devices.outside_inference
@@ -54,6 +56,7 @@ class _VideoReward(NetworkReward):
 class RewardVideoAlign(_VideoReward):
     TITLE = "Reward: VideoAlign"
     DESCRIPTION = "Visual quality, motion quality and text alignment of a video, judged by VideoAlign's VideoReward."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality", "motion", "videoreward"]
     KIND = "video_align"
     MODEL_INPUTS = ("model", "base")
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
@@ -62,23 +65,15 @@ class RewardVideoAlign(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": text(
-                "KlingTeam/VideoReward",
-                tip="VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
-                suggest="video_judges",
+            "model": text("KlingTeam/VideoReward", suggest="video_judges").tip(
+                "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
             ),
-            "base": text(
-                "Qwen/Qwen2-VL-2B-Instruct",
-                tip="Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
-                "adapter only.",
-                suggest="tokenizers",
+            "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers").tip(
+                "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
+                "adapter only."
             ),
-            "fps": number(
-                16,
-                1,
-                240,
-                step=1,
-                tip="Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second.",
+            "fps": number(16, 1, 240, step=1, label="frames a second").tip(
+                "Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second."
             ),
         }
 
@@ -95,6 +90,7 @@ class RewardVideoAlign(_VideoReward):
 class RewardVideoScore(_VideoReward):
     TITLE = "Reward: VideoScore"
     DESCRIPTION = "Five dimensions of a video's quality, judged by VideoScore as people would rate them from 1 to 4."
+    SEARCH_ALIASES = [*REWARD, *JUDGE, "score video", "video quality"]
     KIND = "video_score"
     MODEL_INPUTS = ("model",)
     DIMENSIONS = {
@@ -108,13 +104,11 @@ class RewardVideoScore(_VideoReward):
     @classmethod
     def own_inputs(cls):
         return {
-            "model": text(
-                "TIGER-Lab/VideoScore-v1.1",
-                tip="VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id.",
-                suggest="encoders",
+            "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders").tip(
+                "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
             ),
-            "most_frames": integer(
-                48, 1, 48, tip="Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
+            "most_frames": integer(48, 1, 48, advanced=True).tip(
+                "Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
             ),
         }
 
