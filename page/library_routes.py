@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ..host.names import plain_name
 from ..trainer.run.layout import METRICS
-from . import desktop
 from .checks import Field, Refused, answered, body, query_number
 from .columns import ColumnsOfRuns
-from .library import LORAS, Library, notes_text
+from .library import Library, notes_text
 from .runs import Run
 from .samples import pictures_of
 
 MOST_NAMES = 100  # of figures in one request
-_FORWARDED = (
-    "Forwarded",
-    "X-Forwarded-For",
-    "X-Forwarded-Host",
-    "X-Real-IP",
-    "Via",
-)  # what a proxy says of its own client
 
 
 def flag(value: Any) -> bool:
@@ -37,29 +24,21 @@ def flag(value: Any) -> bool:
     return value
 
 
-NOTE = {"notes": Field(notes_text), "starred": Field(flag)}
-RENAME = {"name": Field(plain_name, required=True)}
-DELETE = {"for_good": Field(flag, default=False)}
+NOTE = {"notes": Field(notes_text, required=True)}
 NOTHING: dict[str, Field] = {}
 
 
-def add_library_routes(routes: web.RouteTableDef, library: Library, loras_folder: Callable[[], Path]) -> None:
-    kept = LibraryRoutes(library, loras_folder, ColumnsOfRuns())
+def add_library_routes(routes: web.RouteTableDef, library: Library) -> None:
+    kept = LibraryRoutes(library, ColumnsOfRuns())
     for path, handler in {"removal": kept.removal, "columns": kept.columns, "samples": kept.samples}.items():
         routes.get(f"/otca/runs/{{id}}/{path}")(answered(handler))
-    for path, handler in {
-        "note": kept.note,
-        "rename": kept.rename,
-        "delete": kept.delete,
-        "open": kept.open,
-    }.items():
+    for path, handler in {"note": kept.note, "delete": kept.delete}.items():
         routes.post(f"/otca/runs/{{id}}/{path}")(answered(handler))
 
 
 @dataclass(frozen=True)
 class LibraryRoutes:
     library: Library
-    loras_folder: Callable[[], Path]
     columns_of_runs: ColumnsOfRuns
 
     async def _run(self, request: web.Request) -> Run:
@@ -67,34 +46,15 @@ class LibraryRoutes:
 
     async def note(self, request: web.Request) -> dict:
         asked = await body(request, NOTE)
-        return await asyncio.to_thread(self.library.note, await self._run(request), asked["notes"], asked["starred"])
-
-    async def rename(self, request: web.Request) -> dict:
-        asked = await body(request, RENAME)
-        run = await self._run(request)
-        renamed = await asyncio.to_thread(self.library.rename, run, asked["name"])
-        copy = self.loras_folder() / LORAS / f"{run.id}.safetensors"
-        told = f"Its copy among the LoRAs stays {LORAS}/{copy.name}, as workflows name it" if copy.is_file() else None
-        return {"id": renamed.id, "told": told}
+        await asyncio.to_thread(self.library.note, await self._run(request), asked["notes"])
+        return {}
 
     async def removal(self, request: web.Request) -> dict:
         return await asyncio.to_thread(self.library.removal, await self._run(request))
 
     async def delete(self, request: web.Request) -> dict:
-        asked = await body(request, DELETE)
-        await asyncio.to_thread(self.library.remove, await self._run(request), asked["for_good"])
-        return {}
-
-    async def open(self, request: web.Request) -> dict:
         await body(request, NOTHING)
-        if not is_local(request):
-            message = "the folder opens on the machine that ComfyUI runs on, and this page is on another one"
-            raise Refused(403, f"{message}. Fix: open it there")
-        run = await self._run(request)
-        try:
-            await asyncio.to_thread(desktop.open_folder, run.folder)
-        except OSError as error:
-            raise Refused(409, f"{run.folder} could not be opened ({error}). Fix: open it by hand") from error
+        await asyncio.to_thread(self.library.remove, await self._run(request))
         return {}
 
     async def columns(self, request: web.Request) -> web.Response:
@@ -112,19 +72,3 @@ class LibraryRoutes:
 
     async def samples(self, request: web.Request) -> dict:
         return await asyncio.to_thread(pictures_of, await self._run(request))
-
-
-def is_local(request: web.Request) -> bool:
-    """Whether the page is on this machine: asked from its own address, by its own name, and not through a proxy."""
-    if any(name in request.headers for name in _FORWARDED):
-        return False
-    host = urlsplit(f"//{request.host}").hostname or ""
-    return _is_loopback(request.remote or "") and (host == "localhost" or _is_loopback(host))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return (getattr(found, "ipv4_mapped", None) or found).is_loopback

@@ -31,12 +31,11 @@ from .checks import (
     text_or_null,
     whole_number,
 )
-from .desktop import can_open
 from .export import commands
 from .folders import Folder
 from .jobs import Gpus, Jobs, as_json
 from .library import Library
-from .library_routes import add_library_routes, is_local
+from .library_routes import add_library_routes
 from .live import LiveRoutes
 from .machine import Machine
 from .permissions import add_permission_routes
@@ -129,7 +128,7 @@ def add_routes(
     LiveRoutes(jobs, named_run, folders, Machine(), BeforeAfter(jobs)).add(get, post)
     add_vote_routes(routes, desk)
     add_remote_routes(post, remotes)
-    add_library_routes(routes, Library(runs, jobs, live), loras_folder)
+    add_library_routes(routes, Library(runs, jobs, live))
 
 
 # Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
@@ -188,8 +187,7 @@ class RunRoutes:
 
     async def one_run(self, request: web.Request) -> dict:
         run = await _named_run(self.runs, request)
-        details = await asyncio.to_thread(lambda: self.remotes.told(run.details()))
-        return {**details, "can_open": is_local(request) and can_open()}
+        return await asyncio.to_thread(lambda: self.remotes.told(run.details()))
 
     async def metrics(self, request: web.Request) -> web.Response:
         run, after = await _named_run(self.runs, request), query_number(request, "after", default=0)

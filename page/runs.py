@@ -163,7 +163,7 @@ class Run:
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
             "score": listing.score(self.file(EVALUATIONS)),
-            **self.noted(),
+            "notes": self.notes(),
         }
 
     def _failed_at(self, written: Status) -> dict[str, str] | None:
@@ -171,10 +171,9 @@ class Run:
         entry = self._graph().get(written.node) if written.node else None
         return {"node": written.node, "title": title(entry)} if written.node and entry else None
 
-    def noted(self) -> dict[str, Any]:
-        """What the user says of the run: {notes, starred}."""
-        written = layout.read_own(self.folder, NOTES, _quietly) or {}
-        return {"notes": written.get("notes") or "", "starred": written.get("starred") is True}
+    def notes(self) -> str:
+        """What the user says of the run."""
+        return (layout.read_own(self.folder, NOTES, _quietly) or {}).get("notes") or ""
 
     def _problems(self) -> list[str]:
         """What keeps the run from being resumed, a line each."""
@@ -209,7 +208,6 @@ class Run:
             "has_checkpoint": False,
             "score": None,
             "notes": "",
-            "starred": False,
         }
 
     def details(self) -> dict[str, Any]:

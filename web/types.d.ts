@@ -235,7 +235,6 @@ interface Run {
   warning?: string | null;
   score: number | null; // evaluation/sum of the last evaluation
   notes: string;
-  starred: boolean;
 }
 
 /** Bytes of a device; `ours` of those that are used, null where that is not known. Main memory has no name. */
@@ -261,7 +260,6 @@ interface PairWork {
 interface RunDetails extends Run {
   samples: string[];
   pictures: string[];
-  can_open: boolean; // its folder, on the machine of this page
 }
 
 /** Figures of a run, a column each, and its evaluations. */
@@ -291,7 +289,6 @@ interface Removal {
   folder: string;
   bytes: number;
   files: number;
-  trash: boolean;
   begun_with: string[]; // runs that begin with its adapter
 }
 

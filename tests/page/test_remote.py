@@ -218,7 +218,7 @@ def test_a_copy_of_a_run_that_trains_can_be_deleted(there, site, tmp_path):
     process = {"pid": os.getpid(), "process_started": None}
     state(there, "running", **process)
     run = watched(Runs(lambda: site.folder, lambda name: False), there)
-    assert site.post(f"/otca/runs/{run.id}/delete", {"for_good": True}).status == 200
+    assert site.post(f"/otca/runs/{run.id}/delete").status == 200
     assert not run.folder.exists() and there.exists()
     assert TOKEN not in "".join(file.read_text() for file in (tmp_path / "config").iterdir()), (
         "nobody needs it any more"

@@ -92,7 +92,6 @@ def test_summary(site, made):
         "has_checkpoint": False,
         "score": None,
         "notes": "",
-        "starred": False,
     }
 
 

@@ -4,10 +4,10 @@ import test from "node:test";
 import { EVERYTHING, fileSize, isNarrow, listed } from "../../web/lib/library.js";
 
 const RUNS = [
-  { id: "run-10", status: "running", score: null, notes: "w_min 0.5", starred: false },
-  { id: "Run-9", status: "finished", score: 0.25, notes: "", starred: true },
-  { id: "alpha", status: "finished", score: 1.5, notes: "the GOOD one", starred: false },
-  { id: "beta", status: "failed", score: null, notes: "", starred: true },
+  { id: "run-10", status: "running", score: null, notes: "w_min 0.5" },
+  { id: "Run-9", status: "finished", score: 0.25, notes: "" },
+  { id: "alpha", status: "finished", score: 1.5, notes: "the GOOD one" },
+  { id: "beta", status: "failed", score: null, notes: "" },
 ];
 const ids = (query) => listed(RUNS, { ...EVERYTHING, ...query }).map(({ id }) => id);
 
@@ -23,10 +23,9 @@ test("every word is looked for in names and notes, in either case", () => {
   assert.deepEqual(ids({ text: "good beta" }), []);
 });
 
-test("status and star narrow the list together", () => {
+test("status and words narrow the list together", () => {
   assert.deepEqual(ids({ status: "finished" }), ["Run-9", "alpha"]);
-  assert.deepEqual(ids({ starred: true }), ["Run-9", "beta"]);
-  assert.deepEqual(ids({ status: "finished", starred: true }), ["Run-9"]);
+  assert.deepEqual(ids({ status: "finished", text: "good" }), ["alpha"]);
 });
 
 test("names are sorted as people count, scores with the best first and none last", () => {

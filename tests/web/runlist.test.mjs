@@ -9,7 +9,7 @@ let asked;
 let list;
 
 const run = (id, more = {}) => ({
-  ...{ id, status: "finished", place: "headless", iteration: 3, total: 3, score: null, notes: "", starred: false },
+  ...{ id, status: "finished", place: "headless", iteration: 3, total: 3, score: null, notes: "" },
   ...more,
 });
 
@@ -19,7 +19,6 @@ beforeEach(() => {
   list = runList({
     choose: (id) => asked.push(["choose", id]),
     compare: (runs) => asked.push(["compare", ...runs.map(({ id }) => id)]),
-    star: ({ id }) => asked.push(["star", id]),
   });
 });
 
@@ -66,7 +65,7 @@ test("more runs than there are colours are not compared", () => {
 });
 
 test("the list is narrowed and sorted, says so, and is shown whole again", () => {
-  list.update([run("c", { score: 1 }), run("b", { notes: "good" }), run("a", { score: 2, starred: true })], undefined);
+  list.update([run("c", { score: 1 }), run("b", { notes: "good" }), run("a", { score: 2 })], undefined);
   ask(2, "change", "score");
   assert.deepEqual(ids(), ["a", "c", "b"]);
   assert.match(part("otca-run-entry", 0).textContent, /score 2/);
@@ -75,9 +74,6 @@ test("the list is narrowed and sorted, says so, and is shown whole again", () =>
   assert.match(part("otca-found").textContent, /1 of 3 runs/);
   part("otca-found").all("otca-button")[0].click();
   assert.deepEqual(ids(), ["c", "b", "a"]);
-  part("otca-star", 0).click();
-  assert.deepEqual(ids(), ["a"]);
-  part("otca-found").all("otca-button")[0].click();
 });
 
 test("arrow keys go from run to run, and Tab enters the list at one run alone", () => {
@@ -117,7 +113,7 @@ test("notes are saved a moment after the last key, and when the run is left", as
   const failed = [];
   let refreshes = 0;
   const kept = keeping(comfy, { failed: (error) => failed.push(error.message), noted: () => (refreshes += 1) });
-  kept.update(run("a b", { notes: "old", can_open: false }));
+  kept.update(run("a b", { notes: "old" }));
   const type = (text) => {
     kept.notes.value = text;
     kept.notes.dispatchEvent(new Event("input"));

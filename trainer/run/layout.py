@@ -131,7 +131,7 @@ FILES: dict[str, OwnFile] = {
         "what the pictures beside it show", fields={"prompt": TEXT, "seed": WHOLE, "iteration": maybe(WHOLE)}
     ),
     CANVAS: OwnFile("how its graph looks on ComfyUI's canvas"),
-    NOTES: OwnFile("your notes and the star", fields={"notes": maybe(TEXT), "starred": maybe(FLAG)}),
+    NOTES: OwnFile("your notes", fields={"notes": maybe(TEXT)}),
     REMOTE: OwnFile("where it lives", fix="watch it again", fields={"url": TEXT, "key": TEXT}),
     WANDB: OwnFile("which run of Weights & Biases it is, and another is begun", fields={"project": TEXT, "id": TEXT}),
     WORKFLOW: OwnFile(

@@ -4,11 +4,11 @@
 /**
  * What the user asks of the list; empty texts ask for nothing.
  *
- * @typedef {{text: string, status: string, starred: boolean, sort: string}} Query
+ * @typedef {{text: string, status: string, sort: string}} Query
  */
 
 /** @type {Query} */
-export const EVERYTHING = { text: "", status: "", starred: false, sort: "newest" };
+export const EVERYTHING = { text: "", status: "", sort: "newest" };
 
 /** By which the list can be sorted; each says which of two runs comes first. */
 const ORDERS = /** @type {Record<string, (a: Run, b: Run) => number>} */ ({
@@ -25,10 +25,10 @@ export const SORTS = Object.keys(ORDERS);
  * @param {Run[]} runs the newest first
  * @param {Query} query
  */
-export function listed(runs, { text, status, starred, sort }) {
+export function listed(runs, { text, status, sort }) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (/** @type {Run} */ run) => {
-    if ((starred && !run.starred) || (status && run.status !== status)) return false;
+    if (status && run.status !== status) return false;
     const all = words.length ? `${run.id}\n${run.notes ?? ""}`.toLowerCase() : "";
     return words.every((word) => all.includes(word));
   };
@@ -36,8 +36,8 @@ export function listed(runs, { text, status, starred, sort }) {
 }
 
 /** @param {Query} query whether it leaves any run out */
-export function isNarrow({ text, status, starred }) {
-  return Boolean(text.trim() || status || starred);
+export function isNarrow({ text, status }) {
+  return Boolean(text.trim() || status);
 }
 
 /**

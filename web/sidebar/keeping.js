@@ -1,5 +1,5 @@
 // @ts-check
-/** What a user does with a run as with a file: notes, another name, its folder's window, the trash. */
+/** What a user does with a run as with a file: notes, and deleting it. */
 import { t } from "../lib/language.js";
 import { fileSize } from "../lib/library.js";
 import { openDialog } from "./dialogs.js";
@@ -8,21 +8,12 @@ import { h, setText } from "./dom.js";
 const TEXT = {
   notes: t("Notes"),
   notesHint: t("Notes, for yourself"),
-  rename: t("Rename…"),
-  renameTitle: (/** @type {string} */ id) => t("Rename {name}", { name: id }),
-  renameNote: t("The run stays the same: it is resumed as before. Workflows on the canvas keep the name that they have."),
-  newName: t("New name"),
-  doRename: t("Rename"),
-  renamed: (/** @type {string} */ id) => t("The run is called {name} now", { name: id }),
-  open: t("Open folder"),
   remove: t("Delete…"),
   removeTitle: (/** @type {string} */ id) => t("Delete {name}?", { name: id }),
   size: (/** @type {Removal} */ { files, bytes }) => t("{files} files, {size}", { files, size: fileSize(bytes) }),
-  toTrash: t("The folder goes to the trash of the machine that ComfyUI runs on."),
   forGood: t("The folder is removed for good, with checkpoints, adapters and pictures. There is no way back."),
   begunWith: (/** @type {string[]} */ runs) =>
     t("These runs begin with its adapter, and cannot be resumed without it: {runs}", { runs: runs.join(", ") }),
-  doTrash: t("Move to the trash"),
   doRemove: t("Delete for good"),
   removed: (/** @type {string} */ id) => t("{name} is deleted", { name: id }),
   cancel: t("Cancel"),
@@ -32,22 +23,14 @@ const SAVE_MS = 800; // after the last key
 const MOST_NOTES = 2000;
 
 /**
- * Buttons for the head of a run, and its notes.
+ * A button for the head of a run, and its notes.
  *
  * @param {Comfy} comfy
- * @param {Record<"rename" | "open" | "remove" | "noted", () => void> & {failed(error: Error): void}} actions
+ * @param {Record<"remove" | "noted", () => void> & {failed(error: Error): void}} actions
  */
 export function keeping(comfy, actions) {
-  const icon = (/** @type {string} */ name, /** @type {string} */ label, /** @type {() => void} */ onclick) =>
-    h("button.otca-icon-button", { type: "button", title: label, "aria-label": label, onclick }, h(`i.pi.${name}`));
-  const open = icon("pi-folder", TEXT.open, () => actions.open());
-  const buttons = h(
-    "div.otca-keeping",
-    {},
-    icon("pi-pencil", TEXT.rename, () => actions.rename()),
-    open,
-    icon("pi-trash", TEXT.remove, () => actions.remove()),
-  );
+  const label = { type: "button", title: TEXT.remove, "aria-label": TEXT.remove };
+  const remove = h("button.otca-icon-button", { ...label, onclick: () => actions.remove() }, h("i.pi.pi-trash"));
   const notes = h("textarea.otca-input.otca-notes", {
     rows: 1,
     maxlength: MOST_NOTES,
@@ -81,13 +64,12 @@ export function keeping(comfy, actions) {
   notes.addEventListener("change", save);
 
   return {
-    buttons,
+    buttons: h("div.otca-keeping", {}, remove),
     notes,
     /** @param {RunDetails} run */
     update(run) {
       const first = !id;
       id = run.id;
-      open.hidden = !run.can_open;
       if (first) saved = notes.value = run.notes ?? "";
     },
     dispose: save, // what was typed just now
@@ -98,109 +80,45 @@ export function keeping(comfy, actions) {
 const routeOf = ({ id }) => `/otca/runs/${encodeURIComponent(id)}`;
 
 /**
- * Asks for another name; `done` gets it.
- *
- * @param {Comfy} comfy
- * @param {Run} run
- * @param {(id: string) => void} done
- */
-export function renameRun(comfy, run, done) {
-  const name = h("input.otca-input", { id: "otca-rename", required: true, maxlength: 100, value: run.id });
-  const { dialog } = confirmDialog({
-    title: TEXT.renameTitle(run.id),
-    content: [
-      h("p.otca-note", {}, TEXT.renameNote),
-      h("div.otca-field", {}, h("label", { for: "otca-rename" }, TEXT.newName), name),
-    ],
-    label: TEXT.doRename,
-    async act() {
-      const { id, told } = await comfy.postJson(`${routeOf(run)}/rename`, { name: name.value.trim() });
-      dialog.close();
-      if (id === run.id) return;
-      comfy.toast("success", TEXT.renamed(id), told ?? undefined);
-      done(id);
-    },
-  });
-  name.select();
-}
-
-/**
- * Opens the run's folder on the machine of this page.
- *
- * @param {Comfy} comfy
- * @param {Run} run
- */
-export async function openRunFolder(comfy, run) {
-  await comfy.postJson(`${routeOf(run)}/open`);
-}
-
-/**
- * Says what would be deleted, and deletes it once that is confirmed. What the trash does not take can be deleted for good, by
- * another click.
+ * Says what would be deleted, and deletes it once that is confirmed.
  *
  * @param {Comfy} comfy
  * @param {Run} run
  * @param {() => void} done
  */
 export async function deleteRun(comfy, run, done) {
+  const route = `/otca/runs/${encodeURIComponent(run.id)}`;
   /** @type {Removal} */
-  const removal = await comfy.getJson(`${routeOf(run)}/removal`);
-  let forGood = !removal.trash;
-  const how = h("p.otca-note", {}, forGood ? TEXT.forGood : TEXT.toTrash);
-  const { dialog, submit } = confirmDialog({
-    title: TEXT.removeTitle(run.id),
-    content: [
-      h("p.otca-path", {}, removal.folder),
-      h("p.otca-note", {}, TEXT.size(removal)),
-      how,
-      removal.begun_with.length > 0 && h("p.otca-warning", {}, TEXT.begunWith(removal.begun_with)),
-    ],
-    label: forGood ? TEXT.doRemove : TEXT.doTrash,
-    danger: true,
-    async act() {
-      try {
-        await comfy.postJson(`${routeOf(run)}/delete`, { for_good: forGood });
-      } catch (error) {
-        if (error.trash === false) {
-          forGood = true;
-          setText(how, TEXT.forGood);
-          setText(submit, TEXT.doRemove);
-        }
-        throw error;
-      }
-      dialog.close();
-      comfy.toast("success", TEXT.removed(run.id));
-      done();
-    },
-  });
-}
-
-/**
- * @param {object} options
- * @param {string} options.title
- * @param {Child[]} options.content
- * @param {string} options.label of the button that acts
- * @param {boolean} [options.danger]
- * @param {() => Promise<void>} options.act what it throws is shown, and the dialog stays
- */
-function confirmDialog({ title, content, label, danger = false, act }) {
+  const removal = await comfy.getJson(`${route}/removal`);
   const message = h("div.otca-error", { role: "alert" });
-  const submit = h(danger ? "button.otca-button.otca-danger" : "button.otca-button.otca-primary", { type: "submit" }, label);
+  const submit = h("button.otca-button.otca-danger", { type: "submit" }, TEXT.doRemove);
   const cancel = h("button.otca-button", { type: "button", onclick: () => dialog.close() }, TEXT.cancel);
-  const form = h("form.otca-form", {}, content, message, h("div.otca-buttons.otca-end", {}, cancel, submit));
+  const form = h(
+    "form.otca-form",
+    {},
+    h("p.otca-path", {}, removal.folder),
+    h("p.otca-note", {}, TEXT.size(removal)),
+    h("p.otca-note", {}, TEXT.forGood),
+    removal.begun_with.length > 0 && h("p.otca-warning", {}, TEXT.begunWith(removal.begun_with)),
+    message,
+    h("div.otca-buttons.otca-end", {}, cancel, submit),
+  );
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;
     setText(message, "");
     try {
-      await act();
+      await comfy.postJson(`${route}/delete`);
     } catch (error) {
-      setText(message, error.message);
+      setText(message, error.message); // and the dialog stays
+      return;
     } finally {
       submit.disabled = false;
     }
+    dialog.close();
+    comfy.toast("success", TEXT.removed(run.id));
+    done();
   });
-  const dialog = openDialog(title, form);
-  if (danger) cancel.focus();
-  return { dialog, submit };
+  const dialog = openDialog(TEXT.removeTitle(run.id), form);
+  cancel.focus();
 }

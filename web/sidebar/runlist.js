@@ -1,5 +1,5 @@
 // @ts-check
-/** The list of runs: what narrows and sorts it, a star at each run, and which runs are chosen to be compared. */
+/** The list of runs: what narrows and sorts it, and which runs are chosen to be compared. */
 import { OBJECTIVES } from "../lib/color.js";
 import { significant } from "../lib/format.js";
 import { t } from "../lib/language.js";
@@ -13,7 +13,6 @@ const TEXT = {
   search: t("Filter by name or notes"),
   anyStatus: t("Any status"),
   status: t("Status"),
-  starred: t("Starred runs only"),
   sort: t("Sort by"),
   sorts: /** @type {Record<string, string>} */ ({ newest: t("Newest first"), name: t("By name"), score: t("By score") }),
   sortsNote: t("Score: how far the rewards have risen since before training, in standard deviations, at the last evaluation"),
@@ -23,7 +22,6 @@ const TEXT = {
   iterations: (/** @type {Run} */ { iteration, total }) => (total ? `${iteration} / ${total}` : String(iteration)),
   score: (/** @type {number} */ score) => t("score {score}", { score: significant(score, 2) }),
   choose: (/** @type {string} */ name) => t("Compare {name}", { name }),
-  star: (/** @type {string} */ name) => t("Star {name}", { name }),
   oneMore: t("Choose another run to compare with."),
   compare: (/** @type {number} */ count) => t("Compare {count} runs", { count }),
   tooMany: (/** @type {number} */ most) => t("At most {most} runs can be compared.", { most }),
@@ -36,7 +34,7 @@ let query = EVERYTHING; // stays while the tab is closed
 
 /**
  * What the list calls.
- * @typedef {{choose(id: string): void, compare(runs: Run[]): void, star(run: Run): void}} ListActions
+ * @typedef {{choose(id: string): void, compare(runs: Run[]): void}} ListActions
  *
  * @param {ListActions} actions
  */
@@ -146,22 +144,10 @@ function listTools(ask) {
     { "aria-label": TEXT.sort, title: TEXT.sortsNote },
     SORTS.map((name) => option(name, TEXT.sorts[name])),
   );
-  const star = h(
-    "button.otca-icon-button.otca-star",
-    { type: "button", title: TEXT.starred, "aria-label": TEXT.starred, onclick: () => pressStar() },
-    h("i.pi.pi-star"),
-  );
-
-  function pressStar() {
-    const starred = star.getAttribute("aria-pressed") !== "true";
-    showStar(star, starred);
-    ask({ starred });
-  }
 
   /** @param {typeof query} shown */
   function show(shown) {
     [search.value, status.value, sort.value] = [shown.text, shown.status, shown.sort];
-    showStar(star, shown.starred);
   }
 
   search.addEventListener("input", () => ask({ text: search.value }));
@@ -169,16 +155,7 @@ function listTools(ask) {
   sort.addEventListener("change", () => ask({ sort: sort.value }));
   for (const field of [search, status, sort]) field.addEventListener("keydown", (event) => event.stopPropagation());
   show(query);
-  return { element: h("div.otca-list-tools", {}, search, star, status, sort), show };
-}
-
-/**
- * @param {HTMLElement} star
- * @param {boolean} starred
- */
-function showStar(star, starred) {
-  star.setAttribute("aria-pressed", String(starred));
-  star.children[0].setAttribute("class", `pi ${starred ? "pi-star-fill" : "pi-star"}`);
+  return { element: h("div.otca-list-tools", {}, search, status, sort), show };
 }
 
 /**
@@ -220,14 +197,12 @@ function runEntry(actions) {
   const state = h("span.otca-quiet");
   const bar = progressBar();
   const entry = h("button.otca-run-entry", { type: "button" }, title, badge.element, state, bar.element);
-  const star = h("button.otca-star", { type: "button" }, h("i.pi.pi-star", { "aria-hidden": "true" }));
-  const element = h("li", {}, box, entry, star);
+  const element = h("li", {}, box, entry);
   /** @type {Entry | null} */
   let shown = null;
 
   const act = (/** @type {(run: Run) => void} */ action) => () => shown && action(shown.run);
   box.addEventListener("change", act(({ id }) => actions.mark(id)));
-  star.addEventListener("click", act(actions.star));
   entry.addEventListener("click", (event) => {
     const adds = event.ctrlKey || event.metaKey;
     if (shown) (adds ? actions.mark : actions.choose)(shown.run.id);
@@ -257,9 +232,7 @@ function runEntry(actions) {
       bar.element.hidden = progress(run) === 1; // in a long list only what is not done stands out
       box.checked = chosen;
       box.setAttribute("aria-label", TEXT.choose(run.id));
-      star.setAttribute("aria-label", TEXT.star(run.id));
-      showStar(star, run.starred);
-      for (const control of [box, entry, star]) control.setAttribute("tabindex", stop ? "0" : "-1");
+      for (const control of [box, entry]) control.setAttribute("tabindex", stop ? "0" : "-1");
     },
   };
 }

@@ -40,7 +40,7 @@ const LONGEST_LOG = 200_000; // characters that stay in the page
 /**
  * What the buttons call.
  * @typedef {Record<"stop" | "resume" | "canvas" | "lora" | "workflow" | "failure", () => void>
- *   & Record<"rename" | "open" | "remove" | "noted", () => void>
+ *   & Record<"remove" | "noted", () => void>
  *   & {failed(error: Error): void}} Actions
  *
  * @param {Comfy} comfy

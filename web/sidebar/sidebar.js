@@ -13,7 +13,7 @@ import { compareRuns } from "./compare.js";
 import { button, h, setText } from "./dom.js";
 import { showFailure } from "./failure.js";
 import { followRuns } from "./follow.js";
-import { deleteRun, openRunFolder, renameRun } from "./keeping.js";
+import { deleteRun } from "./keeping.js";
 import { machinePart } from "./machine.js";
 import { watchRemote } from "./remote.js";
 import { runList } from "./runlist.js";
@@ -189,11 +189,6 @@ function sidebarPanel(comfy) {
   const list = runList({
     choose,
     compare: (runs) => guard(comfy, () => compareRuns(comfy, runs)),
-    star: ({ id, starred }) =>
-      guard(comfy, async () => {
-        await comfy.postJson(`/otca/runs/${encodeURIComponent(id)}/note`, { starred: !starred });
-        await refresh();
-      }),
   });
   const empty = h(
     "div.otca-empty",
@@ -351,8 +346,6 @@ function sidebarPanel(comfy) {
       lora: act((run) => actions.loadLora(comfy, run)),
       workflow: act((run) => actions.openWorkflow(comfy, run)),
       failure: act((run) => showFailure(comfy, run)),
-      rename: act((run) => renameRun(comfy, run, choose)),
-      open: act((run) => openRunFolder(comfy, run)),
       remove: act((run) => deleteRun(comfy, run, refresh)),
       noted: refresh,
       failed: (error) => showError(error.message),
