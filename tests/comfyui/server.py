@@ -120,7 +120,7 @@ class ComfyUI:
             self.process = subprocess.Popen(
                 [installation.python, installation.folder / "main.py", *options],
                 cwd=base,
-                env={**self.environment(), "XDG_DATA_HOME": str(base / "share")},  # with a trash of its own
+                env=self.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

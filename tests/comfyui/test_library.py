@@ -1,4 +1,4 @@
-"""Many runs in the sidebar: narrowed, sorted, starred, noted, compared, renamed and deleted. The renderer does not matter."""
+"""Many runs in the sidebar: narrowed, sorted, noted, compared and deleted. The renderer does not matter."""
 
 import json
 import re
@@ -77,7 +77,7 @@ def entry(panel, run):
     return panel.locator(f'[data-run="{run.name}"]')
 
 
-def test_the_list_is_narrowed_sorted_starred_and_noted(canvas, sidebar, kept, run_name):
+def test_the_list_is_narrowed_sorted_and_noted(canvas, sidebar, kept, run_name):
     worst, best = kept("a", 0.25), kept("b", 0.75)
     panel = sidebar()
     panel.get_by_label("Filter by name or notes").fill(run_name)
@@ -87,18 +87,13 @@ def test_the_list_is_narrowed_sorted_starred_and_noted(canvas, sidebar, kept, ru
     panel.get_by_label("Sort by").select_option("name")
     assert names(panel) == [worst.name, best.name]
 
-    panel.get_by_label(f"Star {worst.name}").click()
-    panel.get_by_label("Starred runs only").click()
-    canvas.wait("() => document.querySelectorAll('.otca-run-title').length === 1")
-    assert names(panel) == [worst.name]
-
     entry(panel, worst).click()
     panel.locator(".otca-run-name", has_text=worst.name).wait_for()
     panel.get_by_label("Notes", exact=True).fill("too slow, says the log")
     panel.get_by_label("Filter by name or notes").fill("says slow")
     canvas.wait("() => document.querySelectorAll('.otca-run-title').length === 1")
     kept_notes = json.loads((worst / "notes.json").read_text())
-    assert kept_notes == {"notes": "too slow, says the log", "starred": True}
+    assert kept_notes == {"notes": "too slow, says the log"}
 
     panel.get_by_role("button", name="Show all").click()
     panel.get_by_label("Sort by").select_option("newest")
@@ -145,45 +140,31 @@ def test_two_runs_are_compared_by_keyboard_and_mouse(canvas, sidebar, kept):
     panel.get_by_role("button", name="Choose none").click()
 
 
-def test_a_run_is_renamed_and_deleted(canvas, sidebar, kept, run_name):
-    canvas.expected += ["/delete", "Conflict"]  # a system may have no trash, or none for this folder
+def test_a_run_is_deleted(canvas, sidebar, kept):
     run = kept("a", 0.5)
     panel, page = sidebar(), canvas.page
     entry(panel, run).click()
     panel.locator(".otca-run-name", has_text=run.name).wait_for()
-    panel.get_by_role("button", name="Rename…").click()
-    dialog = page.locator("dialog.otca-dialog[open]")
-    dialog.get_by_label("New name").fill(f"{run_name}-renamed")
-    dialog.get_by_role("button", name="Rename", exact=True).click()
-    dialog.wait_for(state="detached")
-    renamed = run.with_name(f"{run_name}-renamed")
-    panel.locator(".otca-run-name", has_text=renamed.name).wait_for()
-    assert (renamed / "metrics.jsonl").is_file() and not run.exists() and run.name not in names(panel)
-
     panel.get_by_role("button", name="Delete…").click()
+    dialog = page.locator("dialog.otca-dialog[open]")
     dialog.wait_for()
-    assert str(renamed) in dialog.inner_text() and "files" in dialog.inner_text()
-    for label in ("Move to the trash", "Delete for good"):
-        button = dialog.get_by_role("button", name=label)
-        if button.count():
-            button.click()
-            canvas.wait("() => !document.querySelector('dialog[open] .otca-danger:disabled')")
+    assert str(run) in dialog.inner_text() and "files" in dialog.inner_text()
+    dialog.get_by_role("button", name="Delete for good").click()
     dialog.wait_for(state="detached")
-    canvas.wait("name => !document.querySelector(`[data-run='${name}']`)", renamed.name)
-    assert not renamed.exists()
+    canvas.wait("name => !document.querySelector(`[data-run='${name}']`)", run.name)
+    assert not run.exists()
 
 
-def test_a_run_of_the_canvas_is_renamed(small, sidebar, run_name):
+def test_a_run_of_the_canvas_that_was_deleted_begins_anew(small, sidebar, run_name):
     small.run_and_wait()
     first = small.comfyui.metrics(run_name)
     panel, page = sidebar(), small.page
     panel.locator(f'[data-run="{run_name}"]').click()
     panel.locator(".otca-run-name", has_text=run_name).wait_for()
-    panel.get_by_role("button", name="Rename…").click()
+    panel.get_by_role("button", name="Delete…").click()
     dialog = page.locator("dialog.otca-dialog[open]")
-    dialog.get_by_label("New name").fill(f"{run_name}-kept")
-    dialog.get_by_role("button", name="Rename", exact=True).click()
+    dialog.get_by_role("button", name="Delete for good").click()
     dialog.wait_for(state="detached")
     small.run_and_wait()
-    assert small.comfyui.metrics(f"{run_name}-kept") == first
+    assert [row["iteration"] for row in first] == [1]
     assert [row["iteration"] for row in small.comfyui.metrics(run_name)] == [1], "a run of its own, from its beginning"
