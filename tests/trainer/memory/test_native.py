@@ -13,7 +13,7 @@ from comfyui_otca.trainer.memory.architectures import ARCHITECTURES, FLUX_VAE, W
 from comfyui_otca.trainer.memory.estimate import GB
 from comfyui_otca.trainer.memory.native import estimate, recipe
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 # Ten tokens of width 100 in bfloat16: 2,000 bytes a vector for each row.
 SMALL = {"weights_bytes": 5000, "params": 7, "tokens": 10, "width": 100, "layers": 3, "saved": 20.0}
 
