@@ -4,111 +4,63 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tools import locales
-from comfyui_otca.tools.locales import (
-    ENGLISH,
-    FILES,
-    LANGUAGE,
-    LOCALES,
-    PAGE,
-    as_text,
-    english,
-    gaps,
-    node_definitions,
-    page_table,
-    page_texts,
-    table,
-    texts,
-    translated,
-)
-
-WEB = Path(__file__).resolve().parent.parent / "web"
-COMMAND = re.compile(r'id: "(OTCA\.\w+)",\s*label: "([^"]+)"(?:,\s*menubarLabel: "([^"]+)")?')
-
+from comfyui_otca.tools.locales import FILES, LANGUAGE, LOCALES, WEB, as_text, content, english, page_table, page_texts
 
 LANGUAGES = ["de", "es", "fr", "ja", "ko", "zh"]
 IN_FILES = re.compile(r"In files and messages: (\w+)\.$")
-
-
-def commands():
-    """(id, label, label in the menu) of every command that the extension registers."""
-    scripts = [place.read_text(encoding="utf-8") for place in WEB.rglob("*.js")]
-    return [match for script in scripts for match in COMMAND.findall(script)]
-
-
-def test_node_definitions_are_those_of_the_classes():
-    told = (ENGLISH / "nodeDefs.json").read_text(encoding="utf-8")
-    assert told == as_text(node_definitions()), "run python -m comfyui_otca.tools.locales to renew nodeDefs.json"
-
-
-def test_every_part_of_a_category_has_its_name():
-    parts = {part for node in NODE_CLASS_MAPPINGS.values() for part in node.CATEGORY.split("/")}
-    # ComfyUI shares these keys among all packs, so that English must leave them as they are.
-    assert english("main")["nodeCategories"] == {part: part for part in parts}
-
-
-def test_commands_are_those_of_the_extension():
-    assert english("commands") == {name.replace(".", "_"): {"label": label} for name, label, _ in commands()}
-
-
-def test_menu_labels_are_those_of_the_extension():
-    assert english("main")["menuLabels"] == {label: label for _, _, label in commands() if label}
-
-
-def test_settings_are_those_of_the_extension():
-    scripts = "".join(place.read_text(encoding="utf-8") for place in WEB.rglob("*.js"))
-    found = re.findall(r'id: "(OTCA\.\w+)",\s*category: [^\n]*\s*name: "([^"]+)",\s*tooltip: "([^"]+)"', scripts)
-    assert english("settings") == {
-        id_.replace(".", "_"): {"name": name, "tooltip": tooltip} for id_, name, tooltip in found
-    }
-    assert len(found) == 7
-
-
 # ComfyUI's page reads @, { }, and | in a translation as vue-i18n's syntax, and then shows something else.
 SYNTAX = re.compile(r"[@{}|]")
 VALUE = re.compile(r"\{\w+\}")  # where a text of the pack's own page has a value
+RENEW = "run python -m comfyui_otca.tools.locales"
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_no_text_is_taken_for_a_message_format(name):
-    assert not [text for text in texts(english(name)) if SYNTAX.search(text)]
+def texts(code):
+    """{place: text} of all files that ComfyUI reads."""
+    return dict(locales.texts({file: content(code, file) for file in FILES}))
 
 
-def test_the_languages_are_those_that_have_a_table():
-    assert locales.codes() == LANGUAGES
-    assert sorted(path.name for path in LOCALES.iterdir()) == sorted([*LANGUAGES, "en"])
-
-
-@pytest.mark.parametrize("code", LANGUAGES)
-def test_a_language_says_all_that_english_says_and_nothing_else(code):
-    assert gaps(code) == ([], [])
+def test_english_is_what_the_classes_and_the_scripts_say():
+    now = english()
     for file in FILES:
-        written = (LOCALES / code / f"{file}.json").read_text(encoding="utf-8")
-        assert written == as_text(translated(english(file), table(code))), "run python -m comfyui_otca.tools.locales"
-    written = (PAGE / f"{code}.json").read_text(encoding="utf-8")
-    assert written == as_text(page_table(code)), "run python -m comfyui_otca.tools.locales"
+        assert (LOCALES / "en" / f"{file}.json").read_text(encoding="utf-8") == as_text(now[file]), RENEW
+    assert len(now["settings"]) == 7 and len(now["commands"]) >= len(now["main"]["menuLabels"]) == 6
+    assert now["main"]["nodeCategories"].keys() == {
+        part for node in NODE_CLASS_MAPPINGS.values() for part in node.CATEGORY.split("/")
+    }
+    outputs = now["nodeDefs"]["OTCA_ScoreImages"]["outputs"]
+    assert [outputs[number]["name"] for number in ("2", "4")] == ["scores", "ranks"], "places is called by another word"
+    assert not [text for text in texts("en").values() if SYNTAX.search(text)]
 
 
 def test_the_page_knows_which_languages_it_has():
     listed = re.search(r"const LANGUAGES = (\[.*\]);", LANGUAGE.read_text(encoding="utf-8"))
-    assert listed and json.loads(listed[1]) == LANGUAGES
-    assert sorted(path.name for path in PAGE.iterdir()) == [f"{code}.json" for code in LANGUAGES]
+    assert locales.codes() == LANGUAGES and listed and json.loads(listed[1]) == LANGUAGES
+    assert sorted(path.name for path in (WEB / "languages").iterdir()) == [f"{code}.json" for code in LANGUAGES]
 
 
 @pytest.mark.parametrize("code", LANGUAGES)
-def test_a_translation_of_the_page_has_the_same_values(code):
-    wrong = {
-        text: translation
-        for text, translation in page_table(code).items()
-        if sorted(VALUE.findall(text)) != sorted(VALUE.findall(translation))
-        or SYNTAX.search(VALUE.sub("", translation))
-    }
-    assert not wrong
+def test_a_language_says_all_that_english_says_and_nothing_else(code):
+    said, told, page = texts("en"), texts(code), page_table(code)
+    assert list(told) == list(said) and list(page) == page_texts(), RENEW
+    assert all(told.values()) and all(page.values()), "a text has no translation"
+    for file in FILES:
+        assert (LOCALES / code / f"{file}.json").read_text(encoding="utf-8") == as_text(content(code, file)), RENEW
+    for place, text in said.items():
+        assert not SYNTAX.search(told[place]), told[place]
+        if name := IN_FILES.search(text):
+            assert re.search(rf"\b{name[1]}\b", told[place], re.ASCII), told[place]
+    for text, translation in page.items():
+        assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(translation)), text
+        assert not SYNTAX.search(VALUE.sub("", translation)), text
+    # Whoever copies English is seen: of the tooltips, hardly one may be the same.
+    long = [(text, told[place]) for place, text in said.items() if len(text) > 40]
+    long += [(text, translation) for text, translation in page.items() if len(text) > 40]
+    assert sum(text == translation for text, translation in long) <= len(long) // 100
 
 
 def test_a_text_of_the_page_that_no_script_can_find_is_named(monkeypatch, tmp_path):
@@ -122,29 +74,28 @@ def test_a_text_of_the_page_that_no_script_can_find_is_named(monkeypatch, tmp_pa
             page_texts()
 
 
-@pytest.mark.parametrize("code", LANGUAGES)
-def test_a_translation_keeps_names_and_is_no_message_format(code):
-    of_comfyui = {text for file in FILES for text in texts(english(file))}
-    for text, translation in table(code).items():
-        assert text not in of_comfyui or not SYNTAX.search(translation), translation
-        if name := IN_FILES.search(text):
-            assert re.search(rf"\b{name[1]}\b", translation, re.ASCII), translation
+def test_a_new_english_keeps_what_it_can_of_a_language(monkeypatch):
+    """Per place, and else by the text; what says something else is open, and what is gone is gone."""
+    old = {"a": {"tip": "one"}, "b": {"tip": "two"}, "c": {"tip": "three"}, "d": {"tip": "one"}}
+    told = {"a": {"tip": "eins"}, "b": {"tip": "zwei"}, "c": {"tip": "drei"}, "d": {"tip": "ein"}}
+    monkeypatch.setattr(locales, "FILES", ("f",))
+    monkeypatch.setattr(locales, "content", lambda code, file: old if code == "en" else told)
+    monkeypatch.setattr(locales, "page_table", lambda code: {"stop": "halt", "gone": "weg", "new": ""})
+    now = {"f": {"d": {"tip": "one"}, "b": {"tip": "2"}, "e": {"tip": "three"}, "g": {"tip": "stop"}}}
+    files, page = locales.renewed("de", now, ["stop", "new", "two"])
+    assert files == {"f": {"d": {"tip": "ein"}, "b": {"tip": ""}, "e": {"tip": "drei"}, "g": {"tip": "halt"}}}
+    assert page == {"stop": "halt", "new": "", "two": "zwei"}
 
 
-@pytest.mark.parametrize("code", LANGUAGES)
-def test_a_language_is_another_one(code):
-    """Whoever copies English into a table is seen: of the tooltips, hardly one may be the same."""
-    long = [text for text in table(code) if len(text) > 40]
-    assert sum(table(code)[text] == text for text in long) <= len(long) // 100
-
-
-def test_a_gap_is_named(monkeypatch):
-    known = table("de")
-    gone = next(iter(known))
-    monkeypatch.setattr(
-        locales, "table", lambda code: {key: known[key] for key in known if key != gone} | {"unsaid": "x"}
-    )
-    assert gaps("de") == ([gone], ["unsaid"])
-    with pytest.raises(SystemExit, match="lacks: "):
-        monkeypatch.setattr(locales, "codes", lambda: ["de"])
+def test_a_text_without_a_translation_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(locales, "codes", list)
+    monkeypatch.setattr(locales, "LOCALES", tmp_path)
+    (tmp_path / "en").mkdir()
+    locales.main()
+    assert (tmp_path / "en" / "nodeDefs.json").read_text(encoding="utf-8") == as_text(english()["nodeDefs"])
+    monkeypatch.undo()
+    monkeypatch.setattr(locales, "codes", lambda: ["de"])
+    monkeypatch.setattr(locales, "page_texts", lambda: ["What nothing says yet"])
+    monkeypatch.setattr(locales.Path, "write_text", lambda *_, **__: None)
+    with pytest.raises(SystemExit, match="^de lacks: What nothing says yet$"):
         locales.main()

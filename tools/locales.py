@@ -1,73 +1,92 @@
-"""`python -m comfyui_otca.tools.locales`: writes what ComfyUI's page shows of the pack in each language.
+"""`python -m comfyui_otca.tools.locales`: renews what ComfyUI's page shows of the pack in each language.
 
-locales/ has what ComfyUI itself shows and translates, web/languages/ what the pack's own scripts show: their t("…").
+locales/<code>/ has what ComfyUI itself shows and translates, web/languages/<code>.json what the pack's own scripts show: their
+t("…"). English is written by this program, from the node classes and the scripts. Translations are written by hand, in these
+same files, and kept nowhere else.
 
-English nodeDefs.json comes from the node classes; English commands, settings and menus are written by hand, beside the scripts
-that register them; the scripts' texts stand where they are used. Every other language is English with each text looked up in its
-table, languages/<code>.json, {English: translation}. A text that has no translation there is an error, and so is a translation of
-a text that nothing says any more.
+After a change of English, run it. A text that is new or that says something else is left "" in each language, and named: write
+its translation at one place and run it again, which puts it wherever the same English stands. What nothing says any more is taken
+away. It compares with the English that is committed, so that in a conflict the whole locales/ and web/languages/ of one side are
+taken, and then it is run.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..nodes import NODE_CLASS_MAPPINGS
 
 LOCALES = Path(__file__).resolve().parents[1] / "locales"
-ENGLISH = LOCALES / "en"
-TABLES = Path(__file__).with_name("languages")
 WEB = LOCALES.parent / "web"
-PAGE = WEB / "languages"
 LANGUAGE = WEB / "lib" / "language.js"  # which defines t
 CALL = re.compile(r"(?<![\w.$])t\(\s*(?P<literal>\"(?:[^\"\\\n]|\\.)*\"\s*[,)])?")
+COMMAND = re.compile(r'id: "(OTCA\.\w+)",\s*label: "([^"]+)"(?:,\s*menubarLabel: "([^"]+)")?')
+SETTING = re.compile(r'id: "(OTCA\.\w+)",\s*category: [^\n]*\s*name: "([^"]+)",\s*tooltip: "([^"]+)"')
 FILES = ("nodeDefs", "settings", "commands", "main")
 
 
-def node_definitions() -> dict[str, dict]:
-    """{node id: title, description, and each input's and output's name and tooltip}, in ComfyUI's layout."""
-    return {name: _definition(node) for name, node in NODE_CLASS_MAPPINGS.items()}
-
-
-def as_text(content: dict) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def english(file: str) -> dict:
-    return json.loads((ENGLISH / f"{file}.json").read_text(encoding="utf-8"))
-
-
-def table(code: str) -> dict[str, str]:
-    """A language's {English: translation}."""
-    return json.loads((TABLES / f"{code}.json").read_text(encoding="utf-8"))
-
-
 def codes() -> list[str]:
-    """The languages that have a table."""
-    return sorted(path.stem for path in TABLES.glob("*.json"))
+    """The languages besides English."""
+    return sorted(folder.name for folder in LOCALES.iterdir() if folder.name != "en")
 
 
-def texts(value: Any) -> Iterator[str]:
-    """Every text of a file's content, in its order."""
-    if isinstance(value, str):
-        yield value
-    else:
-        for each in value.values():
-            yield from texts(each)
+def content(code: str, file: str) -> dict:
+    return json.loads((LOCALES / code / f"{file}.json").read_text(encoding="utf-8"))
+
+
+def page_table(code: str) -> dict[str, str]:
+    """What the scripts look texts up in: {English: translation}."""
+    return json.loads((WEB / "languages" / f"{code}.json").read_text(encoding="utf-8"))
+
+
+def as_text(value: dict, indent: str = "") -> str:
+    """JSON with an input, an output or a setting on one line."""
+    if value.keys() <= {"name", "tooltip", "label"}:
+        return json.dumps(value, ensure_ascii=False)
+    rows = []
+    for key, each in value.items():
+        told = as_text(each, f"{indent} ") if isinstance(each, dict) else json.dumps(each, ensure_ascii=False)
+        rows.append(f"{indent} {json.dumps(key, ensure_ascii=False)}: {told}")
+    return "{\n" + ",\n".join(rows) + f"\n{indent}}}" + ("" if indent else "\n")
+
+
+def texts(value: Mapping[str, Any], *place: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(place, text) of every text of a file's content, in its order."""
+    for key, each in value.items():
+        if isinstance(each, str):
+            yield (*place, key), each
+        else:
+            yield from texts(each, *place, key)
+
+
+def english() -> dict[str, dict]:
+    """{file: content} as the node classes and the scripts say it now."""
+    scripts = "".join(script.read_text(encoding="utf-8") for script in sorted(WEB.rglob("*.js")))
+    commands = COMMAND.findall(scripts)
+    parts = {part: part for node in NODE_CLASS_MAPPINGS.values() for part in node.CATEGORY.split("/")}
+    return {
+        "nodeDefs": {name: _definition(node) for name, node in NODE_CLASS_MAPPINGS.items()},
+        "settings": {
+            id_.replace(".", "_"): {"name": name, "tooltip": tooltip} for id_, name, tooltip in SETTING.findall(scripts)
+        },
+        "commands": {id_.replace(".", "_"): {"label": label} for id_, label, _ in commands},
+        # ComfyUI shares these keys among all packs, so that English must leave them as they are.
+        "main": {"nodeCategories": parts, "menuLabels": {label: label for _, _, label in commands if label}},
+    }
 
 
 def page_texts() -> list[str]:
     """What the pack's own scripts say, each text once. Raises ValueError for a text that only their run would tell."""
     found: dict[str, None] = {}
     for script in sorted(WEB.rglob("*.js")):
-        content = script.read_text(encoding="utf-8")
-        for call in CALL.finditer(content) if script != LANGUAGE else ():
+        code = script.read_text(encoding="utf-8")
+        for call in CALL.finditer(code) if script != LANGUAGE else ():
             if not (literal := call["literal"]):
-                line = content.count("\n", 0, call.start()) + 1
+                line = code.count("\n", 0, call.start()) + 1
                 raise ValueError(
                     f'{script.name}, line {line}: t takes one literal text. Fix: t("… {{name}} …", {{ name }})'
                 )
@@ -75,64 +94,63 @@ def page_texts() -> list[str]:
     return list(found)
 
 
-def page_table(code: str) -> dict[str, str]:
-    """What the scripts look texts up in. Raises KeyError for one that is not there."""
-    known = table(code)
-    return {text: known[text] for text in page_texts()}
-
-
-def gaps(code: str) -> tuple[list[str], list[str]]:
-    """English texts that a language's table lacks, and texts in it that nothing says any more."""
-    said = dict.fromkeys([*(text for file in FILES for text in texts(english(file))), *page_texts()])
-    known = table(code)
-    return [text for text in said if not known.get(text)], [text for text in known if text not in said]
-
-
-def translated(content: Any, known: dict[str, str]) -> Any:
-    """The same content with every text looked up. Raises KeyError for one that is not there."""
-    return (
-        known[content] if isinstance(content, str) else {key: translated(each, known) for key, each in content.items()}
-    )
-
-
 def _definition(node: type) -> dict:
+    """A node's title, description, and each input's and output's name and tooltip, in ComfyUI's layout."""
     declared = node.INPUT_TYPES()
     inputs = {**declared["required"], **declared.get("optional", {})}
-    definition = {"display_name": node.TITLE, "description": node.DESCRIPTION}
-    definition["inputs"] = {
-        name: _named(options["display_name"], options["tooltip"]) for name, (_, options) in inputs.items()
-    }
     names, labels = getattr(node, "RETURN_NAMES", ()), getattr(node, "OUTPUT_LABELS", {})
-    tooltips = getattr(node, "OUTPUT_TOOLTIPS", (None,) * len(names))
-    definition["outputs"] = {
-        str(number): _named(labels.get(name, name), tooltip)
-        for number, (name, tooltip) in enumerate(zip(names, tooltips, strict=True))
+    tooltips = getattr(node, "OUTPUT_TOOLTIPS", ())
+    return {
+        "display_name": node.TITLE,
+        "description": node.DESCRIPTION,
+        "inputs": {
+            name: {"name": options["display_name"], "tooltip": options["tooltip"]}
+            for name, (_, options) in inputs.items()
+        },
+        "outputs": {
+            str(number): {"name": labels.get(name, name), "tooltip": tooltip}
+            for number, (name, tooltip) in enumerate(zip(names, tooltips, strict=True))
+        },
     }
-    return definition
 
 
-def _named(name: str, tooltip: str | None) -> dict[str, str]:
-    return {"name": name, "tooltip": tooltip} if tooltip else {"name": name}
+def _said(value: Mapping[str, Any], told: Mapping[tuple[str, ...], str], *place: str) -> dict:
+    """`value` with the text that is `told` at each place."""
+    return {
+        key: told[(*place, key)] if isinstance(each, str) else _said(each, told, *place, key)
+        for key, each in value.items()
+    }
+
+
+def renewed(code: str, now: dict[str, dict], page: list[str]) -> tuple[dict[str, dict], dict[str, str]]:
+    """A language's files and its table of the page for a new English; "" for a text that has not been translated."""
+    old, told = (dict(texts({file: content(which, file) for file in FILES})) for which in ("en", code))
+    known = {english: told[place] for place, english in old.items() if told.get(place)}
+    known |= {english: translation for english, translation in page_table(code).items() if translation}
+    kept = {
+        place: told[place] if old.get(place) == english and told.get(place) else known.get(english, "")
+        for place, english in texts(now)
+    }
+    return _said(now, kept), {english: known.get(english, "") for english in page}
 
 
 def main() -> None:
-    ENGLISH.mkdir(parents=True, exist_ok=True)
-    (ENGLISH / "nodeDefs.json").write_text(as_text(node_definitions()), encoding="utf-8")
-    wrong = []
+    now, page, lacking = english(), page_texts(), []
     for code in codes():
-        missing, stale = gaps(code)
-        wrong += [f"languages/{code}.json lacks: {text}" for text in missing]
-        wrong += [f"languages/{code}.json has what nothing says: {text}" for text in stale]
-        if missing:
-            continue
-        (LOCALES / code).mkdir(exist_ok=True)
-        for file in FILES:
-            content = as_text(translated(english(file), table(code)))
-            (LOCALES / code / f"{file}.json").write_text(content, encoding="utf-8")
-        PAGE.mkdir(exist_ok=True)
-        (PAGE / f"{code}.json").write_text(as_text(page_table(code)), encoding="utf-8")
-    if wrong:
-        raise SystemExit("\n".join(wrong))
+        files, table = renewed(code, now, page)
+        for file, value in files.items():
+            (LOCALES / code / f"{file}.json").write_text(as_text(value), encoding="utf-8")
+        (WEB / "languages" / f"{code}.json").write_text(as_text(table), encoding="utf-8")
+        pairs = [
+            *zip(texts(now), texts(files), strict=True),
+            *((((), text), ((), told)) for text, told in table.items()),
+        ]
+        wanted = dict.fromkeys(said for (_, said), (_, translation) in pairs if not translation)
+        lacking += [f"{code} lacks: {text}" for text in wanted]
+    for file, value in now.items():
+        (LOCALES / "en" / f"{file}.json").write_text(as_text(value), encoding="utf-8")
+    if lacking:
+        raise SystemExit("\n".join(lacking))
 
 
 if __name__ == "__main__":
