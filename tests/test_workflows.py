@@ -24,7 +24,7 @@ from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
 from comfyui_otca.tests.tiny import video_rewards as tiny_video_rewards
 from comfyui_otca.tools.canvases.templates import TEMPLATES
-from comfyui_otca.tools.model_files import FILES, LOADERS, models_of
+from comfyui_otca.tools.canvases.files import FILES, LOADERS, models_of
 from comfyui_otca.trainer.pairs.reading import read_folder
 from comfyui_otca.trainer.rewards import reward_class
 from comfyui_otca.trainer.rewards.base import score as score_all
@@ -286,8 +286,9 @@ def test_template_numbers_in_notes_and_docs_are_those_of_their_titles():
         TEMPLATES, key=lambda name: TEMPLATES[name].title
     )
     for template in TEMPLATES.values():
-        texts = template.steps or [template.note]
-        assert {number for text in texts for number in re.findall(r"template (\d\d)", text)} <= numbers, template
+        assert {
+            number for text in template.notes.values() for number in re.findall(r"template (\d\d)", text)
+        } <= numbers, template
 
 
 def outputs(kind):

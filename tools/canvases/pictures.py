@@ -1,19 +1,29 @@
-"""What the list of templates shows of each: its name, large enough for a small card, over what comes out of it.
+"""Pictures of canvases: what the list of templates shows of each, and those of docs and README.
 
-Of a template whose models come with the pack these are its samples, its heatmap and its curves after some iterations; of another
-one, which nobody could run here, it is the graph.
+A card of the list has the template's name, large enough for a small card, over what comes out of it: samples, heatmap and curves
+after some iterations, or the graph of a template whose models do not come with the pack. `docs` takes the quickstart as a
+newcomer sees it, in each ComfyUI that the tests find and each of its renderers (assets/pictures/first_sight_*.jpg), and its
+heatmap, its table of rewards and the sidebar with a headless training (comfyui_*.png).
 """
 
 from __future__ import annotations
 
 import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 
 from PIL import Image, ImageDraw, ImageFont
 
+from ...nodes import NODE_CLASS_MAPPINGS
 from ...tests.comfyui.canvas import Canvas
-from . import page
-from .layout import PREVIEW, RUN, STACK, stage
-from .templates import Template
+from ...tests.comfyui.server import ROOT, targets
+from .templates import TEMPLATES, Template
+
+PICTURES = ROOT / "assets" / "pictures"
+STACK, CREDIT, RUN = 8, 9, 12  # nodes of the quickstart
+ITERATIONS, HEADLESS = 6, 30
 
 SIZE, MOST_BYTES = (1024, 576), 100_000
 PAPER, INK, FAINT = "#1b1d22", "#ffffff", "#b9c0cc"
@@ -21,32 +31,162 @@ LABEL, LINE = 76, 40  # heights of the name's letters, and of those below
 EDGE, TOP = 32, 186  # where the label and what is below it begin
 GROUPS = ("Method", "Model folder", "Video")  # of templates: what comes before the name itself
 
+# The graph alone, clear of the page's own bars.
+FRAME = """() => {
+    const boxes = [...app.graph.groups, ...app.graph.nodes].map(item => [...item.pos, ...item.size]);
+    const far = side => Math.max(...boxes.map(box => box[side] + box[side + 2]));
+    let x = Math.min(...boxes.map(box => box[0])) - 20, y = Math.min(...boxes.map(box => box[1])) - 50;
+    let width = far(0) - x + 20, height = far(1) - y + 20;
+    const left = 80, top = 150;
+    const scale = Math.min((innerWidth - left - 20) / width, (innerHeight - top - 80) / height);
+    app.canvas.ds.scale = scale;
+    app.canvas.ds.offset = [left / scale - x, top / scale - y];
+    app.canvas.setDirty(true, true);
+    const box = app.canvas.canvas.getBoundingClientRect();
+    return { x: box.left + left, y: box.top + top, width: width * scale, height: height * scale };
+}"""
 
-def picture(canvas: Canvas, template: Template, runs: int) -> None:
+# What a node shows below its widgets, at its full size.
+SHOWN = """async id => {
+    const node = app.graph.getNodeById(id), { ds, canvas } = app.canvas;
+    ds.scale = 1;
+    ds.offset[0] = 200 - node.pos[0];
+    ds.offset[1] = 160 - node.pos[1];
+    app.canvas.setDirty(true, true);
+    const shown = /^otca_(heatmap|curves|scores)$/, box = canvas.getBoundingClientRect();
+    const from = node.widgets?.find(one => shown.test(one.name))?.y ?? 40;
+    return { x: box.left + 200, y: box.top + 160 + from, width: node.size[0], height: node.size[1] - from };
+}"""
+
+# A node in the middle of the view, made so high; away from all others, which it would lie behind.
+GROWN = """([id, height]) => {
+    const node = app.graph.getNodeById(id);
+    node.setSize([node.size[0] + 60, height]);
+    node.pos = [node.pos[0], -2000 * id];
+    app.canvas.ds.scale = 1.2;
+    app.canvas.centerOnNode(node);
+    app.graph.setDirtyCanvas(true, true);
+}"""
+
+
+def card(canvas: Canvas, template: Template, runs: int) -> None:
     """Writes the picture of a template, after so many iterations."""
     canvas.load(template.canvas)
     if runs:
-        run = _outcome(canvas)[-1]
-        canvas.set({f"{run}.evaluate_every": 0})  # an evaluation takes longer than these iterations, and is not seen
-        for execution in (canvas.run_and_wait()[0] for _ in range(runs)):
-            assert execution.end == "execution_success", execution.detail
-        shots = [_node(canvas, id) for id in _outcome(canvas)]
+        kinds = {node: kind for node, kind in canvas.page.evaluate("() => app.graph.nodes.map(n => [n.id, n.type])")}
+        of = {kind: node for node, kind in kinds.items()}
+        run_iterations(canvas, of["OTCA_TrainingRun"], runs)
+        credits = [node for node, kind in kinds.items() if _shows_credit(kind)] or [of["OTCA_RewardStack"]]
+        outcome = (of["PreviewImage"], credits[0], of["OTCA_TrainingRun"])
+        shots = [_shot(canvas, canvas.page.evaluate(SHOWN, node)) for node in outcome]
     else:
-        shots = [_shot(canvas, canvas.page.evaluate(page.FRAME))]
-    card = Image.new("RGB", SIZE, PAPER)
-    _write(card, *_words(template.title))
+        shots = [_shot(canvas, canvas.page.evaluate(FRAME))]
+    sheet = Image.new("RGB", SIZE, PAPER)
+    _write(sheet, *_words(template.title))
     room, x = (SIZE[0] - 2 * EDGE - 16 * (len(shots) - 1)) // len(shots), EDGE
     for shot in shots:
         shot.thumbnail((room, SIZE[1] - TOP - 16), Image.Resampling.LANCZOS)
-        card.paste(shot, (x + (room - shot.width) // 2, TOP))
+        sheet.paste(shot, (x + (room - shot.width) // 2, TOP))
         x += room + 16
     content = io.BytesIO()
     for quality in range(88, 40, -4):
         content = io.BytesIO()
-        card.save(content, "JPEG", quality=quality, optimize=True)
+        sheet.save(content, "JPEG", quality=quality, optimize=True)
         if content.tell() <= MOST_BYTES:
             break
     template.picture.write_bytes(content.getvalue())
+
+
+def run_iterations(canvas: Canvas, run: int, count: int) -> None:
+    """Queues as many prompts, without evaluations, which take longer and are not seen."""
+    canvas.set({f"{run}.evaluate_every": 0})
+    for _ in range(count):
+        (execution,) = canvas.run_and_wait()
+        assert execution.end == "execution_success", execution.detail
+
+
+def docs(opened: Callable) -> None:
+    """Takes all pictures of docs and README; `opened` as in `__main__`."""
+    oldest, *_, newest = targets()
+    own, small, large = targets()[-2], (1400, 900), (1920, 1080)
+    for name, installation, renderer, palette, size in (
+        ("oldest_classic", oldest, "classic", "dark", small),
+        ("classic", own, "classic", "dark", small),
+        ("nodes2", own, "nodes2", "dark", small),
+        ("nodes2_light", own, "nodes2", "light", small),
+        ("newest_classic_light", newest, "classic", "light", large),
+        ("newest_nodes2", newest, "nodes2", "dark", large),
+    ):
+        with opened(installation, size) as page:
+            picture = Image.open(io.BytesIO(_quickstart(page(renderer), palette).page.screenshot())).convert("RGB")
+            picture.save(PICTURES / f"first_sight_{name}.jpg", "JPEG", quality=82, optimize=True)
+            print(f"first_sight_{name}.jpg")
+    with opened(newest, (1400, 1350), sharper=1.5) as page:
+        canvas = page("nodes2")
+        folder = canvas.comfyui.base / "output" / "otca" / "quickstart-headless"
+        command = ["train", TEMPLATES["quickstart"].api, "--output", folder, "--iterations", HEADLESS]
+        subprocess.run([sys.executable, "-m", "comfyui_otca", *map(str, command)], check=True)
+        _details(_quickstart(canvas, "dark"))
+
+
+def _quickstart(canvas: Canvas, palette: str) -> Canvas:
+    """The quickstart after some iterations, once the page's own messages are gone."""
+    canvas.page.evaluate("name => app.extensionManager.setting.set('Comfy.ColorPalette', name)", palette)
+    content = json.loads(TEMPLATES["quickstart"].canvas.read_text(encoding="utf-8"))
+    canvas.page.evaluate(
+        "content => app.loadGraphData(content, true, true, 'Quickstart', { openSource: 'template' })", content
+    )
+    run_iterations(canvas, RUN, ITERATIONS)
+    canvas.page.wait_for_timeout(8000)
+    return canvas
+
+
+def _details(canvas: Canvas) -> None:
+    """The heatmap with a cell that was clicked, the table with its correlations open, the sidebar with a run open."""
+    page = canvas.page
+    shown = _grown(canvas, CREDIT)
+    drawn = shown.locator(".otca-heatmap canvas")
+    drawn.click(position=_place(drawn, 0.3, 0.2))
+    shown.locator(".otca-heatmap-preview img").wait_for()
+    page.wait_for_timeout(2000)
+    drawn.hover(position=_place(drawn, 0.45, 0.6))
+    page.locator(".otca-tooltip").wait_for()
+    _clip(page, "comfyui_heatmap", [shown, page.locator(".otca-tooltip")])
+    page.mouse.move(5, 675)
+    shown = _grown(canvas, STACK)
+    shown.locator("summary").click()
+    page.wait_for_timeout(1000)
+    _clip(page, "comfyui_rewards", [shown])
+    canvas.our_tab().click()
+    page.get_by_text("quickstart-headless").first.click()
+    page.wait_for_timeout(4000)
+    _clip(page, "comfyui_sidebar", [page.locator(".otca-sidebar-container")])
+
+
+def _grown(canvas: Canvas, node: int):
+    canvas.page.evaluate(GROWN, [node, 900])
+    canvas.page.wait_for_timeout(3000)
+    return canvas.page.locator(f'[data-node-id="{node}"]')
+
+
+def _place(element, right: float, down: float) -> dict[str, float]:
+    box = element.bounding_box()
+    return {"x": box["width"] * right, "y": box["height"] * down}
+
+
+def _clip(page, name: str, elements: list) -> None:
+    """Writes the part of the page that holds the elements, and a little around it."""
+    boxes = [element.bounding_box() for element in elements]
+    left, top = (max(0, min(box[side] for box in boxes) - 8) for side in ("x", "y"))
+    right = max(box["x"] + box["width"] for box in boxes) + 8
+    below = min(max(box["y"] + box["height"] for box in boxes) + 8, page.viewport_size["height"])
+    area = {"x": left, "y": top, "width": right - left, "height": below - top}
+    page.screenshot(path=PICTURES / f"{name}.png", clip=area)
+    print(f"{name}.png")
+
+
+def _shows_credit(kind: str) -> bool:
+    return kind == "OTCA_StepwiseGain" or getattr(NODE_CLASS_MAPPINGS.get(kind), "CATEGORY", "").endswith("credit")
 
 
 def _words(title: str) -> tuple[str, str]:
@@ -58,42 +198,13 @@ def _words(title: str) -> tuple[str, str]:
     return name, ", ".join(part for part in (head.lower(), rest) if part)
 
 
-def _write(card: Image.Image, name: str, below: str) -> None:
-    draw, size = ImageDraw.Draw(card), LABEL
+def _write(sheet: Image.Image, name: str, below: str) -> None:
+    draw, size = ImageDraw.Draw(sheet), LABEL
     name = name[0].upper() + name[1:]
     while draw.textlength(name, ImageFont.load_default(size)) > SIZE[0] - 2 * EDGE:
         size -= 2
     draw.text((EDGE, 24), name, INK, ImageFont.load_default(size))
     draw.text((EDGE, 118), below, FAINT, ImageFont.load_default(LINE))
-
-
-def _outcome(canvas: Canvas) -> list[int]:
-    """The nodes that show samples, credit and curves."""
-    kinds = {
-        int(id): kind for id, kind in canvas.page.evaluate("() => app.graph.nodes.map(node => [node.id, node.type])")
-    }
-    samples = next(id for id, kind in kinds.items() if kind == PREVIEW)
-    heatmaps = [id for id, kind in kinds.items() if kind == "OTCA_StepwiseGain" or stage(kind) == "credit"]
-    tables = [id for id, kind in kinds.items() if kind == STACK]
-    return [samples, *[*heatmaps, *tables][:1], next(id for id, kind in kinds.items() if kind == RUN)]
-
-
-def _node(canvas: Canvas, id: int) -> Image.Image:
-    clip = canvas.page.evaluate(
-        """async id => {
-            const node = app.graph.getNodeById(id), { ds, canvas } = app.canvas;
-            ds.scale = 1;
-            ds.offset[0] = 200 - node.pos[0];
-            ds.offset[1] = 160 - node.pos[1];
-            app.canvas.setDirty(true, true);
-            const shown = /^otca_(heatmap|curves|scores)$/, box = canvas.getBoundingClientRect();
-            const widget = node.widgets?.find(one => shown.test(one.name));
-            const from = widget?.y ?? 40;
-            return { x: box.left + 200, y: box.top + 160 + from, width: node.size[0], height: node.size[1] - from };
-        }""",
-        id,
-    )
-    return _shot(canvas, clip)
 
 
 def _shot(canvas: Canvas, clip: dict) -> Image.Image:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...tests.comfyui.server import WORKFLOWS
+from .files import LOADERS
 
 NOTES = Path(__file__).resolve().parents[1] / "notes"
 
@@ -42,14 +44,19 @@ class Template:
         return self.canvas.with_suffix(".jpg")
 
     @property
-    def note(self) -> str:
-        """The text of its note."""
-        return (NOTES / f"{self.name}.md").read_text(encoding="utf-8")
+    def notes(self) -> dict[str, str]:
+        """The texts of its notes by their titles: one that is called Read me, or the numbered ones of a tour."""
+        if not (NOTES / self.name).is_dir():
+            return {"Read me": (NOTES / f"{self.name}.md").read_text(encoding="utf-8")}
+        texts = [path.read_text(encoding="utf-8") for path in sorted((NOTES / self.name).glob("*.md"))]
+        return {title.removeprefix("# "): body.strip() for title, _, body in (text.partition("\n") for text in texts)}
 
     @property
-    def steps(self) -> list[str]:
-        """The numbered notes of a tour, in their order; none of another template."""
-        return [path.read_text(encoding="utf-8") for path in sorted((NOTES / self.name).glob("*.md"))]
+    def needs_files(self) -> bool:
+        """Whether its models or rewards do not come with the pack."""
+        nodes = json.loads(self.api.read_text(encoding="utf-8")).values()
+        values = [value for node in nodes for value in node["inputs"].values() if isinstance(value, str)]
+        return any(node["class_type"] in LOADERS for node in nodes) or any("/" in v or ".pt" in v for v in values)
 
 
 TEMPLATES = {
