@@ -1,0 +1,111 @@
+"""Puts faults back that the history repaired, one at a time, and says which layer of the tests catches each.
+
+`python tools/repaired_faults.py` tries all faults of repaired_faults.toml; names after it try only those. `--check` only says
+whether each can still be put back, which `make lint` asks. A fault is put into a copy of the last commit, where the tests that
+mirror its file run first, then the rest of the layer, then the next layer; the first test that fails ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FAULTS = Path(__file__).with_suffix(".toml")
+LAYERS = ("test", "train", "comfyui")
+CAUGHT = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+def read() -> dict[str, dict[str, str]]:
+    """{name: {commit, file, what, now, then}}: `now` is the text in the file, `then` the text before the repair."""
+    return tomllib.loads(FAULTS.read_text(encoding="utf-8"))
+
+
+def misplaced(faults: dict[str, dict[str, str]]) -> list[str]:
+    """The faults whose present text does not stand exactly once in their file."""
+    complaints = []
+    for name, fault in faults.items():
+        file = ROOT / fault["file"]
+        count = file.read_text(encoding="utf-8").count(fault["now"]) if file.is_file() else 0
+        if count != 1:
+            complaints.append(f"{name}: its text stands {count} times in {fault['file']}. Fix: mend its `file` and `now`")
+    return complaints
+
+
+def near(file: str) -> list[str]:
+    """The test files that mirror a file, and those of its folder: tests/trainer/test_sde.py for trainer/sde.py."""
+    path = Path(file)
+    folder = ROOT / "tests" / path.parent
+    named = [*folder.glob(f"test_{path.stem}*.py"), *folder.glob(f"test_{path.parent.name}.py")]
+    around = sorted(folder.glob("test_*.py")) if path.parent.parts else []
+    return [str(test.relative_to(ROOT)) for test in dict.fromkeys([*named, *around])]
+
+
+def pytest(tree: Path, layer: str, tests: list[str]) -> str | None:
+    """The first test of a layer that fails in the tree; None if all pass."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--layer", layer, *tests]
+    # The tree's own package, before the installed one.
+    environment = os.environ | {"PYTHONPATH": str(tree.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    if done.returncode in (0, 5):  # 5: no test of these files is in this layer
+        return None
+    if done.returncode not in (1, 2):
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    failed = CAUGHT.search(done.stdout)
+    return failed[1] if failed else "tests cannot be collected"
+
+
+def caught(fault: dict[str, str], layers: tuple[str, ...]) -> tuple[str, str] | None:
+    """The layer and the test that notice a fault; None if all tests of these layers pass with it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "comfyui_otca"
+        tree.mkdir()
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD"], capture_output=True, check=True).stdout
+        subprocess.run(["tar", "-x", "-C", str(tree)], input=archive, check=True)
+        file = tree / fault["file"]
+        file.write_text(file.read_text(encoding="utf-8").replace(fault["now"], fault["then"]), encoding="utf-8")
+        for layer in layers:
+            for tests in (near(fault["file"]), []):
+                if (tests or layer) and (test := pytest(tree, layer, tests)):
+                    return layer, test
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="only these faults")
+    parser.add_argument("--check", action="store_true", help="only say whether each fault can be put back")
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=LAYERS, help="only these layers")
+    parser.add_argument("--output", type=Path, help="a JSON file: what was found is kept there, and not tried again")
+    given = parser.parse_args()
+    faults = read()
+    if unknown := set(given.names) - faults.keys():
+        parser.error(f"unknown faults: {', '.join(sorted(unknown))}. Fix: use names of {FAULTS.name}")
+    if complaints := misplaced(faults):
+        print(*complaints, sep="\n")
+        return 1
+    if given.check:
+        return 0
+    known = json.loads(given.output.read_text()) if given.output and given.output.exists() else {}
+    chosen = given.names or list(faults)
+    for name in chosen:
+        if name not in known:
+            known[name] = caught(faults[name], tuple(given.layers))
+            if given.output:
+                given.output.write_text(json.dumps(known, indent=1))
+        layer, test = known[name] or ("not caught", faults[name]["what"])
+        print(f"{name:32} {layer:10} {test}", flush=True)
+    found = [known[name][0] for name in chosen if known[name]]
+    print(", ".join(f"{layer}: {found.count(layer)}" for layer in given.layers), f"of {len(chosen)}")
+    return int(len(found) < len(chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
