@@ -14,8 +14,9 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
+
+import tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = Path(__file__).with_suffix(".toml")
@@ -35,7 +36,9 @@ def misplaced(faults: dict[str, dict[str, str]]) -> list[str]:
         file = ROOT / fault["file"]
         count = file.read_text(encoding="utf-8").count(fault["now"]) if file.is_file() else 0
         if count != 1:
-            complaints.append(f"{name}: its text stands {count} times in {fault['file']}. Fix: mend its `file` and `now`")
+            complaints.append(
+                f"{name}: its text stands {count} times in {fault['file']}. Fix: mend its `file` and `now`"
+            )
     return complaints
 
 
@@ -50,7 +53,19 @@ def near(file: str) -> list[str]:
 
 def pytest(tree: Path, layer: str, tests: list[str]) -> str | None:
     """The first test of a layer that fails in the tree; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "--layer", layer, *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "--layer",
+        layer,
+        *tests,
+    ]
     # The tree's own package, before the installed one.
     environment = os.environ | {"PYTHONPATH": str(tree.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
