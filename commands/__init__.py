@@ -16,7 +16,6 @@ COMMANDS = (
     "serve",
     "score",
     "vote",
-    "rewards",
     "evaluate",
     "analyze",
     "compare",
