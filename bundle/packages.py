@@ -28,10 +28,10 @@ FOLDERS = (
     "study",
     "subgraphs",
 )
-FOLDERS += ("tools", "trainer", "web", "workflows")
+FOLDERS += ("trainer", "web", "workflows")
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml", "requirements.txt")
 FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
-LEFT_OUT, KEPT = ("tools/", "assets/pictures"), "tools/reference_rewards.py"
+LEFT_OUT = ("assets/pictures",)
 WITHOUT = ("__pycache__", ".pyc", ".pyo")
 # Packages that only these nodes need.
 OPTIONAL = {"OTCA_RewardText": ("rapidocr", "onnxruntime"), "OTCA_RewardObjects": ("scipy",)}
@@ -42,7 +42,7 @@ def pack_files(pack: Path = PACK) -> list[tuple[str, Path]]:
     listed = [(name, pack / name) for name in FILES if (pack / name).is_file() and not (pack / name).is_symlink()]
     for folder in FOLDERS:
         listed += [(file.relative_to(pack).as_posix(), file) for file in _below(pack / folder)]
-    return sorted((name, file) for name, file in listed if name == KEPT or not name.startswith(LEFT_OUT))
+    return sorted((name, file) for name, file in listed if not name.startswith(LEFT_OUT))
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -56,7 +56,7 @@ def test_the_pack_is_what_the_registry_hands_out(archived):
     assert archived <= names, "nothing that the registry has is left out"
     folders = {name.split("/")[0] for name in archived if "/" in name}
     assert set(packages.FOLDERS) == folders and {name for name in names if "/" not in name} <= archived
-    assert not [name for name in names if name.startswith(packages.LEFT_OUT) and name != packages.KEPT]
+    assert not [name for name in names if name.startswith(packages.LEFT_OUT)]
 
 
 def test_models_are_hashed_with_progress_or_not_at_all(places, small_graph, bundled):

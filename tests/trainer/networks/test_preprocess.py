@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfyui_otca.tools import reference_rewards
+from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.trainer.networks import preprocess
 
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073]).view(3, 1, 1)

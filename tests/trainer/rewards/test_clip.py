@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tools import reference_rewards
+from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.trainer.networks.clip import Clip
 from comfyui_otca.trainer.rewards import REWARDS, Reward, reward_class
 from comfyui_otca.trainer.rewards.aesthetic import Aesthetic

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.tools import reference_rewards
+from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.trainer.rewards.base import RewardError
 from comfyui_otca.trainer.rewards.image_reward import MEAN, STD, ImageReward
 

@@ -169,7 +169,7 @@ def test_colors_by_the_embedded_clip(seen):
 def test_a_color_is_the_nearest_mean_of_three_texts(detectors, images, pictures):
     from transformers import CLIPModel, CLIPTokenizerFast
 
-    from comfyui_otca.tools import reference_rewards
+    from comfyui_otca.tests.tiny import reference_rewards
 
     reward = Objects(path=str(detectors / "grounding-dino"), clip_model=str(detectors / "clip"))
     model = CLIPModel.from_pretrained(detectors / "clip").eval()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.tools import reference_rewards
 from comfyui_otca.trainer.rewards.base import RewardError, score
 from comfyui_otca.trainer.rewards.pickscore import PickScore
 

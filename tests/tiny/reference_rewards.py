@@ -1,6 +1,6 @@
 """The reference architectures of the image rewards, written out on their published tensors with torch's functions alone.
 
-A second opinion for tests and bench/reward_parity.py: nothing here uses transformers' models or this package's rewards.
+A second opinion for tests and bench/rewards.py: nothing here uses transformers' models or this package's rewards.
 """
 
 from __future__ import annotations
