@@ -1,57 +1,125 @@
-"""Pictures a second of a stack of rewards: batched with a shared backbone, against one picture a call.
+"""Measures rewards. What it prints stands in bench/REWARDS.md.
 
-    python bench/rewards.py [--pictures 24] [--batch 0] [--rounds 5] [--threads N] [--device auto]
+    python bench/rewards.py stack [--pictures 24] [--batch 0] [--rounds 5]
+    python bench/rewards.py published [--only hpsv2 …] [--pictures *.png] [--prompt "a red circle"]
+    python bench/rewards.py judge [--pictures 32] [--side 512] [--rounds 5]
+    python bench/rewards.py words
+    python bench/rewards.py detectors [--pictures 4] [--rounds 3]
+    python bench/rewards.py overlap [WORKFLOW] [--set NODE.INPUT=VALUE …] [--share S …] [--rounds 5]
 
-CLIP-T, aesthetic (on CLIP-T's checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights of a modest size. Three ways
-take turns, so that whatever else the machine does weighs on all alike; medians, and ratios within this run, are shown:
+- stack: pictures a second of CLIP-T, Aesthetic (on the same checkpoint), PickScore, HPSv2.1 and ImageReward, with random weights
+  of a modest size. *One by one*: each reward has a network of its own and is asked for one picture at a time, encoding its prompt
+  again, as the reference packages are. *Batched*: the same, but all pictures at once and each prompt once. *Stack*: as a Reward
+  Stack does it, where CLIP-T and Aesthetic also share a forward pass.
+- published: scores by the published weights that are on this machine against a second implementation on the same weights, and
+  against the authors' packages `hpsv2` and `ImageReward` if they can be imported.
+- judge: Reward: VLM Judge with a tiny model in `transformers serve` (needs fastapi, uvicorn, openai), the same model asked
+  directly, and a server that computes nothing and answers after 50 ms.
+- words: 50 words, written by Pillow in five fonts on plain, shaded and noisy ground, at four sizes, read back by Reward: Text.
+  Each picture is scored by its own word, and by the same word with one letter changed, where 1 - 1 / length is right.
+- detectors: seconds a picture of Text with its real models, and of Objects with random weights on pictures as large as the
+  published detectors see, next to CLIP-T.
+- overlap: seconds of an iteration whose rewards score after sampling, and while it samples. One reward more is connected, which
+  waits as for a server, S times as long as the rollout takes.
 
-- one by one: each reward has a network of its own and is asked for one picture at a time, encoding its prompt again, as the
-  reference packages are (the reloading that some of them do at every call is left out);
-- batched: the same, but all pictures at once and each prompt once;
-- stack: as here, where CLIP-T and aesthetic also share a forward pass.
+Ways that are compared take turns, so that whatever else the machine does weighs on all alike.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import contextlib
+import importlib.util
+import logging
 import os
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from aiohttp import web
+from matplotlib import font_manager
+from PIL import Image, ImageDraw, ImageFont
 
-from comfyui_otca.host.access import permissions
+from comfyui_otca.host.access.permissions import user_named
 from comfyui_otca.host.terminal import quiet_libraries
+from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import detectors as tiny_detectors
+from comfyui_otca.tests.tiny import judge as tiny_judge
+from comfyui_otca.tests.tiny import reference_rewards
 from comfyui_otca.tests.tiny import rewards as tiny_rewards
-from comfyui_otca.trainer.networks import network
-from comfyui_otca.trainer.rewards import reward_class
-from comfyui_otca.trainer.rewards.base import score
+from comfyui_otca.trainer.networks import clip, network, ocr, preprocess
+from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_class
+from comfyui_otca.trainer.rewards.base import Reward, score
+from comfyui_otca.trainer.rewards.judge import VLMJudge, number_instruction
+from comfyui_otca.trainer.rewards.text import likeness
+from comfyui_otca.trainer.run.loop import only
+from comfyui_otca.trainer.types import STACK_NODE, STEP_NODES, Prompt
+from comfyui_otca.trainer.workflow.running import Workflow
 
 PROMPTS = ("a red circle on a blue background", "a green square", "a blue circle", "a red square on a green background")
-WIDE: dict[str, Any] = dict(text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pictures", type=int, default=24)
-    parser.add_argument("--batch", type=int, default=0, help="pictures to one forward; 0: all")
+    parser.add_argument("what", choices=["stack", "published", "judge", "words", "detectors", "overlap"])
+    parser.add_argument("workflow", nargs="?", type=Path, default=WORKFLOW, help="of overlap")
+    parser.add_argument("--pictures", nargs="+", help="how many; files of published (default: noise)")
+    parser.add_argument("--prompt", action="append", help="of published: one, or one for each picture")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="of published")
+    parser.add_argument("--batch", type=int, default=0, help="of stack: pictures to one forward pass; 0: all")
+    parser.add_argument("--side", type=int, default=512, help="of judge")
+    parser.add_argument("--set", action="append", default=[], metavar="NODE.INPUT=VALUE", help="of overlap")
+    parser.add_argument("--share", type=float, nargs="+", default=[0.0, 0.5, 1.0], metavar="S", help="of overlap")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
-    ways, about = throughput(options.pictures, options.batch, options.rounds, options.device)
+    globals()[options.what](options)
+
+
+def take_turns(ways: Mapping[str, Callable[[], Any]], rounds: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Median seconds of each way, and what it returned last. The first round warms up."""
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    found = {}
+    for number in range(rounds + 1):
+        for way, run in ways.items():
+            started = time.perf_counter()
+            found[way] = run()
+            if number:
+                seconds[way].append(time.perf_counter() - started)
+    return {way: statistics.median(times) for way, times in seconds.items()}, found
+
+
+def header(*columns: str) -> None:
+    print(f"| {' | '.join(columns)} |")
+    print("|---" * len(columns) + "|")
+
+
+# --- a stack against one by one ---------------------------------------------------------------------------------------
+
+
+def stack(options: argparse.Namespace) -> None:
+    count = int(options.pictures[0]) if options.pictures else 24
+    ways, about = throughput(count, options.batch, options.rounds, options.device)
     print(about + "\n")
-    print("| | seconds | pictures a second | ÷ one by one | largest difference of a score |")
-    print("|---|---|---|---|---|")
+    header("", "seconds", "pictures a second", "÷ one by one", "largest difference of a score")
     slowest = ways["one by one"][0]
     for way, (median, difference) in ways.items():
-        print(f"| {way} | {median:.2f} | {options.pictures / median:.1f} | {slowest / median:.2f} | {difference:.0e} |")
+        print(f"| {way} | {median:.2f} | {count / median:.1f} | {slowest / median:.2f} | {difference:.0e} |")
 
 
 def throughput(
@@ -60,73 +128,397 @@ def throughput(
     """Median seconds of each way, and how far its scores are from those of the first; and what was measured, in words."""
     pictures = torch.rand(count, side, side, 3, generator=torch.Generator().manual_seed(0))
     prompts = [PROMPTS[number * len(PROMPTS) // count] for number in range(count)]
+
+    def forget(rewards) -> None:
+        for reward in rewards:
+            getattr(reward.network, "_texts", {}).clear()
+
+    def one_by_one() -> torch.Tensor:
+        rows = []
+        for number, prompt in enumerate(prompts):
+            forget(apart)
+            rows.append(score(apart, pictures[number : number + 1], [prompt]))
+        return torch.cat(rows)
+
+    def batched(rewards) -> torch.Tensor:
+        forget(rewards)
+        return score(rewards, pictures.clone(), prompts)  # a copy, of which nothing is known yet
+
     with tempfile.TemporaryDirectory() as folder:
-        os.environ[permissions.FOLDERS] = folder  # no workflow named it: we did
+        user_named(folder)
         settings = _made(Path(folder), tiny)
         use = {"batch_size": batch, "device": device}
         together = [reward_class(kind)(**own, **use) for kind, own in settings.items()]
         apart = []
         for kind, own in settings.items():
-            network._loaded.clear()  # so that none finds another's network
+            network._loaded.clear()  # so that each loads a network of its own
             apart.append(reward_class(kind)(**own, **use))
-        ways = {
-            "one by one": lambda: _one_by_one(apart, pictures, prompts),
-            "batched": lambda: _batched(apart, pictures, prompts),
-            "stack": lambda: _batched(together, pictures, prompts),
-        }
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        scores = {}
-        for number in range(rounds + 1):  # the first round warms up
-            for way, run in ways.items():
-                started = time.perf_counter()
-                scores[way] = run()
-                if number:
-                    seconds[way].append(time.perf_counter() - started)
-    found = {
-        way: (statistics.median(times), (scores[way] - scores["one by one"]).abs().max().item())
-        for way, times in seconds.items()
-    }
-    return (
-        found,
-        f"{count} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}",
-    )
-
-
-def _one_by_one(rewards, pictures, prompts) -> torch.Tensor:
-    rows = []
-    for number, prompt in enumerate(prompts):
-        _forget(rewards)
-        rows.append(score(rewards, pictures[number : number + 1], [prompt]))
-    return torch.cat(rows)
-
-
-def _batched(rewards, pictures, prompts) -> torch.Tensor:
-    _forget(rewards)
-    return score(rewards, pictures.clone(), prompts)  # a copy, of which nothing is known yet
-
-
-def _forget(rewards) -> None:
-    for reward in rewards:
-        getattr(reward.network, "_texts", {}).clear()
+        ways = {"one by one": one_by_one, "batched": lambda: batched(apart), "stack": lambda: batched(together)}
+        medians, scores = take_turns(ways, rounds)
+    differences = {way: (scores[way] - scores["one by one"]).abs().max().item() for way in ways}
+    about = f"{count} pictures, {len(set(prompts))} prompts, {len(settings)} rewards, on {together[0].network.device}"
+    return {way: (medians[way], differences[way]) for way in ways}, about
 
 
 def _made(folder: Path, tiny: bool) -> dict[str, dict[str, str]]:
+    """The settings of each reward, with random weights in its published layout."""
+    wide: dict[str, Any] = {} if tiny else dict(text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
     deep: dict[str, int] = {} if tiny else dict(width=384, layers=6, text_layers=4, patch=16, image=224)
-    wide = {} if tiny else WIDE
-    clip = str(tiny_rewards.clip(folder / "clip", **wide))
+    model = str(tiny_rewards.clip(folder / "clip", **wide))
     blip = tiny_rewards.image_reward(folder / "image_reward", **deep)
-    hps = tiny_rewards.hps(folder / "hps.pt", **(deep and {**deep, "text_width": 256}))
+    open_clip = tiny_rewards.hps(folder / "hps.pt", **(deep and {**deep, "text_width": 256}))
+    files = {"path": "ImageReward.pt", "config": "med_config.json", "tokenizer": "bert-base-uncased"}
     return {
-        "clip_t": {"model": clip},
-        "aesthetic": {"model": clip, "path": str(tiny_rewards.aesthetic(folder / "head.pth"))},
-        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **wide)), "processor": clip},
-        "hpsv2": {"path": str(hps), "tokenizer": clip},
-        "image_reward": {
-            "path": str(blip / "ImageReward.pt"),
-            "config": str(blip / "med_config.json"),
-            "tokenizer": str(blip / "bert-base-uncased"),
-        },
+        "clip_t": {"model": model},
+        "aesthetic": {"model": model, "path": str(tiny_rewards.aesthetic(folder / "head.pth"))},
+        "pickscore": {"path": str(tiny_rewards.pickscore(folder / "pickscore", **wide)), "processor": model},
+        "hpsv2": {"path": str(open_clip), "tokenizer": model},
+        "image_reward": {name: str(blip / file) for name, file in files.items()},
     }
+
+
+# --- published weights against a second implementation ----------------------------------------------------------------
+
+KINDS = ("clip_t", "aesthetic", "pickscore", "hpsv2", "image_reward")
+
+
+def published(options: argparse.Namespace) -> None:
+    prompts = options.prompt or ["a red circle", "a blue square on a green background"]
+    pictures = [Image.open(file).convert("RGB") for file in options.pictures or ()]
+    for side in () if pictures else (256, 457):
+        coarse = torch.rand(4, 3, 9, 9, generator=torch.Generator().manual_seed(side))
+        smooth = torch.nn.functional.interpolate(coarse, (300, side), mode="bicubic").clamp(0, 1)
+        pictures += preprocess.pil(smooth.permute(0, 2, 3, 1))
+    texts = [prompts[number % len(prompts)] for number in range(len(pictures))]
+    header("reward", "reference", "scores", "reference's range", "largest difference")
+    missing = []
+    for kind in options.only:
+        try:
+            reward = reward_class(kind)(**({"model": clip.VIT_L.source} if kind == "clip_t" else {}))
+        except FileNotFoundError as error:
+            missing.append(f"{kind}: {error}")
+            continue
+        ours = _each(reward, pictures, texts)
+        for name, implementation in _references(kind, reward):
+            with torch.no_grad():
+                theirs = torch.stack([implementation(*one) for one in zip(pictures, texts, strict=True)])
+            apart = (ours - theirs).abs().max()
+            print(
+                f"| {kind} | {name} | {len(ours)} | {theirs.min():.4f} to {theirs.max():.4f} | {apart:.1e} |",
+                flush=True,
+            )
+    for line in missing:
+        print(f"\n{line}")
+
+
+def _each(reward: Reward, pictures: Sequence[Image.Image], texts: Sequence[str]) -> torch.Tensor:
+    """[B] scores of B pictures of any sizes."""
+    tensors = [torch.from_numpy(np.array(picture))[None] / 255 for picture in pictures]
+    return torch.cat([score([reward], *one)[:, 0] for one in zip(tensors, [[text] for text in texts], strict=True)])
+
+
+def _references(kind: str, reward: Any) -> Iterator[tuple[str, Callable[[Image.Image, str], torch.Tensor]]]:
+    """(name, score of one picture and prompt) of every reference implementation that there is, in float32 on the CPU."""
+    own = reward.network
+    if kind == "hpsv2":
+        state = {name: tensor.float() for name, tensor in hps.read_checkpoint(own.path).items()}
+
+        def open_clip(picture, prompt):
+            tokens = own.tokenizer([hps.clean(prompt)], truncation=True, max_length=77).input_ids
+            pixels = reference_rewards.letterbox(picture, own.model.config.vision_config.image_size)[None]
+            return torch.cosine_similarity(*reference_rewards.open_clip(state, pixels, tokens))[0]
+
+        yield "open_clip, written out", open_clip
+        if importlib.util.find_spec("hpsv2"):
+            package = hps.HPSv2(provider="hpsv2")
+            yield "package hpsv2", lambda picture, prompt: _each(package, [picture], [prompt])[0]
+    elif kind == "image_reward":
+        state = image_reward.FILE.read(own.path)
+
+        def blip(picture, prompt):
+            pixels = reference_rewards.centre_crop(picture, own.vision.config.image_size)[None]
+            tokens = own.tokenizer([prompt], truncation=True, max_length=image_reward.TOKENS).input_ids
+            heads = own.text.config.num_attention_heads
+            return reference_rewards.image_reward(state, pixels, tokens, heads)[0]
+
+        yield "BLIP, written out", blip
+        if importlib.util.find_spec("ImageReward"):
+            import ImageReward
+
+            model = ImageReward.load(str(own.path), device="cpu", med_config=str(image_reward.CONFIG.find()))
+            yield "package ImageReward", lambda picture, prompt: torch.tensor(model.score(prompt, picture))
+    else:
+        from transformers import CLIPModel
+
+        model = CLIPModel.from_pretrained(own.path, dtype=torch.float32, local_files_only=True).eval()
+        head = aesthetic.FILE.read(aesthetic.FILE.find()) if kind == "aesthetic" else {}
+
+        def clip_model(picture, prompt):
+            tokens = own.tokenizer(prompt, truncation=True, max_length=77, return_tensors="pt")
+            out = model(**own.processor(picture, return_tensors="pt"), **tokens)
+            if kind == "aesthetic":
+                return reference_rewards.head(head, out.image_embeds)[0]
+            cosine = (out.text_embeds @ out.image_embeds.T)[0, 0]
+            return model.logit_scale.exp() * cosine if kind == "pickscore" else cosine
+
+        yield "CLIPModel", clip_model
+
+
+# --- the judge --------------------------------------------------------------------------------------------------------
+
+QUESTION = tiny_judge.QUESTIONS[0]
+DELAY = 0.05  # seconds that the server without a model takes
+
+
+def judge(options: argparse.Namespace) -> None:
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    count = int(options.pictures[0]) if options.pictures else 32
+    shades = torch.linspace(0, 1, count)[:, None, None, None]
+    pictures = shades.expand(count, options.side, options.side, 3).clone()
+
+    def judged(url: str, model: str, concurrency: int):
+        reward = VLMJudge(url=url, model=model, question=QUESTION, answer="number", concurrency=concurrency)
+        return lambda: score([reward], pictures.clone(), ["a picture"] * count)[:, 0]
+
+    with tempfile.TemporaryDirectory() as folder:
+        waiting, model = _waiting(), tiny_judge.vlm(Path(folder), number_instruction(0, 10))
+        with _served() as url:
+            ways = {"directly": _directly(model, pictures)}
+            ways |= {f"served, {many} at once": judged(url, str(model), many) for many in (1, 4)}
+            ways |= {f"waiting, {many} at once": judged(waiting, "none", many) for many in (1, 4, 16)}
+            medians, scores = take_turns(ways, options.rounds)
+    print(f"{count} pictures of {options.side} × {options.side}\n")
+    header("", "seconds", "pictures a second", "÷ one at a time", "scores that differ from the model's own")
+    for way, median in medians.items():
+        first = medians.get(f"{way.split(',')[0]}, 1 at once", median)
+        other = "" if way.startswith("waiting") else int((scores[way] != scores["directly"]).sum())
+        print(f"| {way} | {median:.2f} | {count / median:.1f} | {first / median:.2f} | {other} |")
+
+
+def _directly(folder: Path, pictures: torch.Tensor):
+    """What the model says of each picture, by transformers alone."""
+    from transformers import AutoProcessor, LlavaForConditionalGeneration
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model: Any = LlavaForConditionalGeneration.from_pretrained(folder)
+    text = f"{QUESTION}\n{number_instruction(0, 10)}"
+
+    def run() -> torch.Tensor:
+        said = []
+        for picture in preprocess.pil(pictures):
+            content = [{"type": "image", "image": picture}, {"type": "text", "text": text}]
+            inputs = processor.apply_chat_template(
+                [{"role": "user", "content": content}],
+                **dict(add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"),
+            )
+            tokens = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+            said.append(float(processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)))
+        return torch.tensor(said) / 10
+
+    return run
+
+
+@contextlib.contextmanager
+def _served() -> Iterator[str]:
+    """The address of a running `transformers serve`."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "transformers.cli.transformers", "serve", "--host", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--device", "cpu"],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while process.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health").close()
+                break
+            time.sleep(0.1)
+        else:
+            raise SystemExit("transformers serve does not begin here. Fix: pip install fastapi uvicorn openai")
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _waiting() -> str:
+    """The address of a server that computes nothing and answers after DELAY, until this process ends."""
+
+    async def answer(request: web.Request) -> web.Response:
+        await request.read()
+        await asyncio.sleep(DELAY)
+        return web.json_response({"choices": [{"message": {"content": "5"}, "finish_reason": "stop"}]})
+
+    application = web.Application(client_max_size=2**26)
+    application.router.add_post("/v1/chat/completions", answer)
+    place = socket.create_server(("127.0.0.1", 0))
+    settings = {"sock": place, "print": None, "handle_signals": False, "loop": asyncio.new_event_loop()}
+    threading.Thread(target=web.run_app, args=(application,), kwargs=settings, daemon=True).start()
+    return f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+
+
+# --- words and objects ------------------------------------------------------------------------------------------------
+
+WORDS = (
+    "open closed bakery coffee market library station museum garden harbor welcome danger exit sale fresh "
+    "summer winter sunset midnight tomorrow freedom justice courage wisdom silence Amsterdam Berlin Chicago "
+    "Dublin Edinburgh 2026 No.7 B52 24h 50% café naïve façade jalapeño über "
+    "rock&roll don't mother-in-law e-mail A+ imagination refrigerator xylophone quartz zigzag"
+).split()
+FONTS = ("DejaVu Sans", "DejaVu Serif", "DejaVu Sans Mono", "DejaVu Sans:bold", "DejaVu Sans:italic")
+SIZES = (8, 12, 24, 48)  # pixels from line to line, in a picture of SIDE
+SIDE = 512
+
+
+def words(options: argparse.Namespace) -> None:
+    reader = ocr.reader()
+    print(f"{len(WORDS)} words, {len(FONTS)} fonts, pictures of {SIDE} × {SIDE}\n")
+    header(
+        "size of the font", "read to the letter", "mean score", "the same, asked with one letter changed", "all read:"
+    )
+    right = statistics.mean(1 - 1 / len(word) for word in WORDS)
+    for size in SIZES:
+        own, changed = [], []
+        for number, word in enumerate(WORDS):
+            read = "".join(reader.lines(preprocess.pil(written(word, size, number))[0]))
+            own.append(likeness(read, [word]))
+            changed.append(likeness(read, [with_one_changed(word)]))
+        missed = [word for word, value in zip(WORDS, own, strict=True) if value < 1]
+        print(
+            f"| {size} px | {sum(value == 1 for value in own)} of {len(own)} | {statistics.mean(own):.3f} "
+            f"| {statistics.mean(changed):.3f} | {right:.3f} |"
+        )
+        print(f"<!-- not read: {', '.join(missed) or 'none'} -->")
+
+
+def with_one_changed(word: str) -> str:
+    """The middle letter becomes the one in the alphabet after it, or what is no letter a z."""
+    place = len(word) // 2
+    letter = word[place].lower()
+    other = chr(ord(letter) + 1) if "a" <= letter < "z" else "z" if letter != "z" else "a"
+    return word[:place] + other + word[place + 1 :]
+
+
+def written(word: str, size: int, number: int) -> torch.Tensor:
+    """[1, SIDE, SIDE, 3]: the word somewhere on a ground of some color, both picked by its number."""
+    random = np.random.default_rng(number)
+    ground = random.uniform(20, 235, 3)
+    shade = np.linspace(-20, 20, SIDE)[None, :, None] * (number % 3 == 1)
+    noise = random.normal(0, 12, (SIDE, SIDE, 1)) * (number % 3 == 2)
+    picture = Image.fromarray(np.clip(np.ones((SIDE, SIDE, 1)) * ground + shade + noise, 0, 255).astype(np.uint8))
+    font = ImageFont.truetype(font_manager.findfont(FONTS[number % len(FONTS)]), size)
+    pen = ImageDraw.Draw(picture)
+    _, _, right, bottom = pen.textbbox((0, 0), word, font=font)
+    x, y = random.uniform(8, max(SIDE - right - 8, 9)), random.uniform(8, SIDE - bottom - 8)
+    pen.text((x, y), word, font=font, fill="white" if ground.mean() < 128 else "black")
+    return torch.from_numpy(np.asarray(picture).copy())[None] / 255
+
+
+def detectors(options: argparse.Namespace) -> None:
+    count = int(options.pictures[0]) if options.pictures else 4
+    pictures = torch.cat([written(WORDS[number], 64, number) for number in range(count)])
+    asked = [{"class": "cup", "count": 2}, {"class": "dog", "count": 1}]
+    prompts = [Prompt(word, {"text": word, "include": asked}) for word in WORDS[:count]]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        user_named(folder)
+        tiny_rewards.clip(folder / "clip", text=(256, 4, 4), vision=(384, 6, 6), patch=16, image=224)
+        tiny_detectors.owlv2(folder / "owlv2", width=384, layers=6, patch=16, image=960)
+        tiny_detectors.grounding_dino(folder / "dino", width=256, layers=6, image=800, backbone=48, queries=900)
+        objects = {"clip_model": "", "device": options.device, "batch_size": 1}
+        rewards = {
+            "clip_t": reward_class("clip_t")(model=str(folder / "clip"), device=options.device),
+            "text": reward_class("text")(),
+            "objects, OWLv2": reward_class("objects")(path=str(folder / "owlv2"), **objects),
+            "objects, Grounding DINO": reward_class("objects")(path=str(folder / "dino"), **objects),
+        }
+        # Each sees a copy, of which nothing is known yet.
+        ways = {
+            name: lambda reward=reward: score([reward], pictures.clone(), prompts) for name, reward in rewards.items()
+        }
+        medians, _ = take_turns(ways, options.rounds)
+    print(f"\n{count} pictures of {SIDE} × {SIDE}, two names each for Objects\n")
+    header("reward", "seconds a picture", "pictures a second", "time ÷ CLIP-T's")
+    for name, median in medians.items():
+        print(f"| {name} | {median / count:.2f} | {count / median:.2f} | {median / medians['clip_t']:.1f} |")
+
+
+# --- scoring while it samples -----------------------------------------------------------------------------------------
+
+WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
+PHASES = ("rollout", "reward", "credit", "update")
+
+
+class Server(Reward):
+    """Waits so many seconds for every picture."""
+
+    seconds = 0.0
+
+    def score(self, images, prompts):
+        time.sleep(self.seconds * len(images))
+        return images.mean((1, 2, 3))
+
+
+class Slow:
+    RETURN_TYPES, FUNCTION, CATEGORY = ("OTCA_REWARD",), "build", "bench"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {}}
+
+    def build(self):
+        return (Server("server"),)
+
+
+def overlap(options: argparse.Namespace) -> None:
+    ways = {"after": _workflow(options, False), "while sampling": _workflow(options, True)}
+    for number in range(3):  # the stack asks for scores at its first run, and gets them from the second one on
+        reports = {way: _run(workflow, number) for way, workflow in ways.items()}
+    count = len(reports["after"].trajectories.groups)
+    rollout = reports["after"].metrics["seconds/rollout"]
+    batch = reports["after"].trajectories.settings.batch_size
+    print(
+        f"B = {count} samples, {batch} at a time, {torch.get_num_threads()} CPU threads, {options.rounds} rounds, medians\n"
+    )
+    header("server s", "rewards score", *(f"{phase} s" for phase in PHASES), "iteration s", "÷ after")
+    for share in options.share:
+        Server.seconds = share * rollout / count
+        metrics_of = {way: [] for way in ways}
+        for number in range(3, 3 + options.rounds):
+            for way, workflow in ways.items():
+                started = time.perf_counter()
+                metrics = _run(workflow, number).metrics
+                metrics_of[way].append({**metrics, "whole": time.perf_counter() - started})
+        for way, rows in metrics_of.items():
+            server = statistics.median(row["seconds/reward/server"] for row in rows)
+            phases = " | ".join(f"{statistics.median(row[f'seconds/{phase}'] for row in rows):.3f}" for phase in PHASES)
+            whole = statistics.median(row["whole"] for row in rows)
+            pairs = zip(rows, metrics_of["after"], strict=True)
+            ratio = statistics.median(row["whole"] / after["whole"] for row, after in pairs)
+            print(f"| {server:.3f} | {way} | {phases} | {whole:.3f} | {ratio:.2f} |")
+
+
+def _workflow(options: argparse.Namespace, at_once: bool) -> Workflow:
+    classes = {**NODE_CLASS_MAPPINGS, "OTCA_BenchSlow": Slow}
+    graph = Workflow.load(options.workflow, classes).graph
+    graph["slow"] = {"class_type": "OTCA_BenchSlow", "inputs": {}}
+    workflow = Workflow(graph, classes)
+    graph[only(workflow, STACK_NODE)]["inputs"] |= {"reward_8": ["slow", 0], "overlap": at_once}
+    workflow = Workflow(graph, classes)
+    for change in options.set:
+        workflow.set(*change.split("=", 1))
+    return workflow
+
+
+def _run(workflow: Workflow, number: int):
+    overrides = {(node, name): value + number for node, name, value in workflow.advancing()}
+    step = only(workflow, *STEP_NODES)
+    return workflow.run(overrides=overrides, targets=[step])[step][1]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from comfyui_otca.bench.words_and_objects import WORDS
-from comfyui_otca.bench.words_and_objects import written as benchmark_picture
+from comfyui_otca.bench.rewards import WORDS
+from comfyui_otca.bench.rewards import written as benchmark_picture
 from comfyui_otca.trainer.networks import ocr
 from comfyui_otca.trainer.rewards import RewardError
 from comfyui_otca.trainer.rewards.base import score_stack
