@@ -67,7 +67,7 @@ def _leave_for_a_namespace() -> None:
 
 def pair(scratch: Path, apart: bool) -> str:
     """What came of two starts: "ok, refused by the claim", "ok, refused since it was trained", or what went wrong."""
-    from ..trainer.run.layout import read_lines
+    from ..trainer.run.folder import read_lines
 
     workflow, folder = scratch / "given.json", scratch / "runs" / "run"
     workflow.write_text(json.dumps(graph(iterations=1, evaluate_every=100)), encoding="utf-8")

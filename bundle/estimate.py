@@ -12,7 +12,7 @@ from ..host.files import Damaged
 from ..host.names import plain_name
 from ..trainer.memory import needs
 from ..trainer.memory.estimate import GB
-from ..trainer.run.layout import METRICS, WORKFLOW, read_lines, read_own
+from ..trainer.run.folder import METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import planned_iterations
 from ..trainer.workflow.lineage import changes

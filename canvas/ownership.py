@@ -19,8 +19,7 @@ from ..host.names import plain_name
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER
 from ..trainer.run import checkpoint
-from ..trainer.run.folder import RunError
-from ..trainer.run.layout import CHECKPOINTS
+from ..trainer.run.folder import CHECKPOINTS, RunError
 from ..trainer.run.opening import close_run, keep_open, run_at, taken
 from ..trainer.run.record import Run
 from ..trainer.workflow import lineage

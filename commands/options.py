@@ -133,7 +133,7 @@ def positive(text: str) -> int:
 
 def load(arguments: argparse.Namespace) -> Workflow:
     """The workflow of `workflow_arguments`, with the inputs that --set changes."""
-    from ..trainer.run.layout import CANVAS, WORKFLOW, read_own
+    from ..trainer.run.folder import CANVAS, WORKFLOW, read_own
     from ..trainer.workflow.foreign import addresses
     from ..trainer.workflow.reading import api_graph, read_canvas, read_workflow
     from ..trainer.workflow.running import Workflow
@@ -189,7 +189,7 @@ def node_classes(
 def classes_of_run(arguments: argparse.Namespace, source: str | Path) -> Mapping[str, type]:
     """Node classes for the graph of a run; for what is no run, as a model's folder, ours."""
     from ..nodes import NODE_CLASS_MAPPINGS
-    from ..trainer.run.layout import WORKFLOW, read_own
+    from ..trainer.run.folder import WORKFLOW, read_own
 
     folder = Path(source).expanduser()
     graph = read_own(folder, WORKFLOW) if (folder / WORKFLOW).is_file() else None

@@ -13,7 +13,7 @@ from ..trainer import rollout
 from ..trainer.pictures import grids
 from ..trainer.policy import saved
 from ..trainer.policy.files import read_metadata
-from ..trainer.run.layout import ABOUT, AFTER, BEFORE
+from ..trainer.run.folder import ABOUT, AFTER, BEFORE
 from .loading import load_run
 
 if TYPE_CHECKING:

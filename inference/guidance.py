@@ -22,7 +22,7 @@ from ..host.access import permissions
 from ..trainer import rollout
 from ..trainer.policy import lora
 from ..trainer.policy.files import ADAPTER, WEIGHTS
-from ..trainer.run.layout import WORKFLOW, read_own
+from ..trainer.run.folder import WORKFLOW, read_own
 from ..trainer.types import LOAD_NODE
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..trainer import rollout
 from ..trainer.flow import load_flow_model
 from ..trainer.pictures import grids
 from ..trainer.policy import saved
-from ..trainer.run.layout import WORKFLOW
+from ..trainer.run.folder import WORKFLOW
 from ..trainer.types import MODEL_NODES, TRAJECTORY_NODES, SamplerSettings
 from . import guidance
 

@@ -3,7 +3,7 @@
 from ..host import claim, comfyui, devices, paths, search
 from ..host.names import plain_name
 from ..trainer.flow import SINGLE_FILES, LoadOptions
-from ..trainer.run.layout import CHECKPOINTS
+from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
 from .inputs import DEVICE, choice, complaint, dtype, found, integer, number, seed, socket, switch, text
 from .training import RL, TRAIN

@@ -210,7 +210,7 @@ def _names(filename, run):
 def _foreign_files(model, run, name):
     """Files of that name that are there, and hold neither what this run nor what this model outside of any run saved."""
     from ..trainer.policy import lora
-    from ..trainer.run.folder import wrote
+    from ..trainer.run.checkpoint import wrote
 
     files = lora.files(model, paths.lora_folder() / f"{name}.safetensors").values()
     saved = _saved_outside.get(model, ())

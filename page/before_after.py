@@ -18,7 +18,7 @@ from typing import Any
 
 from ..host import files
 from ..trainer.policy.files import NETWORKS
-from ..trainer.run.layout import ABOUT, AFTER, BEFORE, PAIRS, read_own
+from ..trainer.run.folder import ABOUT, AFTER, BEFORE, PAIRS, read_own
 from .checks import Field, Refused, whole_number
 from .jobs import GLANCE, LAST_LINES, Jobs
 from .processes import on_its_own

@@ -22,7 +22,7 @@ from ..host import claim, files, own_folders
 from ..host.stopping import STOP
 from ..trainer.checks import preflight
 from ..trainer.run import status
-from ..trainer.run.layout import CANVAS, LOG, WORKFLOW
+from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..host.files import Damaged, beside
-from ..trainer.run import layout
-from ..trainer.run.layout import NOTES, WORKFLOW
+from ..trainer.run.folder import NOTES, WORKFLOW, read_own
 from ..trainer.run.status import REMOTE
 from ..trainer.types import MODEL_NODES
 from .checks import Refused
@@ -101,7 +100,7 @@ def _disk(run: Run, done: str) -> Iterator[None]:
 
 def _begins_with(other: Run, run: Run) -> bool:
     try:
-        graph = layout.read_own(other.folder, WORKFLOW) or {}
+        graph = read_own(other.folder, WORKFLOW) or {}
     except Damaged:
         return False
     names = [entry["inputs"].get("start_from") for entry in graph.values() if entry["class_type"] in MODEL_NODES]

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ..trainer.run.layout import METRICS
+from ..trainer.run.folder import METRICS
 from .checks import Field, Refused, answered, body, query_number
 from .columns import ColumnsOfRuns
 from .library import Library, notes_text

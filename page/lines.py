@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..host import json_files
-from ..trainer.run import layout
+from ..trainer.run.folder import check_iteration
 
 MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
 TAIL = 16 * 1024  # bytes that hold the last row of nearly every run
@@ -119,7 +119,7 @@ class LineIndex:
         return len(self.starts)
 
 
-def parsed(line: bytes, check: Callable[[dict], None] = layout.check_iteration) -> dict | None:
+def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict | None:
     """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
     try:
         row = json_files.parse(line)

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..host import claim
 from ..trainer import keys
-from ..trainer.run import layout, verdicts
+from ..trainer.run import verdicts
+from ..trainer.run.folder import check_evaluation
 from .lines import parsed
 
 Summary = dict[str, Any]
@@ -61,7 +62,7 @@ def score(path: Path | None) -> float | None:
     Only the first and the last line are read: an evaluation of many prompts is long, and there may be hundreds.
     """
     ends = _ends(path) if path is not None else None
-    first, last = (parsed(line, layout.check_evaluation) for line in ends or (b"", b""))
+    first, last = (parsed(line, check_evaluation) for line in ends or (b"", b""))
     return verdicts.metric_value([first], last, keys.EVALUATION_SUM) if first and last else None
 
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from ..host.names import plain_name
 from ..host.questions import desk
-from ..trainer.run.layout import METRICS
+from ..trainer.run.folder import METRICS
 from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs

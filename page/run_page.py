@@ -21,14 +21,14 @@ from ..host.files import open_plain, write_text
 from ..trainer import keys
 from ..trainer.pictures import curves, figures, heatmaps
 from ..trainer.run import status, verdicts
-from ..trainer.run.folder import RunError
-from ..trainer.run.layout import (
+from ..trainer.run.folder import (
     BEST,
     BEST_FIGURES,
     EVALUATIONS,
     METRICS,
     SAMPLES,
     WORKFLOW,
+    RunError,
     read_changes,
     read_lines,
     read_own,

@@ -17,8 +17,8 @@ from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, present, put_in_place, write_text
 from ..host.names import SEPARATORS
 from ..trainer import keys
-from ..trainer.run import layout, status, verdicts
-from ..trainer.run.layout import (
+from ..trainer.run import status, verdicts
+from ..trainer.run.folder import (
     ADAPTERS,
     CANVAS,
     CHANGES,
@@ -31,6 +31,9 @@ from ..trainer.run.layout import (
     SAMPLES,
     STATUS,
     WORKFLOW,
+    check_changes,
+    check_evaluation,
+    read_own,
 )
 from ..trainer.run.status import Status
 from ..trainer.workflow.graph import planned_iterations, title
@@ -173,14 +176,14 @@ class Run:
 
     def notes(self) -> str:
         """What the user says of the run."""
-        return (layout.read_own(self.folder, NOTES, _quietly) or {}).get("notes") or ""
+        return (read_own(self.folder, NOTES, _quietly) or {}).get("notes") or ""
 
     def _problems(self) -> list[str]:
         """What keeps the run from being resumed, a line each."""
         problems = []
         for name in (WORKFLOW, STATUS):
             try:
-                layout.read_own(self.folder, name, problems.append)
+                read_own(self.folder, name, problems.append)
             except files.Damaged as error:
                 problems.append(str(error))
         return problems
@@ -283,11 +286,11 @@ class Run:
 
     def changes(self) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
-        rows = lines.all_rows(self.file(CHANGES), layout.check_changes)
+        rows = lines.all_rows(self.file(CHANGES), check_changes)
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
-        return lines.all_rows(self.file(EVALUATIONS), layout.check_evaluation)
+        return lines.all_rows(self.file(EVALUATIONS), check_evaluation)
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
@@ -316,12 +319,12 @@ class Run:
 
     def workflow(self) -> dict[str, Any]:
         try:
-            prompt = layout.read_own(self.folder, WORKFLOW)
+            prompt = read_own(self.folder, WORKFLOW)
         except files.Damaged as error:
             raise Refused(404, f"run {self.id} has no readable {WORKFLOW}: {error}") from error
         if prompt is None:
             raise Refused(404, f"run {self.id} has no readable {WORKFLOW}. Fix: open the workflow it was started from")
-        return {"prompt": prompt, "workflow": layout.read_own(self.folder, CANVAS, _quietly)}
+        return {"prompt": prompt, "workflow": read_own(self.folder, CANVAS, _quietly)}
 
     def adapters(self) -> list[Path]:
         """The saved adapter; two files where the model has two experts."""
@@ -369,7 +372,7 @@ class Run:
     def _graph(self) -> dict[str, dict]:
         """The workflow in API form; empty where it is missing or damaged."""
         try:
-            return layout.read_own(self.folder, WORKFLOW) or {}
+            return read_own(self.folder, WORKFLOW) or {}
         except files.Damaged:
             return {}
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from ..host.files import open_plain
 from ..trainer.pictures import sheet
-from ..trainer.run import layout
-from ..trainer.run.layout import EVALUATIONS, SAMPLES
+from ..trainer.run.folder import EVALUATIONS, SAMPLES, check_evaluation
 from .lines import all_rows
 from .runs import Run
 
@@ -23,7 +22,7 @@ def pictures_of(run: Run) -> dict[str, Any]:
 
     `seed` counts the fixed seeds of evaluations from 0, the same in every run; `box` is left, top, width, height.
     """
-    rows = {row["iteration"]: row for row in all_rows(run.file(EVALUATIONS), layout.check_evaluation)}
+    rows = {row["iteration"]: row for row in all_rows(run.file(EVALUATIONS), check_evaluation)}
     grids = []
     for file in run.samples():
         iteration = int(file.removesuffix(".png"))

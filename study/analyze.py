@@ -25,7 +25,7 @@ from ..trainer.groups import total_reward
 from ..trainer.pictures import grids
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
-from ..trainer.run.layout import json_line
+from ..trainer.run.folder import json_line
 from ..trainer.run.loop import only
 from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError

@@ -23,8 +23,7 @@ from ..trainer.networks import features
 from ..trainer.pictures import grids
 from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
-from ..trainer.run.folder import RunError
-from ..trainer.run.layout import EVALUATIONS, json_line, read_lines
+from ..trainer.run.folder import EVALUATIONS, RunError, json_line, read_lines
 from ..trainer.workflow.running import Workflow
 from . import comparison, comparison_plot, comparison_report, diversity, fairness
 from .comparison import Outcome

@@ -18,8 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ..trainer.run.budget import FORWARDS, UNITS, Budget, used
-from ..trainer.run.folder import RunError
-from ..trainer.run.layout import EVALUATIONS, METRICS, read_lines
+from ..trainer.run.folder import EVALUATIONS, METRICS, RunError, read_lines
 from ..trainer.run.verdicts import fell, measured
 from .measures import area, non_dominated, reached_for_good
 from .statistics import Interval, holm, mean_interval, paired_p

@@ -33,8 +33,7 @@ from ..trainer.policy.files import ADAPTER
 from ..trainer.prompts import distinct, key
 from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
-from ..trainer.run.folder import RunError
-from ..trainer.run.layout import json_line, read_lines
+from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, metadata_of
 from . import evaluation_plot
 from .scoring import METADATA, check_names

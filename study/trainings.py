@@ -19,9 +19,8 @@ from ..host import claim, stopping
 from ..host.files import write_text
 from ..trainer.run import budget, status
 from ..trainer.run.budget import Budget
-from ..trainer.run.folder import RunError
+from ..trainer.run.folder import LOG, METRICS, WORKFLOW, RunError, read_lines, read_own
 from ..trainer.run.launch import FOLDER
-from ..trainer.run.layout import LOG, METRICS, WORKFLOW, read_lines, read_own
 from ..trainer.run.loop import differences, only
 from ..trainer.types import RUN_NODE, STEP_NODES
 from ..trainer.workflow.running import Workflow

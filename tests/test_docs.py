@@ -9,7 +9,7 @@ import pytest
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.documents import CHECKS, HELP, ROOT, Page, slugs, subcommands
 from comfyui_otca.trainer.rewards import REWARDS
-from comfyui_otca.trainer.run.layout import WRITTEN
+from comfyui_otca.trainer.run.folder import WRITTEN
 
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *GUIDES, *sorted(HELP.glob("*.md"))]

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...host.checks import MOMENT, TEXT, WHOLE, check, is_whole, maybe, one_of
 from ...host.names import plain_name
-from ...trainer.run.layout import (
+from ...trainer.run.folder import (
     ADAPTERS,
     CANVAS,
     CHANGES,

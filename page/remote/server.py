@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ...trainer.run.layout import SAMPLES
+from ...trainer.run.folder import SAMPLES
 from ..checks import Refused, answered, body
 from ..runs import Run, Runs, is_id
 from ..stop import ask_to_stop

@@ -19,7 +19,8 @@ from ...host import files, own_folders
 from ...host.access import permissions
 from ...host.access.addresses import host_of
 from ...host.json_files import parse
-from ...trainer.run import layout, status
+from ...trainer.run import status
+from ...trainer.run.folder import REMOTE, read_own
 from ..checks import Refused
 from ..runs import Run, Runs
 from . import kept_tokens
@@ -80,7 +81,7 @@ class Remotes:
                 raise Refused(502, f"{error}. Fix: {error.fix}") from error
         run, key = await asyncio.to_thread(self.runs.create, name or state["id"]), secrets.token_hex(8)
         try:
-            await asyncio.to_thread(run.write, layout.REMOTE, {"url": url, "key": key})
+            await asyncio.to_thread(run.write, REMOTE, {"url": url, "key": key})
             await asyncio.to_thread(kept_tokens.keep, key, token)
             await asyncio.to_thread(_write_status, run, state)
         except (OSError, files.Damaged) as error:
@@ -220,7 +221,7 @@ def forget_token(folder: Path) -> None:
 def _written(folder: Path) -> dict[str, Any] | None:
     """Where the run lives of which that folder is a copy."""
     with suppress(files.Damaged):
-        return layout.read_own(folder, layout.REMOTE)
+        return read_own(folder, REMOTE)
     return None
 
 

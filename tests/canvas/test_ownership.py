@@ -16,8 +16,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.run.folder import RunError
-from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run.folder import RunError, read_lines
 from comfyui_otca.trainer.workflow import lineage
 from comfyui_otca.trainer.workflow.running import NodeError
 

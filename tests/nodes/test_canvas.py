@@ -17,7 +17,7 @@ from comfyui_otca.host.json_files import read_json as read_object
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.run import opening
-from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.workflow.running import NodeError
 
 

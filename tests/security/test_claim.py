@@ -18,8 +18,9 @@ import pytest
 
 from comfyui_otca.host import claim, machine
 from comfyui_otca.host.claim import Claimed, holder, take
-from comfyui_otca.trainer.run import layout, opening
 from comfyui_otca.trainer.run import loop as run
+from comfyui_otca.trainer.run import opening
+from comfyui_otca.trainer.run.folder import read_lines
 
 PARENT = str(Path(__file__).resolve().parents[3])
 
@@ -141,7 +142,7 @@ def test_two_real_trainings_at_once(small_graph, tmp_path):
     assert first == 0 and "done after 1 iterations" in done, done
     assert second == 2 and "Traceback" not in refused and refused.count("Fix: ") == 1, refused
     assert os.listdir(tmp_path / "out") == ["run"]
-    assert len(layout.read_lines(tmp_path / "out" / "run" / "metrics.jsonl")) == 1
+    assert len(read_lines(tmp_path / "out" / "run" / "metrics.jsonl")) == 1
 
 
 # --- who has ended, as far as can be seen -----------------------------------------------------------------------------

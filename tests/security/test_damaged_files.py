@@ -15,8 +15,9 @@ from comfyui_otca.__main__ import main
 from comfyui_otca.bench.damages import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.page import run_page as report
-from comfyui_otca.trainer.run import checkpoint, evaluation, layout, opening, record
+from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record
 from comfyui_otca.trainer.run import loop as run
+from comfyui_otca.trainer.run.folder import read_lines, read_own
 
 JSON = ("status.json", "workflow.json", "metrics.jsonl", "evaluation.jsonl", "checkpoints/000006/state.json")
 
@@ -99,7 +100,7 @@ def test_what_a_state_may_not_say(model, tmp_path):
 def test_a_status_that_cannot_be_read(tmp_path):
     said = []
     (tmp_path / "status.json").write_text('{"status": "running", "pid": "7"}')
-    assert layout.read_own(tmp_path, "status.json", said.append) is None
+    assert read_own(tmp_path, "status.json", said.append) is None
     [line] = said
     assert line.startswith(
         f'{tmp_path / "status.json"} has pid = "7", and not the number of a process or null; the run continues'
@@ -140,10 +141,10 @@ def lines(path, *rows):
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path):
     said, path = [], lines(tmp_path / "metrics.jsonl", {"iteration": 1}, '{"iteration": 2, "rew')
-    assert layout.read_lines(path, say=said.append) == [{"iteration": 1}]
+    assert read_lines(path, say=said.append) == [{"iteration": 1}]
     assert said == [f"{path}, line 2: the last line was cut short, and is left out"]
     lines(path, {"iteration": 1}, "\0" * 100)
-    assert len(layout.read_lines(path, say=said.append)) == 1 and len(said) == 2
+    assert len(read_lines(path, say=said.append)) == 1 and len(said) == 2
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path):
 def test_a_line_that_is_none_is_named(tmp_path, row, told):
     path = lines(tmp_path / "metrics.jsonl", {"iteration": 1}, row, {"iteration": 3})
     with pytest.raises(files.Damaged, match="line 2") as error:
-        layout.read_lines(path)
+        read_lines(path)
     assert told in str(error.value) and str(error.value).endswith("Fix: remove that line, and resume")
     assert len(str(error.value)) < 500 + len(str(path))
 
@@ -171,7 +172,7 @@ def test_a_line_that_is_none_is_named(tmp_path, row, told):
 def test_ten_million_bytes_in_one_value_make_a_short_line(tmp_path):
     (tmp_path / "status.json").write_text(json.dumps({"status": "x" * 10**7}))
     said = []
-    layout.read_own(tmp_path, "status.json", said.append)
+    read_own(tmp_path, "status.json", said.append)
     assert len(said[0]) < 500 + len(str(tmp_path))
 
 
@@ -205,7 +206,7 @@ def test_the_evaluation_before_training_that_was_lost_takes_its_place(tmp_path):
     opened.begin(0)
     for iteration in (4, 0, 6):
         opened._append("evaluation.jsonl", {"iteration": iteration, "rewards": {}})
-    assert [row["iteration"] for row in layout.read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
+    assert [row["iteration"] for row in read_lines(tmp_path / "evaluation.jsonl")] == [0, 4, 6]
     opened.close()
 
 

@@ -12,8 +12,9 @@ import pytest
 from comfyui_otca.__main__ import main
 from comfyui_otca.host import files, own_folders, paths, stopping
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.trainer.run import checkpoint, layout, record
+from comfyui_otca.trainer.run import checkpoint, record
 from comfyui_otca.trainer.run import loop as run
+from comfyui_otca.trainer.run.folder import Path
 from comfyui_otca.trainer.run.trackers import Trackers
 
 FOREIGN = {
@@ -261,7 +262,7 @@ def test_only_plain_files_are_opened(tmp_path):
         with pytest.raises(OSError, match=f"{name} is {kind}, and no plain file"):
             files.open_plain(tmp_path / name)
     with pytest.raises(OSError, match="a device"):
-        files.open_plain(layout.Path("/dev/zero"))
+        files.open_plain(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT])

@@ -19,9 +19,9 @@ from comfyui_otca.study import compare
 from comfyui_otca.study import trainings as processes
 from comfyui_otca.study.compare import choose
 from comfyui_otca.study.trainings import Settings, run, trainings
-from comfyui_otca.trainer.run import budget, layout, opening
+from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget
-from comfyui_otca.trainer.run.folder import RunError
+from comfyui_otca.trainer.run.folder import RunError, json_line
 
 ALIKE = Settings(
     iterations=2,
@@ -66,9 +66,9 @@ def finish(training, rise, held_out=(0.5, 0.75)):
         for i, judged in ((0, [0.5, 0.75]), (last, list(held_out)))
     ]
     figures = {"seconds/iteration": 1, "seconds/used": 2, "forwards/all": 24, "forwards/with_gradient": 14}
-    (folder / "evaluation.jsonl").write_text("".join(map(layout.json_line, evaluations)))
+    (folder / "evaluation.jsonl").write_text("".join(map(json_line, evaluations)))
     rows = [{"iteration": number + 1, **figures} for number in range(last)]
-    (folder / "metrics.jsonl").write_text("".join(map(layout.json_line, rows)))
+    (folder / "metrics.jsonl").write_text("".join(map(json_line, rows)))
 
 
 # --- which trainings -------------------------------------------------------------------------------------------------

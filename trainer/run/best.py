@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ...host import files, own_folders
 from ..policy import saved
-from . import layout, verdicts
-from .layout import BEST, BEST_FIGURES, EVALUATIONS
+from . import verdicts
+from .folder import BEST, BEST_FIGURES, EVALUATIONS, read_own
 
 if TYPE_CHECKING:
     from ..families.base import FlowModel
@@ -29,7 +29,7 @@ class BestAdapter:
 
     def __init__(self, run_folder: Path, writes: bool, say: Callable[[str], None]):
         self.folder, self.writes = run_folder / BEST, writes
-        self.kept: Mapping | None = layout.read_own(run_folder, f"{BEST}/{BEST_FIGURES}", say)
+        self.kept: Mapping | None = read_own(run_folder, f"{BEST}/{BEST_FIGURES}", say)
 
     def check_folder(self) -> None:
         """Raises NotOurs where best/ is something else. A folder that lost its marker when it was copied gets it back."""

@@ -17,7 +17,7 @@ import torch
 
 from ...host import comfyui, distributed
 from ...host.files import write_text
-from .layout import BUDGET, json_line, read_own
+from .folder import BUDGET, json_line, read_own
 from .verdicts import measured
 
 FORWARDS, SECONDS = UNITS = ("forwards", "seconds")

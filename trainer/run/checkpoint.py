@@ -20,10 +20,13 @@ from ...host import distributed
 from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
+from ...host.names import plain_name
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
 from ..credit.learned import StepShares
-from ..policy.files import read_tensors, write_tensors
+from ..policy.files import read_metadata, read_tensors, write_tensors
 from ..types import NextRollout
+from . import status
+from .folder import CHECKPOINTS
 
 if TYPE_CHECKING:
     from ..families.base import FlowModel
@@ -129,7 +132,7 @@ def _leave(folder: Path) -> None:
         _left_alone.add(folder)
 
 
-def run_id(checkpoint: Path) -> str | None:
+def _run_id(checkpoint: Path) -> str | None:
     """The id of the run whose checkpoint it is; None where it does not say."""
     try:
         state = read_json(checkpoint / STATE)
@@ -253,3 +256,34 @@ def _numbered(folder: Path) -> list[Path]:
         checkpoint for checkpoint in folder.glob("[0-9]*") if checkpoint.name.isdecimal()
     ]  # and no copy of one
     return sorted(checkpoints, key=lambda checkpoint: int(checkpoint.name))
+
+
+# --- whose a folder is ------------------------------------------------------------------------------------------------
+
+
+def run_id(folder: Path) -> str | None:
+    """Of the run in that folder, as its status or else its last checkpoint says: whoever starts a trainer writes a status too."""
+    if written := status.read(folder, logger.debug).id:
+        return written
+    return next(filter(None, map(_run_id, reversed(complete(folder / CHECKPOINTS)))), None)
+
+
+def wrote(folder: Path, run: str, file: Path) -> bool:
+    """Whether the run of that folder and id wrote an adapter's file, as the file's header says.
+
+    The id decides, since a folder may be renamed. A copied folder has the id of the one that it was copied from: a file outside
+    of both belongs to the folder that it names, while that is there.
+    """
+    try:
+        metadata = read_metadata(file)
+    except ValueError:
+        return False
+    if metadata.get("otca_run_id") != run:
+        return False
+    name = metadata.get("otca_run")
+    if name == folder.name or file.parent.resolve() == folder.resolve():
+        return True
+    try:
+        return run_id(folder.with_name(plain_name(name))) != run
+    except ValueError:  # no name of a folder
+        return True

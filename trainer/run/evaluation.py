@@ -16,7 +16,7 @@ from ..policy.files import read_tensors, write_tensors
 from ..prompts import prompt_lines
 from ..rewards.base import score
 from ..types import Prompt, metadata_of
-from .layout import SAMPLES
+from .folder import SAMPLES
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,7 @@ from pathlib import Path
 from ...host import comfyui
 from ...host.files import write_text
 from ..workflow import graph, lineage
-from . import layout
-from .layout import CANVAS, CHANGES, WORKFLOW
-from .lines import Lines
+from .folder import CANVAS, CHANGES, WORKFLOW, Lines, read_changes, read_own
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +27,14 @@ class Graphs:
 
     def __init__(self, folder: Path, workflow: Mapping, writes: bool, say: Callable[[str], None]):
         self.folder, self.workflow = folder, workflow
-        self.canvas: Mapping | None = layout.read_own(folder, CANVAS, say)
-        self.changes = Lines(folder / CHANGES, layout.read_changes(folder, say), writes)
+        self.canvas: Mapping | None = read_own(folder, CANVAS, say)
+        self.changes = Lines(folder / CHANGES, read_changes(folder, say), writes)
         self.done = 0
         self.node: str | None = None
 
     def before(self) -> dict | None:
         """The graph on record; None where there is none."""
-        return layout.read_own(self.folder, WORKFLOW)
+        return read_own(self.folder, WORKFLOW)
 
     def write(self) -> None:
         """Writes down the graph as the run began with it."""

@@ -23,8 +23,7 @@ from ..types import ASKING_NODES, RUN_NODE, SAVE_NODE, STEP_NODES, RunSettings
 from ..workflow.problem import errors
 from ..workflow.running import NodeError, Workflow, WorkflowError
 from . import checkpoint
-from .folder import RunError, not_writable
-from .layout import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, read_own
+from .folder import ADAPTERS, BEST, CHECKPOINTS, STATUS, WORKFLOW, RunError, not_writable, read_own
 from .opening import in_the_way, on_record, open_run
 
 if TYPE_CHECKING:

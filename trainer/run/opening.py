@@ -1,4 +1,4 @@
-"""Opening runs: the run of a folder in this process, and whether a folder is free for a new one."""
+"""Opening runs: the run of a folder in this process, whose a folder is, and whether it is free for a new one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ...host import claim, files
 from . import checkpoint, status
-from .folder import RunError
-from .layout import CHECKPOINTS, METRICS, WRITTEN
+from .folder import CHECKPOINTS, METRICS, WRITTEN, RunError
 from .record import Run, RunSettings
 
 logger = logging.getLogger(__name__)

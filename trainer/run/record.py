@@ -18,12 +18,20 @@ from ..policy import lora, saved
 from ..rewards.base import Reward, RewardError, failing
 from ..types import RunSettings
 from ..workflow import graph, lineage
-from . import budget, checkpoint, evaluation, layout, status, verdicts
+from . import budget, checkpoint, evaluation, status, verdicts
 from .best import BestAdapter
-from .folder import RunError, check_writable, run_id, writing
+from .folder import (
+    BEST,
+    CHECKPOINTS,
+    EVALUATIONS,
+    METRICS,
+    Lines,
+    RunError,
+    check_writable,
+    read_lines,
+    writing,
+)
 from .graphs import Graphs
-from .layout import CHECKPOINTS, EVALUATIONS, METRICS
-from .lines import Lines
 from .trackers import Trackers
 
 if TYPE_CHECKING:
@@ -53,7 +61,7 @@ class Run:
         if self.writes:
             check_writable(folder)
         self._lines = {
-            name: Lines(folder / name, layout.read_lines(folder / name, say=say), self.writes)
+            name: Lines(folder / name, read_lines(folder / name, say=say), self.writes)
             for name in (METRICS, EVALUATIONS)
         }
         self._metrics: Metrics | None = None  # of the last iteration
@@ -66,7 +74,7 @@ class Run:
         self._without_scores = 0  # iterations in a row in which no sample had all its scores, since a reward failed
         self._trackers: Trackers | None = None
         self._shown = len(self.history)  # rows that the trackers have
-        self.id = run_id(folder) or uuid.uuid4().hex
+        self.id = checkpoint.run_id(folder) or uuid.uuid4().hex
         self.claim: claim.Claim | None = None
         self.asked: tuple[Path, str] | None = None
 
@@ -79,7 +87,7 @@ class Run:
         """
         taken = claim.take(folder, say=logger.warning, place=status.CANVAS)
         try:
-            own_folders.put_back(folder / layout.BEST)
+            own_folders.put_back(folder / BEST)
             names, constants = RunSettings.__dataclass_fields__, lineage.constants(prompt[node])
             settings = RunSettings(**{name: value for name, value in constants.items() if name in names})
             run = cls(folder, settings, prompt)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...host import claim
 from ...host.files import Damaged, write_text
 from ...host.machine import alive
-from .layout import STATUS, read_own
+from .folder import STATUS, read_own
 
 CANVAS, HEADLESS = "canvas", "headless"
 REMOTE = "remote"  # on another machine: this folder is a copy that the page keeps, and says what that machine said
@@ -23,10 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Status:
-    """The content of status.json, as `layout.FILES` checks it.
+    """The content of status.json, as `folder.FILES` checks it.
 
     Attributes:
-        status: one of `layout.STATES`, or UNKNOWN.
+        status: one of `folder.STATES`, or UNKNOWN.
         place: CANVAS, HEADLESS or REMOTE.
         total: iterations that the run should have in all.
         pid, process_started: the process that trains, or in whose queue the run waits; a number and seconds since 1970.
@@ -90,7 +90,7 @@ def following(
 def now(
     folder: Path, status: Status, *, done: int = 0, planned: int | None = None, executing: bool | None = None
 ) -> str:
-    """What a status means at this moment: one of `layout.STATES`.
+    """What a status means at this moment: one of `folder.STATES`.
 
     A process that was killed could not say so. Hence "running" and "queued" hold only while their process is there. Where
     status.json is lost or damaged, the iterations decide.

@@ -16,7 +16,7 @@ from pathlib import Path
 from ...host.access import permissions
 from ...host.access.wants import figures_go_out
 from ...host.files import write_text
-from .layout import TENSORBOARD, WANDB, read_own
+from .folder import TENSORBOARD, WANDB, read_own
 
 
 class Trackers:

@@ -13,7 +13,7 @@ from comfyui_otca.host.files import Damaged
 from comfyui_otca.host.terminal import terminal
 from comfyui_otca.trainer.run import budget, opening
 from comfyui_otca.trainer.run.budget import Budget, Meter, cost, used
-from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run.folder import read_lines
 
 
 def row(iteration, every=24, with_gradient=14, seconds=1.5):

@@ -11,7 +11,7 @@ import torch
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward
 from comfyui_otca.trainer.run import evaluation
 from comfyui_otca.trainer.run.evaluation import prompts
-from comfyui_otca.trainer.run.layout import check_evaluation
+from comfyui_otca.trainer.run.folder import check_evaluation
 from comfyui_otca.trainer.types import Prompt, RunSettings, SamplerSettings, metadata_of
 
 TRAINED = SimpleNamespace(trajectories=SimpleNamespace(prompts=("a cat", Prompt("a dog", {"count": 2}))))

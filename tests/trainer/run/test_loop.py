@@ -25,8 +25,9 @@ from comfyui_otca.trainer import grpo, rollout
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy.files import read_metadata
 from comfyui_otca.trainer.rewards.base import Reward
-from comfyui_otca.trainer.run import checkpoint, lines, opening, record
-from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run import checkpoint, opening, record
+from comfyui_otca.trainer.run import folder as run_folder
+from comfyui_otca.trainer.run.folder import read_lines
 from comfyui_otca.trainer.run.loop import _old_stop, train
 from comfyui_otca.trainer.workflow.running import NodeError
 
@@ -526,7 +527,9 @@ def test_a_line_is_whole_or_not_there(small_workflow, tmp_path, monkeypatch):
     run = record.Run(tmp_path, record.RunSettings(1, 1), {})
     run.begin()
     run._append("metrics.jsonl", {"iteration": 1, "loss": 0.5})
-    monkeypatch.setattr(lines, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False)
+    monkeypatch.setattr(
+        run_folder, "open", lambda *arguments, **options: Half(open(*arguments, **options)), raising=False
+    )
     with pytest.raises(record.RunError, match="No space left on device"):
         run._append("metrics.jsonl", {"iteration": 2, "loss": 0.25})
     monkeypatch.undo()

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from comfyui_otca.host import claim
-from comfyui_otca.trainer.run import layout, status
+from comfyui_otca.trainer.run import status
+from comfyui_otca.trainer.run.folder import FILES, STATES
 from comfyui_otca.trainer.run.status import Status
 
 GONE = {"pid": 2**22 + 1, "process_started": 1.0}
@@ -21,8 +22,8 @@ def here():
 
 
 def test_one_schema():
-    assert set(Status.__dataclass_fields__) == set(layout.FILES["status.json"].fields)
-    assert {"running", "idle", "queued", "interrupted"} < set(layout.STATES) and status.UNKNOWN not in layout.STATES
+    assert set(Status.__dataclass_fields__) == set(FILES["status.json"].fields)
+    assert {"running", "idle", "queued", "interrupted"} < set(STATES) and status.UNKNOWN not in STATES
 
 
 def test_written_and_read(tmp_path):

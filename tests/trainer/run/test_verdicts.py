@@ -11,8 +11,8 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.trainer.run import layout, verdicts
-from comfyui_otca.trainer.run.layout import read_lines
+from comfyui_otca.trainer.run import verdicts
+from comfyui_otca.trainer.run.folder import json_line, read_lines
 from comfyui_otca.trainer.run.verdicts import shift, trend, warning
 
 
@@ -113,7 +113,7 @@ def test_any_held_out_reward_may_tell_and_one_without_scores_keeps_none_from_it(
 def test_iterations_without_a_score_are_left_out_as_nan_and_as_null():
     rows = history(range(14), [-i for i in range(14)])
     rows[3]["held_out/accuracy/mean"] = rows[5]["reward/clip_t/mean"] = math.nan
-    read_back = [json.loads(layout.json_line(row)) for row in rows]
+    read_back = [json.loads(json_line(row)) for row in rows]
     assert read_back[3]["held_out/accuracy/mean"] is None
     assert warning(rows, []) == warning(read_back, [])
     assert warning(rows, []) is not None
@@ -171,7 +171,7 @@ def test_pairs_without_a_score_are_left_out():
     low, high = [0.01 * i for i in range(20)], [1 + 0.03 * i for i in range(20)]
     rows = [evaluation(0, low, high), evaluation(50, high, low)]
     rows[0]["rewards"]["accuracy"]["values"][4] = rows[1]["rewards"]["clip_t"]["values"][7] = math.nan
-    read_back = [json.loads(layout.json_line(row)) for row in rows]
+    read_back = [json.loads(json_line(row)) for row in rows]
     z = f"{(190 - 1) / math.sqrt(19 * 20 * 39 / 6):.1f}"
     assert f"(z = -{z})" in warning([], rows)
     assert warning([], rows) == warning([], read_back)
@@ -191,7 +191,7 @@ def test_a_run_says_so_from_its_own_lines(finished_run, tmp_path, capsys, caplog
         row["held_out/accuracy/mean"] = 10.0 - row["iteration"]
         for name in ("clip_t", "colorfulness", "sharpness"):
             row[f"reward/{name}/mean"] = -1000.0 + row["iteration"]
-    (folder / "metrics.jsonl").write_text("".join(map(layout.json_line, lines)))
+    (folder / "metrics.jsonl").write_text("".join(map(json_line, lines)))
     with caplog.at_level(logging.WARNING):
         assert main(["train", str(folder), "--resume", "--iterations", "7"]) == 0
     assert read_lines(folder / "metrics.jsonl")[-1]["warning/reward_hacking"] == 1.0
