@@ -87,24 +87,20 @@ def lora_folder() -> Path:
 
 
 def list_weights(kind: str) -> list[str]:
-    """Names that `search.weights` knows: .safetensors files at any depth, and of networks that are trained .gguf files too.
+    """Names that `search.weights` knows: .safetensors files at any depth.
 
     ComfyUI asks for them at every validation, in its event loop, so its lists are used: they are kept until a folder changes.
     """
-    suffixes = (".safetensors", ".gguf") if kind == "diffusion_models" else (".safetensors",)
     listed = [
         file.relative_to(folder).as_posix()
         for folder in _named_folders(kind)
-        for suffix in suffixes
-        for file in sorted(folder.glob(f"**/*{suffix}"))
+        for file in sorted(folder.glob("**/*.safetensors"))
     ]
     if comfyui.comfy_loaded():
         import folder_paths
 
-        # ComfyUI itself lists no .gguf files, but custom nodes that load them do, by this name.
-        kinds = [kind] + ["unet_gguf"] * (len(suffixes) > 1 and "unet_gguf" in folder_paths.folder_names_and_paths)
-        names = (Path(name) for one in kinds for name in folder_paths.get_filename_list(one))
-        listed += [name.as_posix() for name in names if name.suffix.lower() in suffixes]
+        names = map(Path, folder_paths.get_filename_list(kind))
+        listed += [name.as_posix() for name in names if name.suffix.lower() == ".safetensors"]
     return list(dict.fromkeys(listed))
 
 

@@ -5,13 +5,22 @@ has allowed. Only `download` downloads.
 from __future__ import annotations
 
 import glob
-from collections.abc import Collection
 from pathlib import Path
 
 from . import paths
 from .access import permissions
 from .access.addresses import is_hub_id
 from .terminal import terminal
+
+SINGLE_FILE = (
+    "is a single file, and Load Flow Model loads folders of diffusers. Fix: load the file by ComfyUI's own nodes and connect "
+    "Make Trainable (headless: otca train --comfyui FOLDER), or give the model's folder in diffusers' layout"
+)
+
+
+def is_single_file(path: Path) -> bool:
+    """Whether it is named like the weights of a model in one file, as ComfyUI users have them."""
+    return path.suffix.lower() in (".safetensors", ".sft", ".gguf", ".ckpt", ".pt", ".pth")
 
 
 def model(name: str, marker: str, published: str = "") -> Path:
@@ -33,6 +42,8 @@ def model(name: str, marker: str, published: str = "") -> Path:
     for path in candidates:
         if (path / marker).is_file() or (path / f"modular_{marker}").is_file():  # which its reader then refuses by name
             return path
+    if is_single_file(Path(name)) and marker == "model_index.json":
+        raise FileNotFoundError(f"model {name!r} {SINGLE_FILE}")
     listed, models = ", ".join(map(str, folders)), ", ".join(paths.list_models(marker)) or "nothing"
     if published:
         advice = (
@@ -73,11 +84,8 @@ def may_download(name: str, switch: bool) -> bool:
     return True
 
 
-def download(name: str, without: Collection[str] = ()) -> Path:
+def download(name: str) -> Path:
     """Fetches a diffusers pipeline from the hub into the local hub cache, with the hub's own progress bars. Only on request.
-
-    Args:
-        without: components whose weights are not needed.
 
     Raises:
         NotAllowed: the user has not allowed it.
@@ -87,13 +95,11 @@ def download(name: str, without: Collection[str] = ()) -> Path:
     permissions.check(permissions.Want(permissions.DOWNLOAD, name, "a model"))
     # Not the one-file copies that some keep beside the folders.
     wanted = ["*.json", "*.txt", "*.model", "*/*.safetensors"]
-    return Path(
-        snapshot_download(name, allow_patterns=wanted, ignore_patterns=[f"{part}/*.safetensors" for part in without])
-    )
+    return Path(snapshot_download(name, allow_patterns=wanted))
 
 
 def weights(name: str, kind: str) -> Path:
-    """A single .safetensors or .gguf file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
+    """A single .safetensors file: a path, else a name in ComfyUI's folders of that kind or in $OTCA_MODELS.
 
     Args:
         kind: of ComfyUI's model folders, as diffusion_models, text_encoders or vae.

@@ -10,7 +10,7 @@ from . import credit, data, embedded, fusion, guidance, model, native, pairs, ru
 from .rewards import checks, external, images, pixels, stack, videos, vote
 
 _NODES = [
-    *(model.LoadFlowModel, model.ModelMemory, model.ModelFiles),
+    *(model.LoadFlowModel, model.ModelMemory),
     *(native.MakeTrainable, native.TunedModel),
     embedded.EmbeddedModel,
     data.PromptDataset,

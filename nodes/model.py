@@ -1,11 +1,13 @@
 """Stage 1: the model that is trained."""
 
+from pathlib import Path
+
 from ..host import claim, comfyui, devices, paths, search
 from ..host.names import plain_name
-from ..trainer.flow import SINGLE_FILES, LoadOptions
+from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
-from .inputs import DEVICE, choice, complaint, dtype, found, integer, number, seed, socket, switch, text
+from .inputs import DEVICE, choice, dtype, found, integer, number, seed, socket, switch, text
 from .training import RL, TRAIN
 
 # Families by which people look for a loader.
@@ -68,16 +70,10 @@ class LoadFlowModel:
                 "training": choice(TRAININGS, label="what is trained").tip(
                     "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
                 ),
-                "transformer_file": text(suggest="transformers", hint="the folder's own", advanced=True).tip(
-                    "A .safetensors file from diffusion_models, or a path, in place of the folder's transformer."
-                ),
                 "download": switch(advanced=True).tip(
                     "A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
                 ),
                 "memory": socket("OTCA_MEMORY").tip("From Model Memory: ways to hold a large model in little memory."),
-                "files": socket("OTCA_FILES").tip(
-                    "From Model Files: single files in place of the folder's own weights."
-                ),
                 "start_from": choice(["", *paths.list_adapters()], label="start from adapter", advanced=True).tip(
                     "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
                 ),
@@ -90,9 +86,7 @@ class LoadFlowModel:
         model,
         path="",
         resume_run="",
-        transformer_file="",
         download=False,
-        files="",
         start_from="",
         training="lora",
         lora_rank=None,
@@ -103,17 +97,16 @@ class LoadFlowModel:
             wrong_rank(lora_rank)
             or (start_from and wrong_start(start_from, resume_run, training, lora_rank))
             or (resume_run and wrong_resume(resume_run))
-            or _wrong_model(model, path, transformer_file, download, files)
+            or _wrong_model(model, path, download)
             or True
         )
 
     @classmethod
-    def WANTS(cls, model="", path="", transformer_file="", download=False, start_from="", **_):
+    def WANTS(cls, model="", path="", download=False, start_from="", **_):
         from ..host.access.wants import downloads, reads
 
         return [
             *(reads(path, "the model", "path") if path != "" else reads(model, "the model", "model")),
-            *reads(transformer_file, "its transformer", "transformer_file"),
             *reads(start_from, "an adapter", "start_from"),
             *downloads(path, download, "path"),
         ]
@@ -124,11 +117,9 @@ class LoadFlowModel:
         model,
         path="",
         device="auto",
-        transformer_file="",
         download=False,
         resume_run="",
         memory=None,
-        files=None,
         start_from="",
         **options,
     ):
@@ -136,14 +127,12 @@ class LoadFlowModel:
         from ..inference import guidance
         from ..trainer.flow import load_flow_model
 
-        names = {**(files or {}), **({"transformer": transformer_file} if transformer_file else {})}
-        own_files = {component: search.weights(name, SINGLE_FILES[component]) for component, name in names.items()}
         devices.make_room()
         devices.empty_cache()
         if search.may_download(path, download):
-            search.download(path, without=own_files)
+            search.download(path)
         folder, device = search.model(path or model, MARKER), devices.chosen_device(device)
-        loaded = load_flow_model(folder, device=device, files=own_files, **options, **(memory or {}))
+        loaded = load_flow_model(folder, device=device, **options, **(memory or {}))
         run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
         start(loaded, Start(run, guidance.find(start_from) if start_from else None))
         return (loaded,)
@@ -195,8 +184,8 @@ def wrong_resume(run):
     return None
 
 
-def _wrong_model(model, path, transformer_file, download, files):
-    """What is wrong with a model's folder or its single files; None where nothing is, or where it may be downloaded."""
+def _wrong_model(model, path, download):
+    """What is wrong with a model's folder; None where nothing is, or where it may be downloaded."""
     from ..host.access.addresses import is_hub_id
     from ..trainer.flow import check_model_folder
 
@@ -208,18 +197,13 @@ def _wrong_model(model, path, transformer_file, download, files):
         listed = ", ".join(known)
         return f"model {model!r} is none of the models here, {listed}. Fix: choose {listed}, or give its folder as path"
     name = "path" if path else "model"
-    if transformer_file and (
-        wrong := complaint("transformer_file", search.weights, transformer_file, "diffusion_models")
-    ):
-        return wrong
     try:
-        own_files = {"transformer": search.weights(transformer_file, "diffusion_models")} if transformer_file else {}
         if search.may_download(path, download):
             return None  # it may not be here yet
-        # What comes through a link is known only when the graph runs: ComfyUI hands None for it.
-        check_model_folder(search.model(source, MARKER), None if files is None else own_files)
+        check_model_folder(search.model(source, MARKER))
     except FileNotFoundError as error:
-        return f"{name}: {error}" + (", or switch download on" if is_hub_id(path) else "")
+        to_download = is_hub_id(path) and not search.is_single_file(Path(path))
+        return f"{name}: {error}" + (", or switch download on" if to_download else "")
     except (ValueError, PermissionError) as error:
         return f"{name}: {error}"
     return None
@@ -270,55 +254,3 @@ class ModelMemory:
 
     def choose(self, **options):
         return (options,)
-
-
-class ModelFiles:
-    TITLE = "Model Files"
-    CATEGORY = "OTCA/model"
-    DESCRIPTION = "Single files as ComfyUI users have them, in place of a model folder's weights."
-    SEARCH_ALIASES = ["safetensors", "single file", "checkpoint", "unet", "text encoder", "vae"]
-    RETURN_TYPES = ("OTCA_FILES",)
-    RETURN_NAMES = ("files",)
-    OUTPUT_TOOLTIPS = ("The chosen files, for Load Flow Model.",)
-    FUNCTION = "choose"
-    PURE = True
-
-    FOLDERS_OWN = "the folder's own"
-    WHAT = {
-        "transformer": "The flow model. For Wan 2.2: its high-noise expert.",
-        "transformer_2": "For Wan 2.2: its low-noise expert.",
-        "text_encoder": "For FLUX and SD3: CLIP-L. For Wan: UMT5. For Qwen-Image: Qwen2.5-VL. For Z-Image: Qwen3.",
-        "text_encoder_2": "For FLUX: T5. For SD3: CLIP-G.",
-        "text_encoder_3": "For SD3: T5.",
-        "vae": "The autoencoder.",
-    }
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                component: choice([cls.FOLDERS_OWN, *paths.list_weights(kind)]).tip(
-                    f"{cls.WHAT[component]} A file from ComfyUI's models/{kind}."
-                )
-                for component, kind in SINGLE_FILES.items()
-            }
-        }
-
-    @classmethod
-    def VALIDATE_INPUTS(cls, transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae):
-        names = (transformer, transformer_2, text_encoder, text_encoder_2, text_encoder_3, vae)
-        for (component, kind), name in zip(SINGLE_FILES.items(), names, strict=True):
-            if name != cls.FOLDERS_OWN and (wrong := complaint(component, search.weights, name, kind)):
-                return wrong
-        return True
-
-    @classmethod
-    def WANTS(cls, **names):
-        from ..host.access.wants import reads
-
-        return [
-            want for component in cls.WHAT for want in reads(names.get(component, ""), f"its {component}", component)
-        ]
-
-    def choose(self, **names):
-        return ({component: name for component, name in names.items() if name != self.FOLDERS_OWN},)

@@ -60,7 +60,6 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
     "reward_configs": lambda: names_in(paths.reward_folders(), file_of(".json"), 0),
     "reward_weights": lambda: names_in(paths.reward_folders(), file_of(".pt", ".pth", ".safetensors"), 1),
     "tokenizers": lambda: paths.list_models("tokenizer_config.json"),
-    "transformers": lambda: paths.list_weights("diffusion_models"),
     "video_judges": lambda: paths.list_models("model_config.json"),
     "votes": lambda: [name for name in names_in([paths.votes_folder()], is_folder, 0) if is_id(name)],
 }

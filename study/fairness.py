@@ -31,7 +31,6 @@ _EQUAL = {
     LOAD_NODE: (),
     MAKE_NODE: (),
     "OTCA_EmbeddedModel": (),
-    "OTCA_ModelFiles": (),
     "OTCA_ModelMemory": ("quantize",),
     DATASET_NODE: (),
     SAMPLER_NODE: (
@@ -132,8 +131,11 @@ def _described(reward: tuple[str, int, dict]) -> str:
 
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
-    """A node's constants; where an input has none, its default."""
-    constants = {name: value for name, value in workflow.graph[node]["inputs"].items() if not is_link(value)}
+    """A node's constants; where an input has none, its default. What its class does not declare any more is left out."""
+    types = workflow.node_class(node).INPUT_TYPES()
+    declared = types.get("required", {}).keys() | types.get("optional", {}).keys()
+    given = workflow.graph[node]["inputs"].items()
+    constants = {name: value for name, value in given if name in declared and not is_link(value)}
     return {**_defaults(workflow.node_class(node)), **constants}
 
 

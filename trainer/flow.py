@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .families.folder import check_libraries, check_model_folder
-from .families.options import SINGLE_FILES as SINGLE_FILES
 from .families.options import FlowModelError as FlowModelError
 from .families.options import LoadOptions, conflict
 from .types import TRAININGS
@@ -54,7 +53,6 @@ def load_flow_model(
             trained is always float32.
         device: auto, or a torch device.
         max_sequence_length: tokens of the text encoder; 0 takes the tokenizer's own limit, at most the family's.
-        files: single files by component, instead of the folder's own; fp8 and GGUF stay so, only with "lora", not with "shard".
         quantize: "8bit" or "4bit" holds the frozen transformer in that by bitsandbytes; only with "lora".
         offload_encoders: the text encoders are on the device only while they embed new prompts.
         offload_vae: the autoencoder is on the device only while it decodes.
@@ -72,11 +70,10 @@ def load_flow_model(
     check_libraries()
     if training not in TRAININGS:
         raise ValueError(f"training must be one of {TRAININGS}, not {training!r}")
-    files = options.get("files") or {}
-    if misfit := conflict(training, options, files):
+    if misfit := conflict(training, options):
         raise ValueError(str(misfit))
     path = Path(path)
-    module, name = FAMILIES[check_model_folder(path, files)].split(".")
+    module, name = FAMILIES[check_model_folder(path)].split(".")
     cls: type[PipelineModel] = getattr(importlib.import_module(f".families.{module}", __package__), name)
     from .families import loading
     from .policy.adapters import Adapter

@@ -56,7 +56,7 @@ def rate(place: Place) -> dict:
 
 
 def gpu_tests(place: Place) -> dict:
-    """The tests marked gpu: placement, waits, drift in half precision, fp8, the rewards' stream."""
+    """The tests marked gpu: placement, waits, drift in half precision, the rewards' stream."""
     files = ["test_cuda.py", "test_kept.py"]
     return _tests(place, [str(ROOT / "tests" / "device" / name) for name in files])
 

@@ -49,7 +49,6 @@ PARTS: dict[str, Part] = {
     "kept_graph": Part(_of("training", "iteration", batch=1, keep_graph=True), 180),
     "sampled_steps": Part(_of("training", "iteration", batch=4, sampled_steps=1), 120),
     "checkpointing": Part(_of("training", "iteration", batch=4, load={"gradient_checkpointing": True}), 180),
-    "fp8": Part(_of("training", "iteration", batch=4, fp8=True), 180),
     "profile": Part(_of("training", "profile", batch=4), 180),
     "compile": Part(_of("training", "iteration", batch=4, load={"compile": True}), 300),
     **{

@@ -18,7 +18,6 @@ ITERATIONS = {
     "kept_graph": "batch 1, kept graph",
     "sampled_steps": "batch 4, `sampled_steps` 1",
     "checkpointing": "batch 4, checkpointing",
-    "fp8": "batch 4, weights stored in fp8",
     "compile": "batch 4, compiled",
     **{f"attention_{name}": f"batch 4, attention `{name}`" for name in ATTENTIONS},
     "z_image": "Z-Image's shape, guided, batch 1",

@@ -22,7 +22,6 @@ from comfyui_otca.trainer.memory.iteration import Iteration
 from comfyui_otca.trainer.memory.pipelines import PipelineCase
 from comfyui_otca.trainer.memory.published import PUBLISHED, Part
 from comfyui_otca.trainer.policy.adapters import Adapter
-from comfyui_otca.trainer.policy.stored import Float8, StoredLinear, put_in
 
 from .parts import Place
 
@@ -112,19 +111,16 @@ def dtype_of(place: Place) -> torch.dtype:
     return torch.float32 if place.device.startswith("pretend") else torch.bfloat16
 
 
-def made(place: Place, kind: str = "flux", fp8: bool = False) -> tuple[PipelineModel, dict[str, Any], Blueprint]:
+def made(place: Place, kind: str = "flux") -> tuple[PipelineModel, dict[str, Any], Blueprint]:
     """A model in that shape with an adapter on it, what of it there is, and its configurations.
 
-    On a device that is too small for all blocks it has a half, a quarter or an eighth of them. `fp8`: its layers are stored in
-    8 bits.
+    On a device that is too small for all blocks it has a half, a quarter or an eighth of them.
     """
     shape = SHAPES[kind]
     device, dtype = torch.device(place.device), dtype_of(place)
     share = share_of_blocks(place, shape)
     blueprint = configured(kind, share, place.tiny)
     networks = {name: _made(part, device, dtype) for name, part in blueprint.parts.items()}
-    if fp8:
-        store_in_8_bits(networks["transformer"], dtype)
     model = shape.family(blueprint.pipeline_of(networks), Path(f"{kind}-shaped"), 512)
     model._embeddings = _embeddings(place, shape, model)
     model.policy.add_adapter(Adapter(RANK, RANK))
@@ -188,16 +184,6 @@ def _made(part: Part, device: torch.device, dtype: torch.dtype) -> Any:
                 values.normal_(0, 0.02, generator=generator)
             module._parameters[name] = torch.nn.Parameter(values.to(device), requires_grad=False)
     return made.eval()
-
-
-def store_in_8_bits(network: torch.nn.Module, dtype: torch.dtype) -> None:
-    """As a file in scaled fp8 is held."""
-    for name, layer in list(network.named_modules()):
-        if type(layer) is torch.nn.Linear:
-            factor = layer.weight.abs().max().float() / torch.finfo(torch.float8_e4m3fn).max
-            numbers = (layer.weight.float() / factor).to(torch.float8_e4m3fn)
-            factors = factor.expand(len(numbers), 1).contiguous()
-            put_in(network, name, StoredLinear(numbers.view(torch.int8), Float8(numbers.dtype), dtype, factors))
 
 
 def _embeddings(place: Place, shape: Shape, model: PipelineModel) -> Embeddings:

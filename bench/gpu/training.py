@@ -32,11 +32,10 @@ def iteration(
     keep_graph: bool = False,
     sampled_steps: int = 0,
     load: dict[str, Any] | None = None,
-    fp8: bool = False,
     shape: str = "flux",
 ) -> dict:
     """Seconds of the rollout and of the update, the bare calls, operations and memory; medians after one that warms up."""
-    case = _Case(place, batch, keep_graph, sampled_steps, load, fp8, shape)
+    case = _Case(place, batch, keep_graph, sampled_steps, load, shape)
     forward, both = case.forward, case.both
     rows, bare = [], []
     peak = Peak(case.model)
@@ -81,11 +80,10 @@ class _Case:
         keep_graph: bool = False,
         sampled_steps: int = 0,
         load: dict | None = None,
-        fp8: bool = False,
         shape: str = "flux",
     ):
         self.place, self.shape, self.options = place, shape, LoadOptions(**(load or {}))
-        self.model, self.about, self.blueprint = shapes.made(place, shape, fp8)
+        self.model, self.about, self.blueprint = shapes.made(place, shape)
         side = 32 if place.tiny else SIDE
         self.batch, self.keep_graph, self.samples = batch, keep_graph, max(2, batch)  # a group has at least two
         self.settings = SamplerSettings(

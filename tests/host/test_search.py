@@ -10,7 +10,6 @@ import pytest
 from comfyui_otca.host import paths, search
 from comfyui_otca.host.access.addresses import is_hub_id
 from comfyui_otca.host.terminal import terminal
-from comfyui_otca.trainer.flow import SINGLE_FILES
 from comfyui_otca.trainer.prompts import PromptError, read_prompts
 
 MARKER = "model_index.json"
@@ -40,6 +39,12 @@ def test_models_lie_up_to_two_levels_deep(folder):
     assert search.model(str(folder / "plain"), MARKER) == folder / "plain"
 
 
+@pytest.mark.parametrize("name", ["flux1-dev.safetensors", "unet/flux1-dev-Q8_0.gguf"])
+def test_a_single_file_is_refused_with_what_to_use_instead(folder, name):
+    with pytest.raises(FileNotFoundError, match=f"model '{name}' is a single file, .* Fix: .* connect Make Trainable"):
+        search.model(name, MARKER)
+
+
 def test_a_hub_id_is_found_in_the_local_cache_alone(folder, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("socket.create_connection", lambda *args, **kwargs: asked.append(args))
@@ -59,9 +64,9 @@ def test_a_download_is_asked_for_by_name(monkeypatch):
     monkeypatch.setattr(
         huggingface_hub, "snapshot_download", lambda *name, **how: asked.append((*name, how)) or "/there"
     )
-    assert str(search.download("owner/name", without=["vae"])) == "/there"
+    assert str(search.download("owner/name")) == "/there"
     ((name, how),) = asked
-    assert name == "owner/name" and how["ignore_patterns"] == ["vae/*.safetensors"]
+    assert name == "owner/name" and "*/*.safetensors" in how["allow_patterns"]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,3 @@ def test_a_run_that_is_removed_while_runs_are_listed(comfyui, monkeypatch, tmp_p
     found = [tmp_path / name / "checkpoints" for name in ("gone", "here")]
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter(found))
     assert paths.list_runs() == ["here", "gone"]
-
-
-def test_every_folder_that_model_files_reads_from_is_one_that_workflows_may_read():
-    assert {*SINGLE_FILES.values(), "loras"} == {*paths.WEIGHT_KINDS}

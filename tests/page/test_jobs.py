@@ -10,12 +10,10 @@ import subprocess
 import sys
 import threading
 
-import numpy
 import psutil
 import pytest
-from safetensors.numpy import save_file
 
-from comfyui_otca.host import claim, headless_comfyui, search
+from comfyui_otca.host import claim, headless_comfyui
 from comfyui_otca.host.foreign_nodes import NodeClasses
 from comfyui_otca.inference import guidance
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
@@ -245,29 +243,6 @@ def test_the_end_of_a_window_of_windows_does_not_reach_the_training(site, tiny, 
     site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": tiny()})
     [(_, options)] = started
     assert options["creationflags"] == 0x08000200
-
-
-def test_what_model_files_offers_is_found_headlessly(site, tiny, monkeypatch, started, comfyui, tmp_path):
-    """By the folder of its own kind: another kind may have a file of the same name."""
-    for kind in ("vae", "diffusion_models"):
-        (tmp_path / kind).mkdir()
-        save_file({"a": numpy.zeros(1)}, tmp_path / kind / "mine.safetensors")
-    graph = tiny()
-    files = ("transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae")
-    chosen = {name: "the folder's own" for name in files} | {"vae": "mine.safetensors"}
-    graph["90"] = {"class_type": "OTCA_ModelFiles", "inputs": chosen}
-    loader = next(entry for entry in graph.values() if entry["class_type"] == "OTCA_LoadFlowModel")
-    loader["inputs"]["files"] = ["90", 0]
-    site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
-    [(_, options)] = started
-    for name in ("comfy", "comfy.model_management", "comfy.utils", "folder_paths", "server"):
-        monkeypatch.delitem(sys.modules, name)
-    refused = site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph})
-    assert refused.status == 400 and "'mine.safetensors' were not found" in refused.error, "this process is not told"
-    for name in options["env"].keys() - os.environ.keys():
-        monkeypatch.setenv(name, options["env"][name])
-    assert search.weights("mine.safetensors", "vae") == tmp_path / "vae" / "mine.safetensors"
-    assert site.post("/otca/train", {"name": "mine", "iterations": 2, "prompt": graph}).status == 500, "it got so far"
 
 
 def test_a_graph_with_comfyuis_nodes_takes_this_comfyui_along(site, tiny, monkeypatch, started, fake_comfyui):

@@ -56,8 +56,7 @@ def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkey
 
 # {node: its inputs that name what has to be there}; a tuple: and what else has to be said for that.
 NAMING = {
-    "LoadFlowModel": ("model", "path", "transformer_file", "start_from"),
-    "ModelFiles": ("transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"),
+    "LoadFlowModel": ("model", "path", "start_from"),
     "MakeTrainable": ("start_from",),
     "EmbeddedModel": ("model",),
     "PromptDataset": ("file",),

@@ -56,7 +56,7 @@ SOURCES = [
 @pytest.mark.parametrize("component", ["transformer", "vae", "tokenizer", "scheduler", "extra"])
 def test_other_libraries_are_refused_before_anything_is_loaded(hostile, source, component):
     folder = hostile(**{component: source})
-    for check in (lambda: check_model_folder(folder, {}), lambda: load_flow_model(folder, device="cpu")):
+    for check in (lambda: check_model_folder(folder), lambda: load_flow_model(folder, device="cpu")):
         with pytest.raises(FlowModelError, match=f"wants {component} to be .*Fix: "):
             check()
     told = NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"].VALIDATE_INPUTS("shapes-flux", str(folder))
@@ -78,7 +78,7 @@ def test_a_component_is_no_path(hostile, component):
 @pytest.mark.parametrize("nothing", [[], [None, None]])
 def test_a_component_that_a_model_does_without(hostile, nothing):
     """FLUX's optional encoders and feature extractor are written so."""
-    assert check_model_folder(hostile(feature_extractor=nothing), {}) == "FluxPipeline"
+    assert check_model_folder(hostile(feature_extractor=nothing)) == "FluxPipeline"
 
 
 def test_a_list_of_numbers_is_a_setting_and_nothing_else_is(hostile):
@@ -92,14 +92,14 @@ def test_a_list_of_numbers_is_a_setting_and_nothing_else_is(hostile):
 @pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
 def test_a_pipeline_of_its_own(hostile, family):
     with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):
-        check_model_folder(hostile(_class_name=family), {})
+        check_model_folder(hostile(_class_name=family))
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", "\udcff", '{"_class_name": '])
 def test_an_index_that_is_none(tmp_path, content):
     (tmp_path / "model_index.json").write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(FlowModelError, match="cannot be read as a diffusers index.*Fix: "):
-        check_model_folder(tmp_path, {})
+        check_model_folder(tmp_path)
 
 
 def test_a_configuration_that_brings_code_is_not_asked_about(hostile, monkeypatch):

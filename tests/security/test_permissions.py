@@ -401,7 +401,6 @@ def test_every_input_that_names_something_is_told_of():
         "wandb_project",
         "processor",
         "tokenizer",
-        "transformer_file",
         "start_from",
     }
     for name, node in NODES.items():

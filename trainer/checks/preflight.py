@@ -19,7 +19,7 @@ from typing import Any
 from ...host import devices, search
 from ...host.access.permissions import NotAllowed
 from ..families.configured import Configuration, read_configuration
-from ..flow import SINGLE_FILES, FlowModelError, conflict
+from ..flow import FlowModelError, conflict
 from ..run import offered, verdicts
 from ..schedule import misfits, untrainable
 from ..types import (
@@ -296,39 +296,30 @@ def _videos(graph: _Graph) -> Iterator[Problem]:
 def _models(graph: _Graph) -> Iterator[Problem]:
     for loader, model in graph.models.items():
         values = graph.values[loader]
-        if misfit := conflict(values["training"], values.get("memory") or {}, _files(values)):
+        if misfit := conflict(values["training"], values.get("memory") or {}):
             yield graph.misfit(loader, misfit)
         if isinstance(model, Misfit):
             yield graph.misfit(loader, model)
-        elif model is not None and (misfit := model.conflict(values["training"], values.get("memory") or {})):
-            yield graph.misfit(loader, misfit)
         elif model is not None and values["training"] == "lora":
             yield from (graph.misfit(loader, misfit) for misfit in model.lora_targets(values["lora_targets"]))
 
 
 def _configuration(values: Mapping[str, Any]) -> Configuration | Misfit | None:
-    """Of a loader's model, by its folder and the files that were chosen; None where it is yet to be downloaded."""
+    """Of a loader's model, by its folder; None where it is yet to be downloaded."""
     name = _named_by(values)
     try:
         folder = search.model(values[name], "model_index.json")
     except (FileNotFoundError, NotAllowed):
         return None  # which the node itself refuses, unless it may be downloaded
     try:
-        files = {part: search.weights(file, SINGLE_FILES[part]) for part, file in _files(values).items()}
-        return read_configuration(folder, files)
-    except (FlowModelError, FileNotFoundError, NotAllowed) as error:
+        return read_configuration(folder)
+    except FlowModelError as error:
         return Misfit(name, *_parted(error))
 
 
 def _named_by(values: Mapping[str, Any]) -> str:
     """The input of a loader that names its model."""
     return "path" if values["path"] else "model"
-
-
-def _files(values: Mapping[str, Any]) -> dict[str, str]:
-    """Single files by component, as Load Flow Model puts them together."""
-    transformer = {"transformer": values["transformer_file"]} if values["transformer_file"] else {}
-    return {**(values.get("files") or {}), **transformer}
 
 
 def _parted(error: Exception) -> tuple[str, str]:

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..policy.files import NETWORKS, opened
 from ..types import SamplerSettings
 from ..workflow.problem import Misfit
 from .folder import check_model_folder, read_object
-from .options import FlowModelError, LoadOptions
+from .options import FlowModelError
 from .sizes import RULES, Checkpoint, LatentGrid
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a folder says of itself. `whole`: its transformer comes from the folder, and not from a single file."""
+    """What a folder says of itself."""
 
     folder: Path
     checkpoint: Checkpoint
-    whole: bool
-    files: Mapping[str, Path] = field(default_factory=dict)  # single files by component
 
     @property
     def grid(self) -> LatentGrid:
@@ -54,17 +52,11 @@ class Configuration:
         longest = max(range(len(lengths)), key=lengths.__getitem__)
         return (longest, lengths[longest], limit) if lengths[longest] > limit else None
 
-    def conflict(self, training: str, options: Mapping) -> Misfit | None:
-        """What cannot be done with weights that stay as a single file stores them."""
-        from . import weight_files
-
-        return weight_files.conflict(training, LoadOptions(**options), self.files) if self.files else None
-
     def lora_targets(self, text: str) -> Iterator[Misfit]:
         """Names as peft reads them: ends of module names. At least one must exist, and all must be layers with a matrix."""
         wanted = [name.strip() for name in text.split(",") if name.strip()]
         ends = tuple(f".{name}" for name in wanted)
-        for expert in NETWORKS if wanted and self.whole else ():
+        for expert in NETWORKS if wanted else ():
             if not (self.folder / expert).is_dir():
                 continue
             layers, others = modules(self.folder / expert)
@@ -77,9 +69,9 @@ class Configuration:
                 yield Misfit("lora_targets", message, fix)
 
 
-def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration:
-    """Raises FlowModelError where the folder, or one of the single files instead of its own, cannot be used."""
-    family = check_model_folder(folder, files)
+def read_configuration(folder: Path) -> Configuration:
+    """What a folder says of itself. Raises FlowModelError if it cannot be used."""
+    family = check_model_folder(folder)
     names = ("model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json")
     checkpoint = Checkpoint(family, *(read_object(folder / name) for name in names))
     try:
@@ -91,7 +83,7 @@ def read_configuration(folder: Path, files: Mapping[str, Path]) -> Configuration
         raise FlowModelError(
             f"{folder}: its configuration files say nothing that a {family} could be ({reason}). Fix: copy it again"
         ) from error
-    return Configuration(folder, checkpoint, not any(name in files for name in NETWORKS), files)
+    return Configuration(folder, checkpoint)
 
 
 def _some_size(grid: LatentGrid) -> tuple[int, int]:

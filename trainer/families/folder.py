@@ -6,13 +6,12 @@ import importlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..policy.files import is_gguf, opened
-from . import tokenizers
-from .options import SINGLE_FILES, FlowModelError
+from ...host.search import SINGLE_FILE, is_single_file
+from ..policy.files import opened
+from .options import FlowModelError
 from .sizes import RULES
 
 LIBRARIES = ("diffusers", "transformers")  # whose classes a model may be made of; nothing else is imported for one
@@ -20,16 +19,15 @@ DIFFUSERS = (0, 38)  # earlier ones run Python files that lie in a model's folde
 _WEIGHTLESS = {"scheduler", "tokenizer", "tokenizer_2", "tokenizer_3", "processor", "feature_extractor"}
 
 
-def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
+def check_model_folder(path: Path) -> str:
     """The family of a diffusers folder, after a look at its index and the header of every weight file; nothing is loaded.
-
-    Args:
-        files: single files by the component whose weights they hold; None where that is not known yet.
 
     Raises:
         FlowModelError: as `load_flow_model`.
     """
     index = path / "model_index.json"
+    if is_single_file(path):
+        raise FlowModelError(f"{path} {SINGLE_FILE}")
     if not index.is_file() and (path / "modular_model_index.json").is_file():
         raise FlowModelError(
             f"{path} is a modular pipeline of diffusers, which says nothing of how its parts work together. Fix: train the model "
@@ -46,28 +44,16 @@ def check_model_folder(path: Path, files: Mapping[str, Path] | None) -> str:
         raise FlowModelError(
             f"{path} is a {str(family)[:100]}; supported are {', '.join(RULES)}. Fix: choose one of those"
         )
-    if unknown := sorted(set(files or ()) - {name for name, source in components.items() if isinstance(source, list)}):
-        raise FlowModelError(
-            f"{path}, a {family}, has no {unknown[0]}. Fix: choose no file for {unknown[0]} in Model Files"
-        )
     for component, source in components.items():
         if not isinstance(source, list) or not source[0]:
             continue  # a plain setting, or an optional component that this model does without
         if not (path / component).is_dir():
             raise FlowModelError(f"{path} lacks the folder {component}. Fix: copy the whole model folder again")
         if component in _WEIGHTLESS:
-            if tokenizers.is_comfyuis(path / component):
-                tokenizers.find(path / component)
-            continue
-        if files and component in files:
-            _check_file(component, files[component])
             continue
         weights = sorted((path / component).glob("*.safetensors"))
-        if not weights and files is not None:
-            raise FlowModelError(
-                f"{path / component} has no .safetensors weights. Fix: copy the whole folder again, or put its single file "
-                f"into ComfyUI's models/{SINGLE_FILES[component]} and choose it in Model Files"
-            )
+        if not weights:
+            raise FlowModelError(f"{path / component} has no .safetensors weights. Fix: copy the whole folder again")
         for file in weights:
             _check_header(file)
     return family
@@ -138,17 +124,6 @@ def _foreign(index: Path, component: str, source: object) -> FlowModelError:
         f"{index} wants {str(component)[:100]} to be {str(source)[:200]}, and only classes of {' and '.join(LIBRARIES)} are "
         "loaded. Fix: use a model in diffusers' own layout, from whom you trust"
     )
-
-
-def _check_file(component: str, file: Path) -> None:
-    """Raises FlowModelError where a single file is truncated, or in a format that is not read."""
-    from . import weight_files
-
-    if not is_gguf(file):
-        _check_header(file)
-    elif file.open("rb").read(4) != b"GGUF":
-        raise FlowModelError(f"{component}: {file} is truncated or no GGUF file. Fix: copy or download that file again")
-    weight_files.check(component, file)
 
 
 def _check_header(file: Path) -> None:

@@ -18,11 +18,9 @@ from ..memory.blueprint import of_folder
 from ..memory.estimate import Work, estimate
 from ..memory.held import held_by
 from ..policy.adapters import Adapter, PeftAdapters
-from ..policy.files import is_gguf
-from . import quantized, single_file, tokenizers, weight_files
+from . import quantized
 from .folder import library_class, read_index
 from .options import FlowModelError
-from .single_file import LOADING_ERRORS
 from .sizes import RULES
 
 if TYPE_CHECKING:
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -63,8 +62,6 @@ def load(
     Raises FlowModelError, before loading where possible.
     """
     check_shard(options)
-    if misfit := weight_files.conflict(training, options, options.files):
-        raise FlowModelError(str(misfit))
     if options.quantize != "none":
         quantized.check(options.quantize)
     check_pipeline(family, path)
@@ -106,14 +103,10 @@ def load_pipeline(
         for name in family.COMPONENTS:
             if name not in parts:
                 continue
-            if name in options.files:
-                networks[name] = single_file.load(path, name, *parts[name], options.files[name], dtype)
-            else:
-                networks[name] = _load_network(path / name, *parts[name], dtype)
+            networks[name] = _load_network(path / name, *parts[name], dtype)
             if options.quantize != "none" and name in family.EXPERTS:
                 quantized.quantize(networks[name], options.quantize, device, dtype)
         # from_pretrained asks for all components: what a checkpoint leaves out, as SD3 may leave out T5, is None.
-        own |= {name: tokenizers.load(path / name) for name in parts if tokenizers.is_comfyuis(path / name)}
         left_out = {
             name: None for name, source in read_index(path).items() if name not in parts and isinstance(source, list)
         }
@@ -214,7 +207,8 @@ def memory_needed(
     adapter: int = 0,
 ) -> int:
     """Bytes that `bytes_held` counts, by the headers of the weight files."""
-    counts = _counts(family, path, options, dtype)
+    components = set(family.COMPONENTS) & set(_parts(path))
+    counts = {name: sum(map(_elements, (path / name).glob("*.safetensors"))) for name in components}
     return bytes_held(counts, family.EXPERTS, options, training, dtype, processes, adapter)
 
 
@@ -222,7 +216,7 @@ def _adapter_size(family: type[PipelineModel], path: Path, options: LoadOptions,
     """Numbers in an adapter, by the configurations of the networks that get it."""
     if adapter is None:
         return 0
-    whole = of_folder(path, options.files)
+    whole = of_folder(path)
     experts = replace(whole, parts={name: whole.parts[name] for name in family.EXPERTS if name in whole.parts})
     size = 0
     for network in experts.networks().values():
@@ -230,19 +224,6 @@ def _adapter_size(family: type[PipelineModel], path: Path, options: LoadOptions,
         adapters.add(adapter)
         size += sum(parameter.numel() for parameter in adapters.parameters().values())
     return size
-
-
-def _counts(family: type[PipelineModel], path: Path, options: LoadOptions, dtype: torch.dtype) -> dict[str, int]:
-    """Numbers in the weights of each component."""
-    counts = {}
-    for name in set(family.COMPONENTS) & set(_parts(path)):
-        if name in options.files:  # as many parameters in `dtype` as would take what it takes
-            counts[name] = weight_files.bytes_held(options.files[name], dtype) // dtype.itemsize
-            if options.quantize != "none" and name in family.EXPERTS and not is_gguf(options.files[name]):
-                counts[name] = _elements(options.files[name])
-        else:
-            counts[name] = sum(map(_elements, (path / name).glob("*.safetensors")))
-    return counts
 
 
 def bytes_held(

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from ..workflow.problem import Misfit
-
-# The networks that may come from a single file, and in which of ComfyUI's model folders its users keep it.
-SINGLE_FILES = {
-    "transformer": "diffusion_models",
-    "transformer_2": "diffusion_models",
-    "text_encoder": "text_encoders",
-    "text_encoder_2": "text_encoders",
-    "text_encoder_3": "text_encoders",
-    "vae": "vae",
-}
 
 
 class FlowModelError(ValueError):
@@ -30,7 +19,6 @@ class LoadOptions:
     dtype: str = "auto"
     device: str = "auto"
     max_sequence_length: int = 0
-    files: Mapping[str, Path] = field(default_factory=dict)  # single .safetensors files instead of the folder's own
     quantize: str = "none"  # one of types.QUANTIZATIONS
     offload_encoders: bool = False
     vae_tiling: bool = False
@@ -45,7 +33,7 @@ class LoadOptions:
         return self.offload_encoders and component.startswith("text_encoder") or self.offload_vae and component == "vae"
 
 
-def conflict(training: str, options: Mapping, files: Mapping) -> Misfit | None:
+def conflict(training: str, options: Mapping) -> Misfit | None:
     """Options of `load_flow_model` that do not go together, with the one to change."""
     quantize = options.get("quantize", "none")
     if quantize == "none":

@@ -1,4 +1,4 @@
-"""Frozen networks in 8 or 4 bits by bitsandbytes, layer by layer, whatever they were loaded from."""
+"""Frozen networks in 8 or 4 bits by bitsandbytes, layer by layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from ..policy.stored import StoredLinear, put_in
 from .options import FlowModelError
 
 
@@ -30,10 +29,13 @@ def quantize(network: Any, kind: str, device: torch.device, dtype: torch.dtype) 
     """
     exact = set(network._keep_in_fp32_modules or ())
     for name, layer in list(network.named_modules()):
-        if type(layer) not in (torch.nn.Linear, StoredLinear) or exact & set(name.split(".")):
+        if type(layer) is not torch.nn.Linear or exact & set(name.split(".")):
             continue
-        weight = layer.unpacked() if isinstance(layer, StoredLinear) else layer.weight.data
-        put_in(network, name, made := _layer(kind, layer.bias is not None, weight, dtype))
+        made = _layer(kind, layer.bias is not None, layer.weight.data, dtype)
+        if layer.bias is not None:
+            made.bias = layer.bias
+        parent, _, child = name.rpartition(".")
+        setattr(network.get_submodule(parent), child, made)
         made.to(device)
         if made.weight.is_floating_point():
             raise FlowModelError(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..families import tokenizers
 from ..families.folder import check_model_folder, library_class, read_index, read_object
 from ..families.options import FlowModelError
 from .published import PUBLISHED, Part, Published
@@ -75,29 +74,21 @@ class Blueprint:
         return cls(**{name: given.get(name) for name, it in asked if name in given or it.default is it.empty})
 
 
-def of_folder(path: Path, files: Mapping[str, Path] | None = None) -> Blueprint:
+def of_folder(path: Path) -> Blueprint:
     """Raises FlowModelError where the folder is none of a family, or its configurations cannot be read."""
-    family = check_model_folder(path, files)
+    family = check_model_folder(path)
     index = read_index(path)
     parts, tokens = {}, {}
     for name, source in index.items():
         if not isinstance(source, list) or not source[0]:
             continue
         if name.startswith("tokenizer"):
-            tokens[name] = _limit(path / name)
+            tokens[name] = read_object(path / name / "tokenizer_config.json").get("model_max_length", LONGEST)
         elif name != "scheduler" and (path / name / "config.json").is_file():
             parts[name] = (source[0], source[1], read_object(path / name / "config.json"))
     scheduler = index["scheduler"][1], read_object(path / "scheduler" / "scheduler_config.json")
     settings = {name: value for name, value in index.items() if name[0] != "_" and not isinstance(value, list)}
     return Blueprint(path.name, family, parts, scheduler, settings, tokens, path)
-
-
-def _limit(tokenizer: Path) -> int:
-    """Tokens that it takes at most. Of a folder that only describes a model it is one of ComfyUI's."""
-    if not tokenizers.is_comfyuis(tokenizer):
-        return read_object(tokenizer / "tokenizer_config.json").get("model_max_length", LONGEST)
-    kind = read_object(tokenizer / tokenizers.NOTE).get("kind", "")
-    return tokenizers.KINDS[kind][-1]["model_max_length"] if kind in tokenizers.KINDS else LONGEST
 
 
 def of_name(name: str) -> Blueprint | None:

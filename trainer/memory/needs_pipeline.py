@@ -31,7 +31,7 @@ def read(graph: Mapping[str, Mapping]) -> tuple[Case, list[str]]:
     name = inputs.get("path") or inputs.get("model", "")
     try:
         folder = search.model(name, "model_index.json")
-        found, line = blueprint.of_folder(folder, None), f"{name}: its configurations were read"
+        found, line = blueprint.of_folder(folder), f"{name}: its configurations were read"
     except FileNotFoundError as error:
         known = blueprint.of_name(name)
         if known is None:

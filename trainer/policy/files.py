@@ -19,12 +19,7 @@ NETWORKS = ("transformer", "transformer_2")  # that are trained, of any family
 ADAPTER = "lora.safetensors"
 # The last two are those of a model with two networks.
 ADAPTERS = (ADAPTER, "lora_high_noise.safetensors", "lora_low_noise.safetensors")
-GGUF = ".gguf"
 WEIGHTS = "diffusion_pytorch_model.safetensors"  # in a folder of the network's name, where all of it was trained
-
-
-def is_gguf(path: Path) -> bool:
-    return path.suffix.lower() == GGUF
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .stored import StoredLinear
-
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
 
@@ -48,9 +46,7 @@ def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 @torch.no_grad()
 def _sum(layer: LoraLayer) -> torch.Tensor:
-    base = layer.get_base_layer()
-    # What a file stores in few bits is unpacked for as long as it is merged: the sum is that of weights that always were.
-    weight = base.unpacked() if isinstance(base, StoredLinear) else base.get_parameter("weight").detach()
+    weight = layer.get_base_layer().get_parameter("weight").detach()
     if not weight.is_floating_point():
         raise ValueError(
             f"merge_adapter: the weights are quantized ({weight.dtype}), and rounding to so few bits would lose the adapter. "

@@ -59,16 +59,12 @@ def export(model: FlowModel, folder: Path) -> None:
         ValueError: a model that ComfyUI loaded, which is no pipeline of diffusers.
     """
     from ..families.pipeline import PipelineModel
-    from .stored import widen
 
     if not isinstance(model, PipelineModel):
         raise ValueError(
             "otca export writes folders of diffusers, and this run trained what ComfyUI loaded. Fix: load the run's "
             "lora.safetensors with LoraLoader, or save Tuned Model's output with ComfyUI's ModelSave"
         )
-    for component in model.COMPONENTS:
-        if (network := getattr(model.pipeline, component)) is not None:
-            widen(network)
     if model.policy.is_adapted:
         for network in model.experts.values():
             network.fuse_lora()

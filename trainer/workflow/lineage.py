@@ -48,18 +48,17 @@ NAMES = {
 # Constants that are structure. Of a reward, whatever says which reward it is.
 _STRUCTURE = {
     LOAD_NODE: {
-        *("model", "path", "transformer_file", "training", "start_from"),
+        *("model", "path", "training", "start_from"),
         *("lora_rank", "lora_alpha", "lora_targets", "seed"),
     },
     MAKE_NODE: {"start_from", "boundary", "lora_rank", "lora_alpha", "lora_targets", "seed"},
     "OTCA_EmbeddedModel": {"model"},
-    "OTCA_ModelFiles": {"transformer", "transformer_2", "text_encoder", "text_encoder_2", "text_encoder_3", "vae"},
 }
 _REWARD, _OF_A_REWARD = "OTCA_Reward", {"model", "path", "base", "processor", "provider", "file", "function", "url"}
 _OF_A_REWARD |= {"score_key", "name", "held_out"}
 # Inputs of ours that take one of our own types, and so decide what is trained, whatever stands between.
 _EDGE = re.compile(
-    r"model|prompts|trajectories|scores|advantages|report|memory|files|credit(_\d)?|reward_\d"
+    r"model|prompts|trajectories|scores|advantages|report|memory|credit(_\d)?|reward_\d"
     r"|clip|vae|low_noise_model|conditioning"
 )
 

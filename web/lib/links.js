@@ -8,7 +8,6 @@
 export const LINK_COLORS = {
   OTCA_MODEL: "#7f9cf5",
   OTCA_MEMORY: "#7d8fa9",
-  OTCA_FILES: "#a08d7a",
   OTCA_PROMPTS: "#c9a227",
   OTCA_TRAJECTORIES: "#2aa198",
   OTCA_REWARD: "#e08e2b",

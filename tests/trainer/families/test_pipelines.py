@@ -408,7 +408,7 @@ def test_noise_levels_that_a_checkpoint_was_distilled_to(small_settings, tmp_pat
     for levels in ([1.0, 0.5, 0.5], [1.2, 0.5], [0.5, 0.0]):
         index.write_text(json.dumps(json.loads(index.read_text()) | {"sample_sigmas": levels}))
         with pytest.raises(FlowModelError, match="sample_sigmas .* do not fall from 1 towards 0"):
-            read_configuration(folder, {})
+            read_configuration(folder)
 
 
 def test_an_undistilled_checkpoint_warns_of_nothing(load, caplog):

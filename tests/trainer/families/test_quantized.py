@@ -1,62 +1,75 @@
-"""Networks in 8 or 4 bits by bitsandbytes, from folders and from single files."""
+"""Networks in 8 or 4 bits by bitsandbytes."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from comfyui_otca.tests.device import conftest as training
+from comfyui_otca.trainer import grpo
 from comfyui_otca.trainer.families import loading, quantized
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
-
-from ..policy.test_stored import loaded, trained
-from . import kept
+from comfyui_otca.trainer.types import UpdateSettings
 
 
-@pytest.fixture(scope="module")
-def sources(flux_folder, tmp_path_factory):
-    """(folder, single file) of the same numbers: the folder's own, a file in full, one in 8 bits."""
-    file, wide = kept.fp8(flux_folder, tmp_path_factory.mktemp("fp8"), factor=".scale_weight")
-    return {"folder": (wide, None), "file": (wide, wide / kept.WEIGHTS), "fp8 file": (wide, file)}
+@pytest.fixture
+def loaded(flux_folder, perturb):
+    def load(**options):
+        own = {"lora_rank": 2, "lora_alpha": 3.0, "dtype": "float32", "device": "cpu", **options}
+        return perturb(load_flow_model(flux_folder, **own))
+
+    return load
+
+
+def trained(model):
+    taken = training.sampled(model, "flux")
+    return taken, grpo.update(model, taken, training.judged(taken), UpdateSettings(learning_rate=1e-3))
 
 
 @pytest.mark.parametrize("kind", ["8bit", "4bit"])
-def test_one_network_whatever_it_was_loaded_from(kind, sources):
+def test_velocity_and_gradient_are_those_of_the_exact_weights_up_to_rounding(kind, loaded):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     linear = {"8bit": bitsandbytes.nn.Linear8bitLt, "4bit": bitsandbytes.nn.Linear4bit}[kind]
-    full, *rest = (loaded(*source, quantize=kind) for source in sources.values())
-    layers = [module for module in full.transformer.modules() if isinstance(module, linear)]
+    model = loaded(quantize=kind)
+    layers = [module for module in model.transformer.modules() if isinstance(module, linear)]
     assert len(layers) > 20 and {layer.weight.dtype for layer in layers} == {
         {"8bit": torch.int8, "4bit": torch.uint8}[kind]
     }
-    taken, figures = trained(full)
-    for model in rest:
-        found, of_file = trained(model)
-        assert torch.equal(found.latents, taken.latents)
-        assert of_file["gradient_norm"] == figures["gradient_norm"] > 0
-    exact, of_exact = trained(loaded(sources["folder"][0]))
+    (taken, figures), (exact, of_exact) = trained(model), trained(loaded())
     error = ((taken.latents - exact.latents).norm() / exact.latents.norm()).item()
     assert 0 < error < {"8bit": 0.02, "4bit": 0.2}[kind]
     assert figures["gradient_norm"] == pytest.approx(of_exact["gradient_norm"], rel={"8bit": 0.1, "4bit": 0.5}[kind])
 
 
-def test_merging_is_refused(sources):
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_on_the_gpu_it_is_as_near_as_on_the_cpu(kind, loaded):
     pytest.importorskip("bitsandbytes")
-    model = loaded(*sources["file"], quantize="4bit")
-    with pytest.raises(ValueError, match="merge_adapter: the weights are quantized"), model.policy.merged():
+    (taken, figures), (exact, of_exact) = (trained(loaded(device="cuda:0", quantize=how)) for how in (kind, "none"))
+    error = ((taken.latents - exact.latents).norm() / exact.latents.norm()).item()
+    assert 0 < error < {"8bit": 0.02, "4bit": 0.2}[kind]
+    assert figures["gradient_norm"] == pytest.approx(of_exact["gradient_norm"], rel={"8bit": 0.1, "4bit": 0.5}[kind])
+
+
+def test_merging_is_refused(loaded):
+    pytest.importorskip("bitsandbytes")
+    with (
+        pytest.raises(ValueError, match="merge_adapter: the weights are quantized"),
+        loaded(quantize="4bit").policy.merged(),
+    ):
         pass
 
 
-def test_without_the_package_it_is_refused_before_anything_is_loaded(sources, monkeypatch):
+def test_without_the_package_it_is_refused_before_anything_is_loaded(loaded, monkeypatch):
     monkeypatch.setattr("diffusers.utils.is_bitsandbytes_available", lambda: False)
     monkeypatch.setattr(loading, "load_pipeline", None)
-    folder, file = sources["file"]
-    for files in ({}, {"transformer": file}):
-        with pytest.raises(FlowModelError, match="quantize = 4bit needs the package bitsandbytes. Fix: pip install "):
-            load_flow_model(folder, device="cpu", quantize="4bit", files=files)
+    with pytest.raises(FlowModelError, match="quantize = 4bit needs the package bitsandbytes. Fix: pip install "):
+        loaded(quantize="4bit")
 
 
-def test_a_bitsandbytes_that_does_nothing_on_the_device(sources, monkeypatch):
+def test_a_bitsandbytes_that_does_nothing_on_the_device(loaded, monkeypatch):
     monkeypatch.setattr(quantized, "check", lambda kind: None)
     monkeypatch.setattr(quantized, "_layer", lambda kind, bias, weight, dtype: torch.nn.Linear(*weight.T.shape, bias))
     with pytest.raises(FlowModelError, match="quantize = 8bit: bitsandbytes does nothing on cpu. Fix: "):
-        loaded(*sources["folder"], quantize="8bit")
+        loaded(quantize="8bit")

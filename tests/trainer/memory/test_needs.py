@@ -177,16 +177,6 @@ def test_building_a_network_leaves_its_configuration_as_it_was():
     assert found.parts == before
 
 
-def test_a_folder_that_only_describes_a_model_is_read(tmp_path, monkeypatch):
-    """Its tokenizers are ComfyUI's: there is a note in place of each one's configuration."""
-    for file in ("comfy/sd1_tokenizer/vocab.json", "comfy/text_encoders/t5_tokenizer/tokenizer.json"):
-        (tmp_path / file).parent.mkdir(parents=True)
-        (tmp_path / file).touch()
-    monkeypatch.setenv("COMFYUI_PATH", str(tmp_path))
-    found = blueprint.of_folder(ROOT / "assets" / "configurations" / "FLUX.1-dev")
-    assert found.tokens == {"tokenizer": 77, "tokenizer_2": 512} and {"transformer", "vae"} < found.parts.keys()
-
-
 def test_guidance_is_counted_as_the_family_means_it():
     def rows(model, guidance):
         case, _ = needs.read(changed("otca_flux", LoadFlowModel={"path": model}, SDESampler={"guidance": guidance}))
