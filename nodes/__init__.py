@@ -6,25 +6,25 @@ Nothing here imports torch at import time: ComfyUI and `otca nodes` read this ta
 import functools
 from collections.abc import Callable
 
-from . import credit, data, embedded, fusion, guidance, model, native, pairs, run, sampling, training
-from .rewards import checks, external, images, pixels, stack, videos, vote
+from . import credit, data, fusion, guidance, model, native, run, sampling, training
+from .rewards import external, images, stack, videos
 
 _NODES = [
     *(model.LoadFlowModel, model.ModelMemory),
     *(native.MakeTrainable, native.TunedModel),
-    embedded.EmbeddedModel,
+    native.EmbeddedModel,
     data.PromptDataset,
     *(sampling.MixGRPOWindow, sampling.SDESampler),
-    pairs.PreferencePairs,
+    data.PreferencePairs,
     *(images.RewardClipT, images.RewardAesthetic, images.RewardPickScore, images.RewardHPSv2, images.RewardImageReward),
     images.RewardMyTaste,
-    *(pixels.RewardColorfulness, pixels.RewardSharpness),
-    *(pixels.RewardJpegCompressibility, pixels.RewardJpegIncompressibility),
-    *(pixels.RewardShapesAccuracy, pixels.RewardScenes),
+    *(images.RewardColorfulness, images.RewardSharpness),
+    *(images.RewardJpegCompressibility, images.RewardJpegIncompressibility),
+    *(images.RewardShapesAccuracy, images.RewardScenes),
     *(videos.RewardVideoAlign, videos.RewardVideoScore),
-    *(checks.RewardText, checks.RewardObjects),
+    *(images.RewardText, images.RewardObjects),
     *(external.RewardHTTP, external.RewardVLMJudge, external.RewardPython),
-    vote.RewardVote,
+    external.RewardVote,
     *(stack.RewardStack, stack.ScoreImages),
     *(credit.TCDWeights, credit.UniformWeights, credit.NoiseAwareWeights, credit.PCPOWeights, credit.GRPOGuard),
     *(credit.LearnedCredit, credit.CombineCredit, credit.SpatialCredit),

@@ -1,6 +1,11 @@
-"""Stage 2: prompts."""
+"""Stage 2: prompts; and in place of stages 2 to 5 pairs of pictures, of which one is preferred to the other."""
 
-from .inputs import complaint, counter, integer, lines, seed, switch, text
+from ..host import comfyui, devices, stopping
+from ..trainer.types import SamplerSettings
+from .inputs import complaint, counter, integer, lines, seed, socket, switch, text
+from .rewards.stack import reward_sockets
+from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images, belongs, sampled_again
+from .training import TRAIN
 
 
 class PromptDataset:
@@ -65,3 +70,102 @@ class PromptDataset:
 
         warn_of_two_sources(prompts, file)
         return (choose(read_prompts(prompts, file), prompts_per_iteration, index, seed if shuffle else None),)
+
+
+_FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
+
+
+class PreferencePairs:
+    TITLE = "Preference Pairs"
+    CATEGORY = "OTCA/data"
+    DESCRIPTION = (
+        "Gives the pairs of one iteration out of a folder: pictures that are there already, of which one was chosen."
+    )
+    SEARCH_ALIASES = ["dpo", "preference", "pairs", "chosen rejected", "pick-a-pic", "offline", "dataset", *TRAIN]
+    RETURN_TYPES = ("OTCA_TRAJECTORIES", "OTCA_ADVANTAGES", "OTCA_SCORES", "IMAGE")
+    RETURN_NAMES = ("trajectories", "advantages", "scores", "images")
+    OUTPUT_TOOLTIPS = (
+        "The pictures' latents and noise levels, a group of two to a pair. For Matching Step.",
+        "1 for the chosen picture, -1 for the rejected one, at every noise level alike.",
+        "The same as scores of 1 and 0, where a credit node and a fusion node should weigh the noise levels.",
+        "The pictures as they are trained on: the chosen one, then the rejected one, of every pair.",
+    )
+    FUNCTION = "take"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        default = SamplerSettings
+        return {
+            "required": {
+                "model": socket("OTCA_MODEL"),
+                "folder": text(suggest="pair_folders", hint="a folder with pairs.jsonl").tip(
+                    "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
+                    "ComfyUI's input folder, or one that you allow."
+                ),
+                "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; each makes a group of two."),
+                "index": counter().tip(
+                    "Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
+                ),
+                "shuffle": switch(True, advanced=True).tip("Puts the pairs into a new order in every pass over them."),
+                "seed": seed(advanced=True).tip(
+                    "Seed of the shuffling, and of the noise, which is another in every iteration."
+                ),
+                "width": integer(default.width, 8, 8192, step=8).tip(f"Width {_FITTED}"),
+                "height": integer(default.height, 8, 8192, step=8).tip(f"Height {_FITTED}"),
+                "levels": integer(default.steps, 2, 1000, label="noise levels", advanced=True).tip(
+                    "Noise levels that are trained (T). Evaluations take as many steps."
+                ),
+                "shift": SHIFT,
+                "guidance": GUIDANCE,
+            },
+            "optional": {
+                "negative_prompt": NEGATIVE_PROMPT,
+                "guidance_2": GUIDANCE_2,
+                "batch_size": BATCH_SIZE,
+                **reward_sockets(
+                    "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
+                ),
+            },
+            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, folder):
+        from ..trainer.pairs.reading import read_folder
+
+        return complaint("folder", read_folder, folder) or True
+
+    @classmethod
+    def WANTS(cls, folder="", **_):
+        from ..host.access.permissions import PAIRS
+        from ..host.access.wants import reads
+
+        return reads(folder, PAIRS, "folder", always=True)
+
+    @classmethod
+    def IS_CHANGED(cls, folder="", prompt=None, **_):
+        from ..trainer.pairs.reading import folder_state
+
+        return folder_state(folder), sampled_again(prompt)
+
+    @devices.outside_inference
+    def take(self, model, folder, pairs_per_iteration, index, shuffle, seed, prompt=None, node_id="", **options):
+        from ..host import distributed
+        from ..trainer.pairs import reading, trajectories
+
+        model.make_room()
+        settings = SamplerSettings.of_pairs(options)
+        if comfyui.in_comfyui():
+            belongs(model, prompt, node_id, settings)
+        taken, advantages = trajectories.take(
+            reading.read_folder(folder),
+            model,
+            settings,
+            count=pairs_per_iteration,
+            index=index,
+            shuffle=shuffle,
+            seed=seed,
+            rewards=[options[name] for name in sorted(options) if name.startswith("reward_")],
+            on_step=stopping.progress(len(distributed.share(2 * pairs_per_iteration).rows)),
+        )
+        return taken, advantages, advantages.scores, as_images(taken.images)

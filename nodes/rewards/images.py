@@ -1,9 +1,9 @@
-"""Rewards that look at a picture with a network: CLIP and its descendants, and BLIP's."""
+"""Rewards that look at a picture: by a network, at its pixels, and for what the prompt says in so many words."""
 
 from ...host import paths, search
 from ...trainer.types import HPS_PROVIDERS
-from ..inputs import choice, complaint, found, text
-from .base import JUDGE, REWARD, NetworkReward
+from ..inputs import choice, complaint, found, number, switch, text
+from .base import JUDGE, REWARD, NetworkReward, RewardNode
 
 MARKER = "preprocessor_config.json"
 
@@ -211,3 +211,124 @@ class RewardMyTaste(NetworkReward):
         from ...trainer.rewards import taste
 
         return float("nan") if path is None else taste.find(path).stat().st_mtime_ns
+
+
+class RewardColorfulness(RewardNode):
+    TITLE = "Reward: Colourfulness"
+    DESCRIPTION = "How colourful the picture is, by Hasler and Süsstrunk's measure."
+    SEARCH_ALIASES = [*REWARD, "colour", "color", "saturation", "vivid"]
+    KIND = "colorfulness"
+
+
+class RewardSharpness(RewardNode):
+    TITLE = "Reward: Sharpness"
+    DESCRIPTION = "How sharp the picture is: the variance of the Laplacian of its brightness."
+    SEARCH_ALIASES = [*REWARD, "sharp", "blur", "focus", "laplacian"]
+    KIND = "sharpness"
+
+
+class RewardJpegCompressibility(RewardNode):
+    TITLE = "Reward: JPEG Compressibility"
+    DESCRIPTION = "Minus the size of the picture as a JPEG: prefers plain pictures."
+    SEARCH_ALIASES = [*REWARD, "jpeg", "file size", "ddpo", "simple"]
+    KIND = "jpeg_compressibility"
+
+
+class RewardJpegIncompressibility(RewardNode):
+    TITLE = "Reward: JPEG Incompressibility"
+    DESCRIPTION = "The size of the picture as a JPEG: prefers detail."
+    SEARCH_ALIASES = [*REWARD, "jpeg", "file size", "ddpo", "detail"]
+    KIND = "jpeg_incompressibility"
+
+
+class RewardShapesAccuracy(RewardNode):
+    TITLE = "Reward: Shapes Accuracy"
+    DESCRIPTION = (
+        "Reads colour and shape off the pixels of the shapes world and says whether they are as asked. An exact judge."
+    )
+    SEARCH_ALIASES = [*REWARD, "shapes", "accuracy", "exact judge", "held out"]
+    KIND = "accuracy"
+    HELD_OUT = True
+
+
+class RewardScenes(RewardNode):
+    TITLE = "Reward: Scenes"
+    DESCRIPTION = (
+        "Finds the objects of the scenes world in the pixels: are colours, shapes, count and relation as asked?"
+    )
+    SEARCH_ALIASES = [*REWARD, "scenes", "counting", "relations", "exact judge"]
+    KIND = "scenes"
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "strict": switch().tip(
+                "1 where exactly what was asked for is there, else 0. Off: how nearly it is there, from 0 to 1."
+            )
+        }
+
+
+class RewardText(RewardNode):
+    TITLE = "Reward: Text"
+    DESCRIPTION = (
+        'Reads the text in the picture, and compares it with what the prompt puts in quotes: a sign says "Open".'
+    )
+    SEARCH_ALIASES = [*REWARD, "ocr", "text rendering", "typography", "spelling", "read text"]
+    KIND = "text"
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, clip=""):
+        from ...trainer.networks import ocr
+
+        try:
+            ocr.find_models()
+        except FileNotFoundError as error:
+            return str(error)
+        return super().VALIDATE_INPUTS(clip)
+
+
+class RewardObjects(NetworkReward):
+    TITLE = "Reward: Objects"
+    DESCRIPTION = (
+        "Finds the objects that the prompt's line in its .jsonl file asks for: how many, of which colour, and where."
+    )
+    SEARCH_ALIASES = [*REWARD, "geneval", "object detection", "counting", "composition", "owl", "grounding dino"]
+    KIND = "objects"
+    MODEL_INPUTS = ("path", "clip_model")
+
+    @classmethod
+    def own_inputs(cls):
+        return {
+            "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders").tip(
+                "The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache."
+            ),
+            "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+                "The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
+                "may ask for a colour."
+            ),
+        }
+
+    @classmethod
+    def own_optional_inputs(cls):
+        return {
+            "strict": switch().tip(
+                "1 where all is as asked for, else 0, as GenEval counts. Off: the share of what was asked for."
+            ),
+            "threshold": number(0, 0, 1, step=0.01).tip(
+                "How sure the detector has to be. 0: 0.2 with OWLv2, 0.35 with Grounding DINO."
+            ),
+            "overlap": number(0.5, 0, 1, step=0.05, label="box overlap", advanced=True).tip(
+                "Of two boxes of one name that share more than this, the surer one counts."
+            ),
+        }
+
+    @classmethod
+    def VALIDATE_INPUTS(cls, path="", clip_model="", clip=""):
+        from ...trainer.networks import clip as clip_network
+        from ...trainer.networks import detector
+
+        return (
+            complaint("path", detector.OWLV2.find_folder, path, detector.MARKER)
+            or complaint("clip_model", clip_network.VIT_L.find_folder, clip_model or None, clip_network.MARKER)
+            or super().VALIDATE_INPUTS(clip)
+        )

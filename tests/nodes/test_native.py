@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from comfyui_otca.nodes.native import MakeTrainable, TunedModel
+from comfyui_otca.nodes.native import EmbeddedModel, MakeTrainable, TunedModel
 
 
 @pytest.mark.parametrize("rank", [0, -1, 1025])
@@ -38,3 +38,21 @@ def test_a_model_of_the_diffusers_route_is_refused_with_the_way_to_use_it():
 
 def test_the_tuned_model_is_made_anew_each_time_since_the_model_changes_in_place():
     assert math.isnan(TunedModel.IS_CHANGED(model=object()))
+
+
+def test_without_comfyui_it_says_what_to_do():
+    message = EmbeddedModel.VALIDATE_INPUTS("shapes-flux")
+    assert "ComfyUI is not here" in message and "Fix: " in message and "--comfyui" in message
+    with pytest.raises(ValueError, match="ComfyUI is not here"):
+        EmbeddedModel().load("shapes-flux")
+
+
+@pytest.mark.parametrize("name", ["shapes-clip", "../shapes-flux"])
+def test_no_other_folder_is_read(name):
+    assert "is no embedded model" in EmbeddedModel.VALIDATE_INPUTS(name)
+    with pytest.raises(ValueError, match="Fix: choose shapes-flux or scenes-flux"):
+        EmbeddedModel().load(name)
+
+
+def test_a_linked_name_is_judged_when_the_graph_runs():
+    assert EmbeddedModel.VALIDATE_INPUTS(None) is True

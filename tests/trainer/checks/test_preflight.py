@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.nodes.rewards.pixels import RewardSharpness
+from comfyui_otca.nodes.rewards.images import RewardSharpness
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.workflow.running import Workflow
 

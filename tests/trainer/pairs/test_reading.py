@@ -9,7 +9,7 @@ import pytest
 
 from comfyui_otca.host.access import permissions
 from comfyui_otca.host.access.permissions import NotAllowed
-from comfyui_otca.nodes.pairs import PreferencePairs
+from comfyui_otca.nodes.data import PreferencePairs
 from comfyui_otca.trainer.pairs import reading
 from comfyui_otca.trainer.pairs.reading import PairError, folder_state, read_folder
 from comfyui_otca.trainer.types import metadata_of
