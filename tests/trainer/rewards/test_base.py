@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from comfyui_otca.host import distributed
-from comfyui_otca.nodes.rewards.pixels import RewardSharpness
+from comfyui_otca.nodes.rewards.images import RewardSharpness
 from comfyui_otca.tests.processes import together
 from comfyui_otca.trainer.networks.network import OncePerBatch
 from comfyui_otca.trainer.rewards.base import (
