@@ -10,7 +10,6 @@ from aiohttp import web
 
 from ..trainer.run.folder import METRICS
 from .checks import Field, Refused, answered, body, query_number
-from .columns import ColumnsOfRuns
 from .library import Library, notes_text
 from .runs import Run
 from .samples import pictures_of
@@ -29,7 +28,7 @@ NOTHING: dict[str, Field] = {}
 
 
 def add_library_routes(routes: web.RouteTableDef, library: Library) -> None:
-    kept = LibraryRoutes(library, ColumnsOfRuns())
+    kept = LibraryRoutes(library)
     for path, handler in {"removal": kept.removal, "columns": kept.columns, "samples": kept.samples}.items():
         routes.get(f"/otca/runs/{{id}}/{path}")(answered(handler))
     for path, handler in {"note": kept.note, "delete": kept.delete}.items():
@@ -39,7 +38,6 @@ def add_library_routes(routes: web.RouteTableDef, library: Library) -> None:
 @dataclass(frozen=True)
 class LibraryRoutes:
     library: Library
-    columns_of_runs: ColumnsOfRuns
 
     async def _run(self, request: web.Request) -> Run:
         return await asyncio.to_thread(self.library.runs.run, request.match_info["id"])
@@ -58,14 +56,14 @@ class LibraryRoutes:
         return {}
 
     async def columns(self, request: web.Request) -> web.Response:
-        run, after = await self._run(request), query_number(request, "after", default=0)
+        after = query_number(request, "after", default=0)
+        run = self.library.runs.opened(await self._run(request))
         names = request.query.getall("name", [])
         if len(names) > MOST_NAMES:
             raise Refused(400, f"{len(names)} names. Fix: ask for at most {MOST_NAMES} at a time")
-        columns = self.columns_of_runs.of(run.folder)
 
         def answer() -> web.Response:
-            figures = columns.read(run.metrics_index, run.file(METRICS), names, after)
+            figures = run.reader.figures(run.file(METRICS), names, after)
             return web.json_response({**figures, "evaluations": run.evaluations()})
 
         return await asyncio.to_thread(answer)

@@ -190,10 +190,11 @@ class RunRoutes:
         return await asyncio.to_thread(lambda: self.remotes.told(run.details()))
 
     async def metrics(self, request: web.Request) -> web.Response:
-        run, after = await _named_run(self.runs, request), query_number(request, "after", default=0)
+        after = query_number(request, "after", default=0)
+        run = self.runs.opened(await _named_run(self.runs, request))
 
         def answer() -> web.Response:
-            lines, more = run.metrics_index.texts(run.file(METRICS), after)
+            lines, more = run.reader.texts(run.file(METRICS), after)
             rest = {"more": more, "evaluations": run.evaluations(), "changes": run.changes()}
             # The rows are JSON already: of ten thousand, parsing and writing them again took longer than all else.
             text = b'{"rows": [' + b", ".join(lines) + b"], " + json.dumps(rest).encode()[1:]

@@ -38,13 +38,13 @@ from ..trainer.run.folder import (
 from ..trainer.run.status import Status
 from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
-from . import lines, listing
+from . import reading
 from .adapters import free_copy, saved_already
 from .checks import Refused
-from .lines import LineIndex
-from .listing import Remembered
+from .reading import Reader
 
 MOST_LOG = 64 * 1024
+MOST_OPENED = 16  # runs whose rows are kept in memory
 SAVE_NODE = "OTCA_SaveLoRA"
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
 
@@ -55,8 +55,8 @@ class Runs:
     def __init__(self, folder: Callable[[], Path], canvas_at_work: Callable[[str], bool]):
         """`canvas_at_work`: is ComfyUI executing a prompt of that run? Between prompts a run on its canvas idles."""
         self.folder, self.canvas_at_work = folder, canvas_at_work
-        self._metrics: dict[Path, LineIndex] = {}
-        self._remembered = Remembered()
+        self._readers: dict[Path, Reader] = {}
+        self._opened: list[Reader] = []
 
     def summaries(self) -> list[dict[str, Any]]:
         """Of every run, newest first. One that cannot be read is listed with the reason."""
@@ -83,7 +83,7 @@ class Runs:
             if not stat.S_ISDIR(mode):
                 return None
             holds = any(present(run.folder / name) for name in (WORKFLOW, METRICS, STATUS))
-            summary = self._remembered.summary(run.folder, run.summary) if holds else None
+            summary = run.reader.summary(run.folder, run.summary) if holds else None
         except FileNotFoundError:  # it went away, or is a link to nothing
             return None
         except (OSError, ValueError, RuntimeError) as error:  # a loop of links is either, as Python's version has it
@@ -108,14 +108,21 @@ class Runs:
         own_folders.mark_own(self.folder() / name)
         return self._run(name)
 
+    def opened(self, run: Run) -> Run:
+        """The run, whose rows are about to be read, while those of runs that were looked at long ago are let go."""
+        others = [reader for reader in self._opened if reader is not run.reader]
+        for reader in others[: 1 - MOST_OPENED]:
+            reader.let_go()
+        self._opened = [*others[1 - MOST_OPENED :], run.reader]
+        return run
+
     def forget(self, run: Run) -> None:
-        """What was remembered of a run whose folder is gone, or has another name."""
-        self._metrics.pop(run.folder, None)
-        self._remembered.forget(run.folder)
+        """Forgets what was read of a run whose folder is gone."""
+        self._readers.pop(run.folder, None)
 
     def _run(self, name: str) -> Run:
         folder = self.folder() / name
-        return Run(folder, self._metrics.setdefault(folder, LineIndex()), self.canvas_at_work)
+        return Run(folder, self._readers.setdefault(folder, Reader()), self.canvas_at_work)
 
     def _holds(self, name: str) -> bool:
         return is_id(name) and (self.folder() / name).is_dir() and leads_inside(self.folder(), self.folder() / name)
@@ -126,7 +133,7 @@ class Run:
     """One run's folder, as it is at this moment."""
 
     folder: Path
-    metrics_index: LineIndex
+    reader: Reader
     canvas_at_work: Callable[[str], bool]
 
     @property
@@ -157,7 +164,7 @@ class Run:
             "status": stands,
             "place": written.place,
             "iteration": iteration,
-            "rewrites": self.metrics_index.rewrites,
+            "rewrites": self.reader.rewrites,
             "total": total,
             "started": written.started or min(times, default=0.0),
             "updated": max(times, default=0.0),
@@ -165,7 +172,7 @@ class Run:
             "failed_at": self._failed_at(written) if stands == "failed" else None,
             "has_lora": bool(self.adapters()),
             "has_checkpoint": self.has_checkpoint(),
-            "score": listing.score(self.file(EVALUATIONS)),
+            "score": reading.score(self.file(EVALUATIONS)),
             "notes": self.notes(),
         }
 
@@ -201,7 +208,7 @@ class Run:
             "status": "failed",
             "place": status.HEADLESS,
             "iteration": 0,
-            "rewrites": self.metrics_index.rewrites,
+            "rewrites": self.reader.rewrites,
             "total": None,
             "started": when,
             "updated": when,
@@ -214,7 +221,7 @@ class Run:
         }
 
     def details(self) -> dict[str, Any]:
-        last = self.metrics_index.last(self.file(METRICS)) or {}
+        last = self.reader.last(self.file(METRICS)) or {}
         return {
             **self.summary(),
             "settings": self.settings(),
@@ -227,8 +234,8 @@ class Run:
 
     def warning(self) -> str | None:
         """What the trainer would say of the run as it stands."""
-        rows, _ = self.metrics(max(0, self.iteration() - verdicts.WINDOW))
-        return verdicts.warning(rows, self._evaluations())
+        texts, _ = self.reader.texts(self.file(METRICS), max(0, self.iteration() - verdicts.WINDOW))
+        return verdicts.warning(list(map(json.loads, texts)), self._evaluations())
 
     def status(self) -> Status:
         """What was last written about the run."""
@@ -244,7 +251,7 @@ class Run:
         return status.busy(self.folder, self.status())
 
     def iteration(self) -> int:
-        return (self.metrics_index.last(self.file(METRICS)) or {}).get("iteration", 0)
+        return (self.reader.last(self.file(METRICS)) or {}).get("iteration", 0)
 
     def planned(self) -> int | None:
         """The number of iterations that the workflow asks for."""
@@ -271,10 +278,6 @@ class Run:
         states = (self.folder / CHECKPOINTS).glob("[0-9]*/state.json")
         return any(state.parent.name.isdecimal() and self.file(str(state.relative_to(self.folder))) for state in states)
 
-    def metrics(self, after: int) -> tuple[list[dict], bool]:
-        """Rows of the iterations after that one, and whether there are more than fit into one answer."""
-        return self.metrics_index.rows(self.file(METRICS), after)
-
     def evaluations(self) -> list[dict]:
         """What every reward came to on the fixed prompts, without the single values."""
         rows = self._evaluations()
@@ -286,11 +289,11 @@ class Run:
 
     def changes(self) -> list[dict]:
         """Which values were changed while it trained: [{iteration, lines}], the first iteration that had them."""
-        rows = lines.all_rows(self.file(CHANGES), check_changes)
+        rows = reading.all_rows(self.file(CHANGES), check_changes)
         return [{"iteration": row["iteration"], "lines": list(map(change_line, row["changes"]))} for row in rows]
 
     def _evaluations(self) -> list[dict]:
-        return lines.all_rows(self.file(EVALUATIONS), check_evaluation)
+        return reading.all_rows(self.file(EVALUATIONS), check_evaluation)
 
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""

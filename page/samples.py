@@ -10,7 +10,7 @@ from typing import Any
 from ..host.files import open_plain
 from ..trainer.pictures import sheet
 from ..trainer.run.folder import EVALUATIONS, SAMPLES, check_evaluation
-from .lines import all_rows
+from .reading import all_rows
 from .runs import Run
 
 MOST_PICTURES = 32  # in a grid, as `save_pictures` of trainer/run/evaluation.py makes it

@@ -55,15 +55,29 @@ def test_figures_of_another_run_that_got_the_name(site, made):
 
 
 def test_only_new_lines_are_parsed(site, made, monkeypatch):
-    from comfyui_otca.page import lines
+    from comfyui_otca.page import reading
 
     path = made(rows=400) / "metrics.jsonl"
     columns(site)
-    parsed, parse = [], lines.parsed
-    monkeypatch.setattr(lines, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
+    parsed, parse = [], reading.parsed
+    monkeypatch.setattr(reading, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
     with open(path, "a") as file:
         file.write(made.row(401))
     assert columns(site)["iterations"][-1] == 401 and len(parsed) <= 2, "the last line, and the new one"
+
+
+def test_figures_of_runs_that_were_looked_at_long_ago_are_read_again(site, made, monkeypatch):
+    from comfyui_otca.page import runs
+
+    monkeypatch.setattr(runs, "MOST_OPENED", 2)
+    made(rows=2), made("second", rows=3), made("third", rows=4)
+    for _ in range(2):
+        for name, rows in (("first", 2), ("second", 3), ("third", 4), ("third", 4)):
+            answer = site.get(f"/otca/runs/{name}/columns?name=reward/clip_t/mean").json
+            assert (answer["iterations"], answer["rewrites"]) == (list(range(1, rows + 1)), 0)
+            assert answer["columns"] == {"reward/clip_t/mean": [0.5] * rows}
+    readers = [site.runs.run(name).reader for name in ("first", "second", "third")]
+    assert [bool(reader._iterations) for reader in readers] == [False, True, True]
 
 
 def test_too_many_names(site, made):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from comfyui_otca.host import claim
-from comfyui_otca.page import listing
+from comfyui_otca.page import reading
 
 EVALUATED = {"mean": 0.5, "std": 0.2, "standard_error": 0.1, "held_out": False, "values": [0.4, 0.6]}
 
@@ -78,7 +78,7 @@ def test_a_run_that_has_ended_is_read_again_only_when_its_folder_changes(site, m
     folder = made(rows=3, status={"status": "stopped", "total": 9}, files={"checkpoints/000002/state.json": b"{}"})
     assert listed(site)["first"]["iteration"] == 3
     reads = []
-    monkeypatch.setattr(listing, "score", lambda path: reads.append(path))
+    monkeypatch.setattr(reading, "score", lambda path: reads.append(path))
     for changes in range(1, 4):
         before = listed(site)["first"]
         assert listed(site)["first"] == before and len(reads) == max(0, changes - 1)

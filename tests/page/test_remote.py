@@ -89,7 +89,7 @@ def test_a_copy_shows_what_the_run_shows(here, there):
     assert run.id == "flowers"
     summary = run.summary()
     assert (summary["status"], summary["place"], summary["total"], summary["iteration"]) == ("finished", "remote", 9, 3)
-    assert run.metrics_index.rows(run.file("metrics.jsonl"), 0)[0][-1]["iteration"] == 3
+    assert run.reader.figures(run.file("metrics.jsonl"), [], 0)["iterations"][-1] == 3
     assert run.picture("samples-000000.png").read_bytes() == b"a picture"
     assert run.workflow()["prompt"] == json.loads((there / "workflow.json").read_text())
     kept = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}

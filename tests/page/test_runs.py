@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from comfyui_otca.host import files
-from comfyui_otca.page import lines as lines_module
+from comfyui_otca.page import reading
 from comfyui_otca.page import runs as runs_module
 
 PNG = b"\x89PNG\r\n\x1a\n a picture"
@@ -230,14 +230,14 @@ def test_a_poll_parses_only_new_lines(site, made, monkeypatch):
     path = made(rows=500) / "metrics.jsonl"
     assert len(iterations(site)) == 500
     parsed = []
-    monkeypatch.setattr(lines_module, "parsed", lambda line: parsed.append(line) or json.loads(line))
+    monkeypatch.setattr(reading, "parsed", lambda line: parsed.append(line) or json.loads(line))
     with open(path, "a") as file:
         file.write(made.row(501))
     assert iterations(site, 500) == [501] and len(parsed) == 1
 
 
 def test_more_metrics_than_fit_into_one_answer(site, made, monkeypatch):
-    monkeypatch.setattr(lines_module, "MOST_ROWS", 4)
+    monkeypatch.setattr(reading, "MOST_ROWS", 4)
     made(rows=6)
     first = site.get("/otca/runs/first/metrics").json
     assert [row["iteration"] for row in first["rows"]] == [1, 2, 3, 4] and first["more"] is True
@@ -375,7 +375,7 @@ def test_an_adapter_that_is_in_use_is_refused_and_leaves_nothing(site, made, mon
 
 def test_the_list_reads_a_long_run_from_its_end_and_its_rows_are_whole_all_the_same(site, made, monkeypatch):
     """Rows longer than what is read first, a half-written line, a rewrite that the list alone notices."""
-    monkeypatch.setattr(lines_module, "TAIL", 50)
+    monkeypatch.setattr(reading, "TAIL", 50)
     path = made(rows=40) / "metrics.jsonl"
     assert site.get("/otca/runs").json["runs"][0]["iteration"] == 40
     with open(path, "a") as file:
@@ -399,6 +399,6 @@ def test_rows_that_are_none_are_left_out_however_often_they_are_asked_for(site, 
 def test_a_long_run_is_checked_once(site, made, monkeypatch):
     made(rows=300)
     assert len(iterations(site)) == 300
-    parsed, parse = [], lines_module.parsed
-    monkeypatch.setattr(lines_module, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
+    parsed, parse = [], reading.parsed
+    monkeypatch.setattr(reading, "parsed", lambda line, *check: parsed.append(line) or parse(line, *check))
     assert len(iterations(site)) == 300 and not parsed

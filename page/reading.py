@@ -1,0 +1,202 @@
+"""The one reader of a run's files. It remembers what it has read, so that a poll, or a list of hundreds of runs, reads only what
+is new. A line of a file that is damaged, or that a kill cut short, is left out.
+"""
+
+from __future__ import annotations
+
+import bisect
+import codecs
+import math
+import os
+import stat
+import threading
+from array import array
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..host import claim, json_files
+from ..trainer import keys
+from ..trainer.run import verdicts
+from ..trainer.run.folder import check_evaluation, check_iteration
+
+MOST_ROWS = 10_000  # of metrics in one answer: some 20 MB
+TAIL = 16 * 1024  # bytes that hold the last row of nearly every run
+MOST_LINE = 1024**2  # bytes of one row; a longer line is not a row
+SETTLED = frozenset({"finished", "stopped", "failed"})  # how a run stands whatever its process does
+_MISSING = math.nan
+
+Summary = dict[str, Any]
+State = tuple[tuple, ...]  # of all that lies in a folder
+
+
+class Reader:
+    """What is known of one run: the rows of its metrics.jsonl, and its summary once it has ended.
+
+    A resumed run rewrites metrics.jsonl; that shows by the last known line, whose timings never come twice. Only a request for
+    rows or figures has the whole file parsed: for the last row, which the list of all runs asks for, its end is enough.
+
+    Attributes:
+        rewrites: how often the file turned out to be another one than before.
+    """
+
+    def __init__(self) -> None:
+        self.rewrites = 0
+        self._lock = threading.Lock()
+        self._end, self._last_line = 0, b""  # of the last complete line that is known
+        self._known: tuple[State, Summary] | None = None
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Forgets rows and figures, which take some 5 MB where there are ten thousand; they are read again when asked for."""
+        self._starts, self._stops, self._iterations = array("Q"), array("Q"), array("q")  # of each row
+        self._figures: dict[str, array] = {}  # by name, at most one a row
+        self._parsed = 0  # bytes
+
+    def last(self, path: Path | None) -> dict | None:
+        """The last row; None if there is none."""
+        if path is None:
+            return None
+        with self._lock, open(path, "rb") as file:
+            self._notice_rewrite(file)
+            self._read_end(file)
+            return parsed(self._last_line) if self._last_line else None
+
+    def texts(self, path: Path | None, after: int) -> tuple[list[bytes], bool]:
+        """The rows of the iterations after that one as they stand in the file, and whether there are more than fit into one
+        answer."""
+        if path is None:
+            return [], False
+        with self._lock, open(path, "rb") as file:
+            self._parse(file)
+            first = bisect.bisect_right(self._iterations, after)
+            starts, stops = self._starts[first : first + MOST_ROWS], self._stops[first : first + MOST_ROWS]
+            if not starts:
+                return [], False
+            file.seek(starts[0])
+            content = file.read(stops[-1] - starts[0])
+            rows = [content[a - starts[0] : b - starts[0]] for a, b in zip(starts, stops, strict=True)]
+            return [row.removeprefix(codecs.BOM_UTF8) for row in rows], first + len(rows) < len(self._starts)
+
+    def figures(self, path: Path | None, names: Iterable[str], after: int) -> dict[str, Any]:
+        """{iterations, columns: {name: [figure or None]}, names: of all figures, rewrites} after an iteration.
+
+        A name that the run does not have has no column.
+        """
+        with self._lock:
+            if path is not None:
+                with open(path, "rb") as file:
+                    self._parse(file)
+            first = bisect.bisect_right(self._iterations, after)
+            chosen = {name: self._figures[name][first:] for name in names if name in self._figures}
+            lacks = {name: [None] * (len(self._iterations) - first - len(column)) for name, column in chosen.items()}
+            return {
+                "iterations": self._iterations[first:].tolist(),
+                "columns": {n: [None if v != v else v for v in column] + lacks[n] for n, column in chosen.items()},
+                "names": list(self._figures),
+                "rewrites": self.rewrites,
+            }
+
+    def summary(self, folder: Path, read: Callable[[], Summary]) -> Summary:
+        """What `read` gives, or gave of a run that has ended while its folder was as it is now."""
+        state = _state(folder)
+        if self._known is not None and self._known[0] == state:
+            return self._known[1]
+        summary = read()
+        lasts = state is not None and summary["status"] in SETTLED and all(name != claim.CLAIM for name, *_ in state)
+        self._known = (state, summary) if state is not None and lasts else None
+        return summary
+
+    def _notice_rewrite(self, file: BinaryIO) -> None:
+        file.seek(self._end - len(self._last_line))
+        if file.read(len(self._last_line)) != self._last_line:
+            self._end, self._last_line = 0, b""
+            self.let_go()
+            self.rewrites += 1
+
+    def _read_end(self, file: BinaryIO) -> None:
+        """Takes note of the last complete line."""
+        size = file.seek(0, os.SEEK_END)
+        for length in (TAIL, 2 * MOST_LINE):
+            start = max(self._end, size - length)
+            file.seek(start)
+            tail = file.read(size - start)
+            whole = tail[: tail.rfind(b"\n") + 1]
+            begin = whole.rfind(b"\n", 0, -1) + 1  # 0: in this tail no earlier line ends
+            if not whole or begin == 0 and start > self._end:
+                continue
+            self._end, self._last_line = start + len(whole), whole[begin:]
+            return
+
+    def _parse(self, file: BinaryIO) -> None:
+        """Reads on from where the parsed lines end."""
+        self._notice_rewrite(file)
+        file.seek(self._parsed)
+        for line in file:
+            if not line.endswith(b"\n"):  # still being written
+                break
+            if row := parsed(line):
+                self._add(row, len(line))
+            self._parsed += len(line)
+            self._last_line = line
+        self._end = self._parsed
+
+    def _add(self, row: dict[str, Any], length: int) -> None:
+        count = len(self._iterations)
+        self._iterations.append(row["iteration"])
+        self._starts.append(self._parsed)
+        self._stops.append(self._parsed + length - 1)
+        for name, value in row.items():
+            if name != "iteration" and isinstance(value, int | float | None):
+                column = self._figures.setdefault(name, array("d"))
+                column.extend([_MISSING] * (count - len(column)))  # iterations that lacked it
+                column.append(_MISSING if value is None else value)
+
+
+def _state(folder: Path) -> State | None:
+    """Changes when a file of the folder does, or a checkpoint comes or goes; None if a link makes that unknowable."""
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            seen = entry.stat(follow_symlinks=False)
+            if stat.S_ISLNK(seen.st_mode):
+                return None
+            found.append((entry.name, seen.st_ino, seen.st_size, seen.st_mtime_ns))
+    return tuple(sorted(found))
+
+
+def parsed(line: bytes, check: Callable[[dict], None] = check_iteration) -> dict | None:
+    """A row that is as the trainer writes them; None for one that is not, such as one that a kill cut short."""
+    try:
+        row = json_files.parse(line)
+        check(row)
+    except ValueError:
+        return None
+    return row
+
+
+def all_rows(path: Path | None, check: Callable[[dict], None]) -> list[dict]:
+    """The rows of a small file, which is read as a whole; none if there is no file."""
+    lines = path.read_bytes().splitlines() if path else ()
+    return list(filter(None, (parsed(line, check) for line in lines)))
+
+
+def score(path: Path | None) -> float | None:
+    """What the last evaluation of a run came to: evaluation/sum, by which runs of other rewards can be compared too.
+
+    Only the first and the last line are read: an evaluation of many prompts is long, and there may be hundreds.
+    """
+    ends = _ends(path) if path is not None else None
+    first, last = (parsed(line, check_evaluation) for line in ends or (b"", b""))
+    return verdicts.metric_value([first], last, keys.EVALUATION_SUM) if first and last else None
+
+
+def _ends(path: Path) -> tuple[bytes, bytes] | None:
+    """The first and the last whole line of a file."""
+    with open(path, "rb") as file:
+        first = file.readline(MOST_LINE)
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 2 * MOST_LINE))
+        tail = file.read(2 * MOST_LINE)
+    whole = tail[: tail.rfind(b"\n") + 1].rstrip(b"\n")
+    return (first, whole[whole.rfind(b"\n") + 1 :]) if whole else None
