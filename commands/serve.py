@@ -27,8 +27,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from aiohttp import web
 
-    from ..page.remote.protocol import TOKEN_VARIABLE
-    from ..page.remote.server import application
+    from ..page.remote.server import TOKEN_VARIABLE, application
 
     folder = Path(arguments.run)
     if not folder.is_dir():

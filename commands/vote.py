@@ -49,7 +49,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from aiohttp import web
 
     from ..host.access.addresses import is_loopback
-    from ..page.vote_server import application
+    from ..page.votes import application
     from ..trainer.rewards.vote import votes
     from ..trainer.rewards.vote.asking import VoteFolder
 

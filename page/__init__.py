@@ -21,14 +21,13 @@ def settle_in() -> None:
 
     from ..canvas import results
     from ..host.headless_comfyui import add_reward_folder
-    from . import memory, refusals
-    from .help import add_help_route
+    from . import middlewares
 
     add_reward_folder(folder_paths)
-    add_help_route(PromptServer.instance.routes, PACK.name)
+    middlewares.add_help_route(PromptServer.instance.routes, PACK.name)
     register(PromptServer.instance, folder_paths)
-    memory.watch(PromptServer.instance, results.release, results.Busy)
-    refusals.watch(PromptServer.instance)
+    middlewares.make_room_when_asked(PromptServer.instance, results.release, results.Busy)
+    middlewares.say_refusals_once(PromptServer.instance)
 
 
 def register(prompt_server, folder_paths: ModuleType) -> None:
@@ -36,10 +35,10 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
     from ..canvas import results
     from ..host.foreign_nodes import NodeClasses
     from ..nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
-    from . import folders
     from .jobs import Jobs
     from .routes import add_routes
     from .runs import Runs
+    from .settings import of_comfyui
 
     runs = Runs(lambda: Path(folder_paths.get_output_directory()) / "otca", results.run_at_work)
     add_routes(
@@ -55,7 +54,7 @@ def register(prompt_server, folder_paths: ModuleType) -> None:
         ),
         live=results,
         loras_folder=lambda: Path(folder_paths.get_folder_paths("loras")[0]),
-        folders=lambda: folders.of_comfyui(folder_paths),
+        folders=lambda: of_comfyui(folder_paths),
         setting=lambda request: _trainings_setting(prompt_server, request),
     )
     # What is read of hundreds of runs is remembered, so that the sidebar opens quickly the first time, too.

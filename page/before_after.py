@@ -19,9 +19,8 @@ from typing import Any
 from ..host import files
 from ..trainer.policy.files import NETWORKS
 from ..trainer.run.folder import ABOUT, AFTER, BEFORE, PAIRS, read_own
-from .checks import Field, Refused, whole_number
-from .jobs import GLANCE, LAST_LINES, Jobs
-from .processes import on_its_own
+from .jobs import GLANCE, LAST_LINES, Jobs, on_its_own
+from .requests import Field, Refused, whole_number
 from .runs import Run, leads_inside
 
 LONGEST_PROMPT = 2000  # characters; each system has its own limit for a command line

@@ -18,26 +18,30 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..host import claim, files, own_folders
+from ..host import claim, files, headless_comfyui, own_folders, paths
+from ..host.access.permissions import FROM_PAGE
 from ..host.stopping import STOP
 from ..trainer.checks import preflight
 from ..trainer.run import status
 from ..trainer.run.folder import CANVAS, LOG, WORKFLOW
 from ..trainer.types import RUN_NODE
+from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import resumable
 from ..trainer.workflow.problem import Problem, bounded
 from ..trainer.workflow.running import Workflow, WorkflowError
-from .checks import Refused
-from .limits import trainings
-from .processes import environment, on_its_own
+from . import machine
+from .requests import Refused
 from .runs import Run, Runs
-from .stop import ask_to_stop
 
 logger = logging.getLogger(__name__)
 
 LAST_LINES = 12
 EXIT_BAD_INPUT = 2  # of a command that was refused what it was given
 ENDING_SECONDS = 20
+TRAININGS = "OTCA_TRAININGS"  # a variable of the environment: how many trainings of the page are at work at a time
+ON_A_CPU = 2
+MOST_TRAININGS = 1024
+WINDOWS_FLAGS = ("CREATE_NEW_PROCESS_GROUP", "CREATE_NO_WINDOW")
 GLANCE = 1.0  # seconds between two looks whether a training has ended and the next in the queue may begin
 
 
@@ -317,8 +321,21 @@ class Jobs:
         status.write(run.folder, status.following(before, state, pid, total=total, error=error, reason=reason))
 
     def environment(self, run: Run) -> dict[str, str]:
-        """Of a process that does something with a run."""
-        return environment(run, self.runs.folder(), self.input_folder(), self.node_classes)
+        """The environment of a process that does something with a run. What a process finds in ComfyUI's folders, it must find
+        outside ComfyUI too; and if the graph holds ComfyUI's nodes, this ComfyUI, its options and the packs."""
+        kinds = {paths.weights_variable(kind): paths.weight_folders(kind) for kind in paths.WEIGHT_KINDS}
+        folders = {"OTCA_MODELS": [folder for folder in paths.model_folders() if folder != paths.ASSETS], **kinds}
+        needs = foreign.needs(run.workflow()["prompt"], self.node_classes)
+        return {
+            **os.environ,
+            **{variable: os.pathsep.join(map(str, listed)) for variable, listed in folders.items()},
+            "OTCA_INPUT": str(self.input_folder()),
+            paths.RUNS: str(self.runs.folder()),
+            FROM_PAGE: "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONIOENCODING": "utf-8",
+            **(headless_comfyui.of_this_server(needs.packs) if needs else {}),
+        }
 
     def _wait(self, process: subprocess.Popen, run: Run) -> None:
         """Collects the process when it ends, and says how it ended if it could not say so itself."""
@@ -389,3 +406,44 @@ def _busy(run: Run) -> str:
 def as_json(problems: Sequence[Problem]) -> list[dict[str, Any]]:
     """Problems for the page, without the values: it has them, and some are no JSON."""
     return [{k: v for k, v in asdict(problem).items() if k != "value"} for problem in bounded(problems)]
+
+
+def trainings(setting: int | None = None) -> int:
+    """How many of the page are at work at a time: by the environment, else by the page's setting, else one an accelerator.
+
+    Raises:
+        Refused: 400, what the environment says is no number.
+    """
+    number = os.environ.get(TRAININGS, "").strip()
+    if number:
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_TRAININGS:
+            fix = f"set it to a whole number from 1 to {MOST_TRAININGS}, or remove it, and restart ComfyUI"
+            raise Refused(
+                400, f"{TRAININGS} = {number!r} in ComfyUI's environment is no number of trainings. Fix: {fix}"
+            )
+        return int(number)
+    return setting or len(machine.accelerators()) or ON_A_CPU
+
+
+def on_its_own() -> dict[str, Any]:
+    """Options of `subprocess.Popen`."""
+    return {
+        # Ctrl-C in ComfyUI's terminal, and its end, must not reach the process
+        "start_new_session": True,
+        # and on Windows neither must the end of that terminal's window
+        "creationflags": sum(getattr(subprocess, flag, 0) for flag in WINDOWS_FLAGS),
+    }
+
+
+def ask_to_stop(run: Run) -> None:
+    """Asks for the end after the current micro-step, with everything saved. Raises Refused (409)."""
+    summary = run.summary()
+    if summary["status"] != "running":
+        raise Refused(409, f"run {run.id} is not running, but {summary['status']}. Fix: reload the list of runs")
+    if summary["place"] == status.CANVAS:
+        raise Refused(409, f"run {run.id} is made on the canvas. Fix: stop it by ComfyUI's own Cancel button")
+    try:
+        os.close(files.open_plain(run.folder / STOP, os.O_WRONLY | os.O_CREAT))
+        os.utime(run.folder / STOP)  # of an earlier request, which counts again
+    except OSError as error:
+        raise Refused(409, f"run {run.id} cannot be asked to stop: {error}. Fix: remove what is in the way") from error

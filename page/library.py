@@ -14,12 +14,13 @@ from ..host.files import Damaged, beside
 from ..trainer.run.folder import NOTES, WORKFLOW, read_own
 from ..trainer.run.status import REMOTE
 from ..trainer.types import MODEL_NODES
-from .checks import Refused
 from .jobs import Jobs
 from .remote.watching import forget_token
+from .requests import Field, Refused, text
 from .runs import Run, Runs
 
 MOST_NOTES = 2000  # characters
+NOTE = {"notes": Field(text(MOST_NOTES, "shorten them", least=0), required=True)}
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,6 @@ class Library:
             raise Refused(409, str(error)) from error
         with self.jobs.at_rest(run):
             yield
-
-
-def notes_text(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > MOST_NOTES:
-        raise ValueError(f"must be text. Fix: at most {MOST_NOTES} characters")
-    return value
 
 
 def _refuse_link(run: Run) -> None:

@@ -53,6 +53,16 @@ class Machine:
         return self._seen
 
 
+def accelerators() -> list[str]:
+    """torch's names of those that this process has. ComfyUI has loaded torch, and without it there are none."""
+    torch, found = sys.modules.get("torch"), []
+    for kind in ("cuda", "xpu") if torch is not None else ():
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            found += [f"{kind}:{number}" for number in range(module.device_count())]
+    return found + (["mps"] if torch is not None and torch.backends.mps.is_available() else [])
+
+
 def _accelerators() -> list[Memory]:
     torch = sys.modules.get("torch")
     if torch is None:

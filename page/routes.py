@@ -1,11 +1,14 @@
-"""The routes under /otca. Each handler checks what came, asks the room that knows, and answers JSON or a picture."""
+"""The routes under /otca. Each handler checks what came, asks the room that knows, and answers JSON or a picture.
+
+Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,9 +21,14 @@ from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow.foreign import needs
 from ..trainer.workflow.running import Workflow
-from .before_after import BeforeAfter
-from .bundles import BundleRoutes
-from .checks import (
+from .before_after import MAKE, BeforeAfter
+from .export import BundleRoutes, commands
+from .jobs import Gpus, Jobs, as_json
+from .library import NOTE, Library
+from .machine import Machine
+from .remote.watching import WATCH, Remotes
+from .requests import (
+    NOTHING,
     Field,
     Refused,
     answered,
@@ -31,21 +39,13 @@ from .checks import (
     text_or_null,
     whole_number,
 )
-from .export import commands
-from .folders import Folder
-from .jobs import Gpus, Jobs, as_json
-from .library import Library
-from .library_routes import add_library_routes
-from .live import LiveRoutes
-from .machine import Machine
-from .permissions import add_permission_routes
-from .remote.routes import add_remote_routes
-from .remote.watching import Remotes
 from .runs import Run, Runs
+from .settings import Folder, PermissionRoutes
 from .suggestions import SuggestionRoutes
 from .votes import add_vote_routes
 
 MOST_ITERATIONS, MOST_GPUS = 10**7, 1024
+MOST_NAMES = 100  # of figures in one request
 
 GPUS = {
     "gpus": Field(whole_number(1, MOST_GPUS), default=1),
@@ -61,11 +61,10 @@ TRAIN = {
 RESUME = {"iterations": Field(whole_number(1, MOST_ITERATIONS)), **GPUS}
 EXPORT = {"prompt": Field(json_object, required=True), "name": Field(plain_name)}
 RESULTS = {"prompt": Field(json_object, required=True), "workflow": Field(text_or_null)}
-NOTHING: dict[str, Field] = {}
 
 
 class Live(Protocol):
-    """What the nodes in this process still know; the module nodes.results."""
+    """What the nodes in this process still know; the module canvas.results."""
 
     @property
     def Busy(self) -> type[Exception]: ...
@@ -87,51 +86,72 @@ def add_routes(
     setting: Callable[[web.Request], int | None] = lambda request: None,
 ) -> None:
     """Adds every route. `folders` are those that a settings page shows, `setting` what who asks has set OTCA.Trainings to."""
+    library, made, machine = Library(runs, jobs, live), BeforeAfter(jobs), Machine()
+    nodes, shown = NodeRoutes(jobs, live), RunRoutes(runs, Remotes(runs), made, loras_folder)
+    trainings = TrainingRoutes(shown, jobs, setting)
+    offered, permitted = SuggestionRoutes(runs, jobs.node_classes), PermissionRoutes(jobs.node_classes)
+    bundles = BundleRoutes(jobs, lambda: runs.folder().parent)
 
-    async def named_run(request: web.Request) -> Run:
-        return await _named_run(runs, request)
+    def of_run(function: Callable[..., Any], fields: Mapping[str, Field] = NOTHING) -> Callable:
+        """A handler that answers what a function says of the run, or does to it, given these fields of the request."""
 
-    def get(path: str) -> Callable:
-        return lambda handler: routes.get(path)(answered(handler))
+        async def handler(request: web.Request) -> Any:
+            asked = await body(request, fields) if request.method == "POST" else {}
+            return await asyncio.to_thread(function, await shown.run(request), **asked)
 
-    def post(path: str) -> Callable:
-        return lambda handler: routes.post(path)(answered(handler))
+        return handler
 
-    remotes = Remotes(runs)
-    nodes, shown = NodeRoutes(jobs, live), RunRoutes(runs, remotes, loras_folder)
-    trainings = TrainingRoutes(runs, jobs, remotes, setting)
-    offered = SuggestionRoutes(runs, jobs.node_classes)
+    async def memory_and_queue(request: web.Request) -> dict[str, Any]:
+        return await asyncio.to_thread(lambda: {"memory": machine.memory(jobs.processes), "queue": jobs.queue()})
+
+    async def all_folders(request: web.Request) -> dict[str, Any]:
+        return {"folders": [asdict(folder) for folder in await asyncio.to_thread(folders)]}
+
+    one = "/otca/runs/{id}"
     for path, handler in {
         "/otca/preview": nodes.preview,
         "/otca/suggestions": offered.of_machine,
+        "/otca/permissions": permitted.all_given,
+        "/otca/machine": memory_and_queue,
+        "/otca/folders": all_folders,
+        "/otca/bundle": bundles.progress,
+        "/otca/bundles/{name}": bundles.download,
         "/otca/runs": shown.all_runs,
-        "/otca/runs/{id}": shown.one_run,
-        "/otca/runs/{id}/metrics": shown.metrics,
-        "/otca/runs/{id}/pictures/{name}": shown.picture,
-        "/otca/runs/{id}/log": shown.log,
-        "/otca/runs/{id}/workflow": shown.workflow,
+        one: shown.one_run,
+        f"{one}/metrics": shown.metrics,
+        f"{one}/columns": shown.columns,
+        f"{one}/pictures/{{name}}": shown.picture,
+        f"{one}/log": shown.log,
+        f"{one}/state": of_run(Run.summary),
+        f"{one}/workflow": of_run(Run.workflow),
+        f"{one}/samples": of_run(Run.grids),
+        f"{one}/removal": of_run(library.removal),
+        f"{one}/before_after": of_run(made.of),
+        f"{one}/before_after/{{pair}}/{{which}}": shown.before_after,
     }.items():
         routes.get(path)(answered(handler))
     for path, handler in {
         "/otca/results": nodes.results,
-        "/otca/suggestions": offered.of_graph,
         "/otca/release": nodes.release,
-        "/otca/runs/{id}/lora": shown.lora,
-        "/otca/train": trainings.train,
-        "/otca/runs/{id}/stop": trainings.stop,
-        "/otca/runs/{id}/resume": trainings.resume,
+        "/otca/suggestions": offered.of_graph,
+        "/otca/permissions/wants": permitted.wants,
+        "/otca/permissions/allow": permitted.allow,
+        "/otca/permissions/take_back": permitted.take_back,
+        "/otca/bundle": bundles.make,
         "/otca/export": trainings.export,
+        "/otca/train": trainings.train,
+        "/otca/watch": trainings.watch,
+        f"{one}/stop": trainings.stop,
+        f"{one}/resume": trainings.resume,
+        f"{one}/move_up": of_run(jobs.move_up),
+        f"{one}/lora": shown.lora,
+        f"{one}/note": of_run(library.note, NOTE),
+        f"{one}/delete": of_run(library.remove),
+        f"{one}/before_after": of_run(made.make, MAKE),
+        f"{one}/before_after/cancel": of_run(made.cancel),
     }.items():
-        post(path)(handler)
-    add_permission_routes(get, post, jobs.node_classes)
-    BundleRoutes(jobs, lambda: runs.folder().parent).add(get, post)
-    LiveRoutes(jobs, named_run, folders, Machine(), BeforeAfter(jobs)).add(get, post)
+        routes.post(path)(answered(handler))
     add_vote_routes(routes, desk)
-    add_remote_routes(post, remotes)
-    add_library_routes(routes, Library(runs, jobs, live))
-
-
-# Whatever touches files, decodes or starts a process runs in a thread: ComfyUI's server has one loop.
 
 
 @dataclass(frozen=True)
@@ -168,17 +188,18 @@ class NodeRoutes:
             raise Refused(409, str(error)) from error
 
 
-async def _named_run(runs: Runs, request: web.Request) -> Run:
-    return await asyncio.to_thread(runs.run, request.match_info["id"])
-
-
 @dataclass(frozen=True)
 class RunRoutes:
     """What the folders of runs hold."""
 
     runs: Runs
     remotes: Remotes
+    made: BeforeAfter
     loras_folder: Callable[[], Path]
+
+    async def run(self, request: web.Request) -> Run:
+        """The run that a request names."""
+        return await asyncio.to_thread(self.runs.run, request.match_info["id"])
 
     async def all_runs(self, request: web.Request) -> dict:
         summaries = await asyncio.to_thread(self.runs.summaries)
@@ -186,12 +207,12 @@ class RunRoutes:
         return {"runs": await asyncio.to_thread(lambda: list(map(self.remotes.told, summaries)))}
 
     async def one_run(self, request: web.Request) -> dict:
-        run = await _named_run(self.runs, request)
+        run = self.runs.opened(await self.run(request))
         return await asyncio.to_thread(lambda: self.remotes.told(run.details()))
 
     async def metrics(self, request: web.Request) -> web.Response:
         after = query_number(request, "after", default=0)
-        run = self.runs.opened(await _named_run(self.runs, request))
+        run = self.runs.opened(await self.run(request))
 
         def answer() -> web.Response:
             lines, more = run.reader.texts(run.file(METRICS), after)
@@ -202,20 +223,33 @@ class RunRoutes:
 
         return await asyncio.to_thread(answer)
 
+    async def columns(self, request: web.Request) -> web.Response:
+        after, names = query_number(request, "after", default=0), request.query.getall("name", [])
+        run = self.runs.opened(await self.run(request))
+        if len(names) > MOST_NAMES:
+            raise Refused(400, f"{len(names)} names. Fix: ask for at most {MOST_NAMES} at a time")
+
+        def answer() -> web.Response:
+            figures = run.reader.figures(run.file(METRICS), names, after)
+            return web.json_response({**figures, "evaluations": run.evaluations()})
+
+        return await asyncio.to_thread(answer)
+
     async def picture(self, request: web.Request) -> web.StreamResponse:
-        run = await _named_run(self.runs, request)
+        run = await self.run(request)
         return web.FileResponse(await asyncio.to_thread(run.picture, request.match_info["name"]))
 
-    async def log(self, request: web.Request) -> dict:
-        run = await _named_run(self.runs, request)
-        return await asyncio.to_thread(run.log, query_number(request, "after", default=0))
+    async def before_after(self, request: web.Request) -> web.StreamResponse:
+        run, name, which = await self.run(request), request.match_info["pair"], request.match_info["which"]
+        return web.FileResponse(await asyncio.to_thread(self.made.picture, run, name, which))
 
-    async def workflow(self, request: web.Request) -> dict:
-        return await asyncio.to_thread((await _named_run(self.runs, request)).workflow)
+    async def log(self, request: web.Request) -> dict:
+        run = await self.run(request)
+        return await asyncio.to_thread(run.log, query_number(request, "after", default=0))
 
     async def lora(self, request: web.Request) -> dict:
         await body(request, NOTHING)
-        run = await _named_run(self.runs, request)
+        run = await self.run(request)
         if run.status().place == REMOTE:
             await self.remotes.fetch_adapters(run)
         return {"lora_names": await asyncio.to_thread(run.copy_lora, self.loras_folder())}
@@ -225,9 +259,8 @@ class RunRoutes:
 class TrainingRoutes:
     """What is trained outside ComfyUI's process, here or elsewhere."""
 
-    runs: Runs
+    shown: RunRoutes
     jobs: Jobs
-    remotes: Remotes
     setting: Callable[[web.Request], int | None]
 
     async def train(self, request: web.Request) -> dict:
@@ -236,19 +269,22 @@ class TrainingRoutes:
         training = asked["name"], asked["prompt"], asked["workflow"], asked["iterations"], _gpus(asked)
         return {"id": (await asyncio.to_thread(self.jobs.start, *training)).id}
 
-    async def stop(self, request: web.Request) -> dict:
+    async def watch(self, request: web.Request) -> dict:
+        asked = await body(request, WATCH)
+        return {"id": (await self.shown.remotes.watch(asked["url"], asked["token"], asked["name"])).id}
+
+    async def stop(self, request: web.Request) -> None:
         await body(request, NOTHING)
-        run = await _named_run(self.runs, request)
+        run = await self.shown.run(request)
         if run.status().place == REMOTE:
-            await self.remotes.stop(run)
+            await self.shown.remotes.stop(run)
         else:
             await asyncio.to_thread(self.jobs.stop, run)
-        return {}
 
     async def resume(self, request: web.Request) -> dict:
         asked = await body(request, RESUME)
         await self._set_limit(request)
-        run = await _named_run(self.runs, request)
+        run = await self.shown.run(request)
         message = await asyncio.to_thread(self.jobs.resume, run, asked["iterations"], _gpus(asked))
         return {"id": run.id, "told": message}
 

@@ -8,15 +8,17 @@ import os
 import re
 import shutil
 import stat
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..host import claim, files, own_folders
-from ..host.files import beside, is_plain_file, present, put_in_place, write_text
+from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
 from ..host.names import SEPARATORS
 from ..trainer import keys
+from ..trainer.pictures import sheet
 from ..trainer.run import status, verdicts
 from ..trainer.run.folder import (
     ADAPTERS,
@@ -40,10 +42,12 @@ from ..trainer.workflow.graph import planned_iterations, title
 from ..trainer.workflow.lineage import change_line
 from . import reading
 from .adapters import free_copy, saved_already
-from .checks import Refused
 from .reading import Reader
+from .requests import Refused
 
 MOST_LOG = 64 * 1024
+MOST_PICTURES = 32  # in a grid, as `save_pictures` of trainer/run/evaluation.py makes it
+PNG, HEADER = b"\x89PNG\r\n\x1a\n", struct.Struct(">8s8xII")
 MOST_OPENED = 16  # runs whose rows are kept in memory
 SAVE_NODE = "OTCA_SaveLoRA"
 INTERRUPTED = "the process ended without a word. Fix: resume continues from the last checkpoint"
@@ -295,6 +299,26 @@ class Run:
     def _evaluations(self) -> list[dict]:
         return reading.all_rows(self.file(EVALUATIONS), check_evaluation)
 
+    def grids(self) -> dict[str, Any]:
+        """{grids: [{iteration, file, size, pictures: [{prompt, seed, box}]}]} of all evaluations whose grid is understood.
+
+        `seed` counts the fixed seeds of evaluations from 0, the same in every run; `box` is left, top, width, height.
+        """
+        rows = {row["iteration"]: row for row in self._evaluations()}
+        grids = []
+        for file in self.samples():
+            iteration = int(file.removesuffix(".png"))
+            path = self.file(f"{SAMPLES}/{file}")
+            size, row = _size(path) if path else None, rows.get(iteration)
+            if size is None or row is None:
+                continue
+            pairs = _pairs(row)
+            found = sheet.found_in(size, [prompt for prompt, _ in pairs])
+            if found is not None:
+                pictures = [{"prompt": p, "seed": s, "box": found.box(k)} for k, (p, s) in enumerate(pairs)]
+                grids.append({"iteration": iteration, "file": file, "size": size, "pictures": pictures})
+        return {"grids": grids}
+
     def picture(self, name: str) -> Path:
         """samples.png, rewards.png, credit.png, or samples-NNNNNN.png for samples/NNNNNN.png. Raises Refused."""
         sample = re.fullmatch(r"samples-([0-9]{6,9}\.png)", name)
@@ -392,3 +416,21 @@ def leads_inside(folder: Path, path: Path) -> bool:
 
 def _quietly(line: str) -> None:
     """A page asks every few seconds: what is wrong is in the answer, and not in the log each time."""
+
+
+def _pairs(row: dict[str, Any]) -> list[tuple[str, int]]:
+    """Prompt and seed of each picture, in the order in which an evaluation samples them."""
+    prompts = row.get("prompts") or []
+    counts = [len(figures["values"]) for figures in row["rewards"].values() if figures.get("values")]
+    seeds = max(counts, default=0) // len(prompts) if prompts else 0
+    return [(prompt, seed) for seed in range(max(1, seeds)) for prompt in prompts][:MOST_PICTURES]
+
+
+def _size(path: Path) -> tuple[int, int] | None:
+    """Width and height of a PNG, by its header."""
+    try:
+        with os.fdopen(open_plain(path), "rb") as file:
+            magic, width, height = HEADER.unpack(file.read(HEADER.size))
+    except (OSError, struct.error):
+        return None
+    return (width, height) if magic == PNG else None

@@ -7,8 +7,8 @@ folders, in those of the environment, and in the pack. How an input says which k
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from ..host.access.permissions import PROMPT_SUFFIXES
 from ..host.text import quoted
 from ..trainer.run import offered
 from ..trainer.workflow.running import Workflow, WorkflowError
-from .checks import Field, Refused, body, json_object
-from .name_lists import MOST_LISTED, file_of, folder_with, is_folder, names_in
+from . import machine
+from .requests import Field, Refused, body, json_object, text
 from .runs import Runs, is_id
 
 PIPELINE, PAIRS = "model_index.json", "pairs.jsonl"
 INPUT_DEPTH = 3  # levels of folders below ComfyUI's input folder in which prompt files are offered
+MOST_LOOKED_AT = 20_000  # names in one folder and all below it
+MOST_LISTED = 500
+Wanted = Callable[[os.DirEntry], bool]
 SEVERAL = ("layers",)  # kinds of which an input takes several, with commas between them
 
 
@@ -40,19 +43,9 @@ def _networks() -> list[str]:
     return [name for name in paths.list_models("config.json") if name.rpartition("/")[0] not in pipelines]
 
 
-def devices() -> list[str]:
-    """Those that there are. ComfyUI has loaded torch, and without it there is only the CPU."""
-    torch, found = sys.modules.get("torch"), ["auto", "cpu"]
-    for kind in ("cuda", "xpu") if torch is not None else ():
-        module = getattr(torch, kind, None)
-        if module is not None and module.is_available():
-            found += [f"{kind}:{number}" for number in range(module.device_count())]
-    return found + (["mps"] if torch is not None and torch.backends.mps.is_available() else [])
-
-
 # What this machine has, whatever the graph is.
 MACHINES: dict[str, Callable[[], list[str]]] = {
-    "devices": devices,
+    "devices": lambda: ["auto", "cpu", *machine.accelerators()],
     "encoders": lambda: paths.list_models("preprocessor_config.json"),
     "networks": _networks,
     "pair_folders": lambda: names_in(paths.input_folders(), folder_with(PAIRS), INPUT_DEPTH),
@@ -67,15 +60,10 @@ MACHINES: dict[str, Callable[[], list[str]]] = {
 GRAPHS: dict[str, Callable[[Workflow, str], list[str]]] = {"layers": offered.layers, "metrics": offered.metrics}
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be text. Fix: give what the input's `suggest` says, and the node's id")
-    return value
-
-
+NAMED = text(1000, "give what the input's `suggest` says, and the node's id", least=0)
 ASKED = {
-    "kind": Field(_text, required=True),
-    "node": Field(_text, required=True),
+    "kind": Field(NAMED, required=True),
+    "node": Field(NAMED, required=True),
     "prompt": Field(json_object, required=True),
 }
 
@@ -129,3 +117,56 @@ def _changed(folder: Path) -> float:
         return folder.stat().st_mtime
     except OSError:  # somebody has just removed it
         return 0.0
+
+
+# --- names of files and folders ---------------------------------------------------------------------------------------
+# Bounded in what is looked at and in what is listed, since a folder may hold a hundred thousand pictures. Links are left out:
+# what they lead to may lie elsewhere, and a name that is offered has to be one that is accepted.
+
+
+def names_in(folders: Iterable[Path], wanted: Wanted, depth: int) -> list[str]:
+    """Names relative to their folder, as a graph has them, of what is wanted in `folders` and `depth` levels below them; sorted
+    folder by folder, and no name twice."""
+    names: dict[str, None] = {}
+    for folder in folders:
+        names |= dict.fromkeys(sorted(_below(folder, wanted, depth)))
+    return list(names)[:MOST_LISTED]
+
+
+def file_of(*suffixes: str) -> Wanted:
+    """A file with one of these endings."""
+    return lambda entry: entry.is_file(follow_symlinks=False) and entry.name.lower().endswith(suffixes)
+
+
+def is_folder(entry: os.DirEntry) -> bool:
+    return entry.is_dir(follow_symlinks=False)
+
+
+def folder_with(marker: str) -> Wanted:
+    """A folder that holds a file of that name."""
+    return lambda entry: is_folder(entry) and os.path.isfile(os.path.join(entry.path, marker))
+
+
+def _below(folder: Path, wanted: Wanted, depth: int) -> Iterator[str]:
+    left, waiting = MOST_LOOKED_AT, [(str(folder), 0)]
+    while waiting:
+        path, level = waiting.pop(0)
+        for entry in _entries(path):
+            left -= 1
+            if left < 0:
+                return
+            if entry.name.startswith("."):
+                continue
+            if wanted(entry):
+                yield Path(os.path.relpath(entry.path, folder)).as_posix()
+            if level < depth and is_folder(entry):
+                waiting.append((entry.path, level + 1))
+
+
+def _entries(path: str) -> Iterator[os.DirEntry]:
+    """None of a folder that is not there, or that may not be read: others may be."""
+    try:
+        with os.scandir(path) as entries:
+            yield from entries
+    except OSError:
+        return

@@ -6,13 +6,33 @@ On ComfyUI's server as on that of `otca vote`. Questions are named by their ids,
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import io
+import itertools
+import json
+import math
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from ..host.questions import Desk, NotOpen, Question
-from .checks import Field, Refused, answered, body, object_or_null
+from ..host import stopping
+from ..host.access.addresses import is_loopback
+from ..host.checks import is_number, is_whole
+from ..host.files import Damaged
+from ..host.paths import ASSETS
+from ..host.questions import Desk, NotOpen, Question, desk
+from ..host.text import quoted
+from ..trainer.rewards.http import LEFT_OUT, VERSION
+from ..trainer.rewards.vote.asking import VoteFolder
+from .requests import Field, Handler, Refused, answered, body, guard, object_or_null
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ANSWER = {"answer": Field(object_or_null, required=True)}
 
@@ -69,3 +89,158 @@ def _as_json(question: Question) -> dict[str, Any]:
         "answered": question.answer is not None,
         **question.about,
     }
+
+
+MOST_BYTES = 2**30  # of one request
+MOST_WAITING = 64  # requests at a time
+MOST_FPS = 240
+COOKIE = "otca_vote"
+WEB = ASSETS.parent / "web"
+
+
+def application(folder: VoteFolder, token: str = "") -> web.Application:
+    """The server's routes. Without a token it answers only who reaches it by a name of this machine."""
+    desk.attended = True
+    app = web.Application(client_max_size=MOST_BYTES, middlewares=[_guard(token)])
+    routes = web.RouteTableDef()
+    add_vote_routes(routes, desk)
+    routes.static("/web", WEB)
+    scorer = Scorer(folder)
+    app.on_shutdown.append(scorer.give_up)
+
+    @routes.get("/")
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(ASSETS / "vote.html", headers={"Cache-Control": "no-cache"})
+
+    routes.post("/score")(answered(scorer.score))
+    app.add_routes(routes)
+    return app
+
+
+def _guard(token: str) -> Callable:
+    """Lets in who has the token; without one, who reaches the server by a name of this machine."""
+    if token:
+        return guard(token, "the token is missing or wrong. Fix: open the address that otca vote printed", COOKIE)
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        # Else a page of a stranger's could have its own name lead here.
+        name = request.host.rpartition(":")[0] if not request.host.endswith("]") else request.host
+        if not is_loopback(name or request.host):
+            raise web.HTTPForbidden(text=f"this server answers on this machine only, and not as {request.host[:200]}")
+        return await handler(request)
+
+    return guarded
+
+
+class Scorer:
+    """Answers requests for scores by what people say of the pictures."""
+
+    def __init__(self, folder: VoteFolder):
+        self.folder = folder
+        self.threads = ThreadPoolExecutor(MOST_WAITING, "votes")  # its own, since each waits for a person
+        self.open: set[threading.Event] = set()
+
+    async def score(self, request: web.Request) -> dict[str, Any]:
+        asked = await asyncio.to_thread(_decoded, await request.read())
+        prompts, groups = asked.prompts, asked.groups
+        if alone := [number for number, count in enumerate(map(groups.count, range(len(set(groups))))) if count < 2]:
+            prompt = prompts[groups.index(alone[0])]
+            raise Refused(
+                400,
+                f"only one picture of the prompt {quoted(prompt)} came, and a vote compares several. Fix: set batch_size of the "
+                "Reward: HTTP node to 0, so that a prompt's pictures come together, and group_size of the SDE Sampler above 1",
+            )
+        abandoned = threading.Event()
+        self.open.add(abandoned)
+        work = asyncio.get_running_loop().run_in_executor(self.threads, self._scores, asked, abandoned)
+        try:
+            scores = await work
+        except Damaged as error:
+            raise Refused(409, str(error)) from error
+        except OSError as error:
+            raise Refused(
+                507, f"the pictures could not be saved ({error}). Fix: make room or the folder writable"
+            ) from error
+        finally:
+            abandoned.set()  # also where the training hangs up, which cancels this
+            self.open.discard(abandoned)
+        if scores is None:
+            raise Refused(503, "the server is being stopped. Fix: start it again; nothing that was voted is lost")
+        return {"scores": [_sent(score) for score in scores]}
+
+    def _scores(self, asked: Asked, abandoned: threading.Event) -> list[float | None] | None:
+        """None where nobody waits for them any more."""
+        stopping.helper.abandoned = abandoned
+        try:
+            return self.folder.scores(asked.pictures, asked.prompts, asked.groups, asked.fps)
+        except stopping.Stopped:
+            return None
+        finally:
+            stopping.helper.abandoned = None
+
+    async def give_up(self, app: web.Application) -> None:
+        for abandoned in self.open:
+            abandoned.set()
+        await asyncio.to_thread(self.threads.shutdown)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: pictures or videos of uint8, their prompts, the numbers of their groups from 0 on, and the videos' frames a
+    second; None: not said."""
+
+    pictures: list[np.ndarray]
+    prompts: list[str]
+    groups: list[int]
+    fps: float | None
+
+
+def _groups(prompts: list[str], given: list[Any]) -> list[int]:
+    if all(map(is_whole, given)):
+        numbers: dict[tuple[int, str], int] = {}
+        return [numbers.setdefault(of, len(numbers)) for of in zip(given, prompts, strict=True)]
+    runs = (len(list(same)) for _, same in itertools.groupby(prompts))
+    return [number for number, count in enumerate(runs) for _ in range(count)]
+
+
+def _sent(score: float | None) -> float | str | None:
+    """As the protocol has it: null for what failed, and a word for what the vote says nothing of."""
+    if score is None:
+        return LEFT_OUT
+    return score if math.isfinite(score) else None
+
+
+def _decoded(content: bytes) -> Asked:
+    """Raises Refused: names the sample that is none."""
+    try:
+        asked: Mapping[str, Any] = json.loads(content)
+        version, media, samples = asked["version"], asked["media"], asked["samples"]
+        prompts, encoded = zip(*((str(sample["prompt"]), str(sample["data"])) for sample in samples), strict=True)
+        groups, fps = [sample.get("group") for sample in samples], asked.get("fps")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise Refused(400, f"that is no request for scores ({error!r}). Fix: send it by Reward: HTTP") from error
+    if version != VERSION or media not in ("png", "mp4"):
+        raise Refused(400, f"version {quoted(version)} with media {quoted(media)} is not known here. Fix: update otca")
+    if fps is not None and not (is_number(fps) and 1 <= fps <= MOST_FPS):
+        raise Refused(400, f"fps is {quoted(fps)}. Fix: a number from 1 to {MOST_FPS}, or null")
+    pictures = []
+    for number, data in enumerate(encoded):
+        try:
+            pictures.append(_read(media, base64.b64decode(data, validate=True)))
+        except (OSError, ValueError, SyntaxError, binascii.Error) as error:
+            raise Refused(
+                400, f"sample {number} cannot be read as {media} ({error}). Fix: look at who sent it"
+            ) from error
+    return Asked(pictures, list(prompts), _groups(list(prompts), groups), fps)
+
+
+def _read(media: str, content: bytes) -> np.ndarray:
+    if media == "mp4":
+        import imageio.v3 as iio
+
+        return iio.imread(content, extension=".mp4", plugin="FFMPEG")
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(content), formats=["PNG"]).convert("RGB"))

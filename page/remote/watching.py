@@ -19,19 +19,37 @@ from ...host import files, own_folders
 from ...host.access import permissions
 from ...host.access.addresses import host_of
 from ...host.json_files import parse
+from ...host.names import plain_name
 from ...trainer.run import status
 from ...trainer.run.folder import REMOTE, read_own
-from ..checks import Refused
+from ..requests import Field, Refused, text
 from ..runs import Run, Runs
 from . import kept_tokens
-from .protocol import GROWING, MOST_STATE_BYTES, check_state
+from .server import GROWING, MOST_STATE_BYTES, check_state
 
 EVERY = 2.0  # seconds between two looks, at least
 TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_read=30)
 OVERLAP = 4096  # bytes of a file that only grows that are read again, to see whether it is still the same
 MOST_FILE = 2 * 1024**3  # bytes of one file, adapters apart
 PIECE = 1024**2
+LONGEST = 2000  # characters of an address or a token
 LATER = "it is tried again while the sidebar is open"
+
+
+def _printed(value: Any) -> str:
+    shown = text(LONGEST, "give what otca serve printed")(value)
+    if not shown.isprintable():
+        raise ValueError("must be text that can be shown. Fix: give what otca serve printed")
+    return shown
+
+
+def _token(value: Any) -> str:
+    if not _printed(value).isascii() or " " in value:
+        raise ValueError("must be letters, digits and signs. Fix: give what otca serve printed")
+    return value
+
+
+WATCH = {"url": Field(_printed, required=True), "token": Field(_token, required=True), "name": Field(plain_name)}
 
 
 class Unreachable(Exception):

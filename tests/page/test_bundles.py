@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from comfyui_otca.bundle import making
-from comfyui_otca.page.bundles import FOLDER
+from comfyui_otca.page.export import FOLDER
 
 GRAPH = {"OTCA_TrainingRun": {"run_name": "from the graph"}}
 

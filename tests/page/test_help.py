@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from comfyui_otca.page import help as help_pages
+from comfyui_otca.page import middlewares
 
 
 def get(path: str) -> tuple[int, str]:
@@ -14,10 +14,10 @@ def get(path: str) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         routes = web.RouteTableDef()
-        help_pages.add_help_route(routes, "ComfyUI-OTCA")
+        middlewares.add_help_route(routes, "ComfyUI-OTCA")
         app = web.Application()
         app.add_routes(routes)
-        app.add_routes([web.static("/extensions/ComfyUI-OTCA", help_pages.DOCS.parent)])
+        app.add_routes([web.static("/extensions/ComfyUI-OTCA", middlewares.DOCS.parent)])
         async with TestClient(TestServer(app)) as client, client.get(f"/extensions/ComfyUI-OTCA/docs/{path}") as answer:
             return answer.status, await answer.text()
 
@@ -26,7 +26,7 @@ def get(path: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("language", ["en", "zh-TW", "de"])
 def test_the_english_page_stands_in_for_a_language_that_has_none(language):
-    english = (help_pages.DOCS / "OTCA_TCDWeights.md").read_text(encoding="utf-8")
+    english = (middlewares.DOCS / "OTCA_TCDWeights.md").read_text(encoding="utf-8")
     assert get(f"OTCA_TCDWeights/{language}.md") == (200, english)
     assert get("OTCA_TCDWeights.md") == (200, english)
 
@@ -35,7 +35,7 @@ def test_a_translated_page_is_served(tmp_path, monkeypatch):
     (tmp_path / "OTCA_X").mkdir()
     (tmp_path / "OTCA_X.md").write_text("English")
     (tmp_path / "OTCA_X" / "de.md").write_text("Deutsch")
-    monkeypatch.setattr(help_pages, "DOCS", tmp_path)
+    monkeypatch.setattr(middlewares, "DOCS", tmp_path)
     assert [get(f"OTCA_X/{language}.md")[1] for language in ("de", "en")] == ["Deutsch", "English"]
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from comfyui_otca.page import folders, machine
+from comfyui_otca.page import machine, settings
 
 GB = 1024**3
 
@@ -314,11 +314,11 @@ def test_folders_and_what_decides_them(monkeypatch, tmp_path):
     monkeypatch.setitem(machine.sys.modules, "comfy.cli_args", SimpleNamespace(args=options))
     monkeypatch.setenv("OTCA_PERMISSIONS", str(tmp_path / "mine.json"))
     comfyui = SimpleNamespace(get_folder_paths=lambda kind: [f"/data/models/{kind}"], models_dir="/data/models")
-    told = {folder.what: (folder.path, folder.by) for folder in folders.of_comfyui(comfyui)}
+    told = {folder.what: (folder.path, folder.by) for folder in settings.of_comfyui(comfyui)}
     assert told["adapters"] == ("/data/models/loras", "--base-directory")
     assert told["permissions"] == (str(tmp_path / "mine.json"), "OTCA_PERMISSIONS")
     assert told["runs"][1] == "--base-directory"
     options.output_directory = "/out"
     comfyui.get_folder_paths = lambda kind: ["/shared/loras"]
-    told = {folder.what: folder.by for folder in folders.of_comfyui(comfyui)}
+    told = {folder.what: folder.by for folder in settings.of_comfyui(comfyui)}
     assert (told["adapters"], told["runs"]) == ("extra_model_paths.yaml", "--output-directory")

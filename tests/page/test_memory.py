@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from comfyui_otca.page import memory
+from comfyui_otca.page import middlewares
 
 OURS = {"3": {"class_type": "OTCA_SDESampler", "inputs": {}}}
 OTHERS = {"1": {"class_type": "EmptyImage", "inputs": {}}}
@@ -20,7 +20,7 @@ class Busy(Exception):
 @pytest.fixture
 def played(monkeypatch):
     """played(scenario): runs `scenario(client, ask, state)` against a server with ComfyUI's /free route."""
-    monkeypatch.setattr(memory, "PATIENCE", 0.01)
+    monkeypatch.setattr(middlewares, "PATIENCE", 0.01)
 
     def play(scenario, busy_times=0):
         async def main():
@@ -43,7 +43,7 @@ def played(monkeypatch):
             server = types.SimpleNamespace(
                 app=app, loop=asyncio.get_running_loop(), add_on_prompt_handler=state.handlers.append
             )
-            memory.watch(server, release, Busy)
+            middlewares.make_room_when_asked(server, release, Busy)
             async with TestClient(TestServer(app)) as client:
                 await scenario(client, state)
             return state

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.page import refusals
+from comfyui_otca.page import middlewares
 
 
 def answered(class_type, **values):
@@ -45,7 +45,7 @@ def test_a_missing_file_is_one_error_on_the_input_that_names_it(tmp_path, monkey
         "OTCA_RewardImageReward", path="ImageReward.pt", config="nowhere.json", tokenizer="google-bert/bert", clip=""
     )
     assert len(answer["node_errors"]["5"]["errors"]) == 4
-    told = refusals.put_right(answer)
+    told = middlewares.put_right(answer)
     (error,) = told["node_errors"]["5"]["errors"]
     assert (error["type"], error["extra_info"]["input_name"]) == ("custom_validation_failed", "config")
     assert error["message"] == "config" and error["details"].startswith("Fix: get it from ")
@@ -117,7 +117,7 @@ def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name,
     known = {"input_types": {"trajectories": "OTCA_TRAJECTORIES", **model}} | defaults(cls) | SET.get(name, {})
     missing = "nowhere = 1" if about == "guides" else "nowhere.txt" if name == "PromptDataset" else "nowhere"
     answer = answered(f"OTCA_{name}", **known | {about: missing})
-    (error,) = refusals.put_right(answer)["node_errors"]["5"]["errors"]
+    (error,) = middlewares.put_right(answer)["node_errors"]["5"]["errors"]
     assert error["extra_info"]["input_name"] == error["message"] == about
     fix, folder, _ = error["details"].partition(str(here))
     assert error["details"].startswith("Fix: ") and "nowhere" in error["details"]
@@ -127,14 +127,14 @@ def test_whatever_is_missing_is_one_error_on_the_input_that_names_it(here, name,
 
 def test_an_error_about_no_input_is_on_none(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = refusals.put_right(answered("OTCA_RewardText", clip=""))
+    told = middlewares.put_right(answered("OTCA_RewardText", clip=""))
     (error,) = told["node_errors"]["5"]["errors"]
     assert "input_name" not in error["extra_info"] and error["message"] == "Reward: Text"
     assert error["details"].startswith("Fix: ")
 
 
 def test_a_stack_without_rewards_marks_the_socket_to_connect_one_to():
-    told = refusals.put_right(answered("OTCA_RewardStack", input_types={"trajectories": "OTCA_TRAJECTORIES"}))
+    told = middlewares.put_right(answered("OTCA_RewardStack", input_types={"trajectories": "OTCA_TRAJECTORIES"}))
     (error,) = told["node_errors"]["5"]["errors"]
     assert error["extra_info"]["input_name"] == error["message"] == "reward_1"
 
@@ -142,14 +142,14 @@ def test_a_stack_without_rewards_marks_the_socket_to_connect_one_to():
 def test_two_nodes_with_the_same_fault_are_two_errors():
     answer = answered("OTCA_RewardPython", file="nowhere.py", clip="")
     answer["node_errors"]["6"] = answer["node_errors"]["5"]
-    told = refusals.put_right(answer)
+    told = middlewares.put_right(answer)
     assert [len(node["errors"]) for node in told["node_errors"].values()] == [1, 1]
 
 
 def test_other_nodes_and_other_errors_stay_as_they_are():
     theirs = answered("OTCA_RewardPython", file="nowhere.py", clip="")
     theirs["node_errors"]["5"]["class_type"] = "SomebodyElses"
-    assert refusals.put_right(theirs) == theirs
+    assert middlewares.put_right(theirs) == theirs
     missing = {
         "type": "required_input_missing",
         "message": "m",
@@ -157,14 +157,14 @@ def test_other_nodes_and_other_errors_stay_as_they_are():
         "extra_info": {"input_name": "file"},
     }
     ours = {"node_errors": {"5": {"errors": [missing], "class_type": "OTCA_RewardPython"}}}
-    assert refusals.put_right(ours) == ours
+    assert middlewares.put_right(ours) == ours
 
 
 def test_the_fix_comes_first():
-    assert refusals.fix_first("file: x was not found in /a, /b. Fix: put it there") == (
+    assert middlewares.fix_first("file: x was not found in /a, /b. Fix: put it there") == (
         "Fix: put it there. file: x was not found in /a, /b."
     )
-    assert refusals.fix_first("learn: off") == "learn: off"
+    assert middlewares.fix_first("learn: off") == "learn: off"
 
 
 def test_what_comfyui_answers_is_put_right_on_its_way_to_the_page():
@@ -182,7 +182,7 @@ def test_what_comfyui_answers_is_put_right_on_its_way_to_the_page():
         app = web.Application()
         for path in answers:
             app.router.add_post(path, answer)
-        refusals.watch(types.SimpleNamespace(app=app))
+        middlewares.say_refusals_once(types.SimpleNamespace(app=app))
         async with TestClient(TestServer(app)) as client:
             replies = [await client.post(path) for path in answers]
             return [(reply.status, await reply.json()) for reply in replies]

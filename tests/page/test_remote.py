@@ -17,10 +17,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from comfyui_otca.host.access import permissions
-from comfyui_otca.page.checks import Refused
 from comfyui_otca.page.remote import kept_tokens, server, watching
-from comfyui_otca.page.remote.protocol import is_shown
+from comfyui_otca.page.remote.server import is_shown
 from comfyui_otca.page.remote.watching import Remotes
+from comfyui_otca.page.requests import Refused
 from comfyui_otca.page.runs import Runs
 
 TOKEN = "a-token-of-forty-letters-that-nobody-knows"

@@ -7,7 +7,7 @@ import json
 import os
 
 from comfyui_otca.host.names import plain_name
-from comfyui_otca.page.checks import LARGEST_BODY
+from comfyui_otca.page.requests import LARGEST_BODY
 
 POSTS = [
     "/otca/train",

@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from comfyui_otca.host import paths
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.page import name_lists as listing
 from comfyui_otca.page import suggestions
 from comfyui_otca.trainer.prompts import read_prompts
 from comfyui_otca.trainer.run import offered
@@ -91,20 +90,20 @@ def test_folders_of_pairs_and_files_of_rewards(site, tmp_path, monkeypatch):
 
 
 def test_a_large_folder_is_not_read_to_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(listing, "MOST_LISTED", 5)
+    monkeypatch.setattr(suggestions, "MOST_LISTED", 5)
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text("a red circle")
-    assert len(listing.names_in([tmp_path], listing.file_of(".txt"), 0)) == 5
-    monkeypatch.setattr(listing, "MOST_LOOKED_AT", 3)
-    assert len(listing.names_in([tmp_path], listing.file_of(".txt"), 0)) == 3
-    assert listing.names_in([tmp_path / "nowhere"], listing.file_of(".txt"), 3) == []
+    assert len(suggestions.names_in([tmp_path], suggestions.file_of(".txt"), 0)) == 5
+    monkeypatch.setattr(suggestions, "MOST_LOOKED_AT", 3)
+    assert len(suggestions.names_in([tmp_path], suggestions.file_of(".txt"), 0)) == 3
+    assert suggestions.names_in([tmp_path / "nowhere"], suggestions.file_of(".txt"), 3) == []
 
 
 def test_devices_are_those_that_there_are(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert suggestions.devices()[:4] == ["auto", "cpu", "cuda:0", "cuda:1"]
+    assert suggestions.MACHINES["devices"]()[:4] == ["auto", "cpu", "cuda:0", "cuda:1"]
 
 
 def test_metrics_are_those_of_the_rewards_that_are_connected(site):

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from comfyui_otca.host import files, stopping
 from comfyui_otca.host.questions import desk
-from comfyui_otca.page.vote_server import application
+from comfyui_otca.page.votes import application
 from comfyui_otca.trainer.pictures.media import mp4
 from comfyui_otca.trainer.rewards import RewardError, reward_class
 from comfyui_otca.trainer.rewards.server import png

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from comfyui_otca.host import claim
-from comfyui_otca.page import jobs, limits
-from comfyui_otca.page.checks import Refused
+from comfyui_otca.page import jobs, machine
+from comfyui_otca.page.requests import Refused
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def states(site):
 
 def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkeypatch, until):
     """Seen before: a hundred trainings."""
-    monkeypatch.setenv(limits.TRAININGS, "3")
+    monkeypatch.setenv(jobs.TRAININGS, "3")
     monkeypatch.setattr(site.jobs, "_ready", lambda prompt, iterations, gpus: types.SimpleNamespace(graph=tiny))
     threads = [
         threading.Thread(target=site.jobs.start, args=(f"run{n}", tiny, None, 5, jobs.Gpus())) for n in range(100)
@@ -69,7 +69,7 @@ def test_a_hundred_requests_start_as_many_as_may_be(site, tiny, trainers, monkey
 
 
 def test_the_queue_is_in_order_and_can_be_left(site, tiny, trainers, monkeypatch, until):
-    monkeypatch.setenv(limits.TRAININGS, "1")
+    monkeypatch.setenv(jobs.TRAININGS, "1")
     for name in ("first", "second", "third"):
         assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
     assert [state(site, name) for name in ("first", "second", "third")] == ["running", "queued", "queued"]
@@ -99,7 +99,7 @@ def test_what_was_queued_when_comfyui_ended_was_stopped_and_is_started_by_resume
 def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, tiny, trainers, monkeypatch, until):
     import shutil
 
-    monkeypatch.setenv(limits.TRAININGS, "1")
+    monkeypatch.setenv(jobs.TRAININGS, "1")
     for name in ("first", "gone", "taken", "last"):
         site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny})
     shutil.rmtree(site.folder / "gone")
@@ -115,7 +115,7 @@ def test_a_queued_run_whose_folder_went_or_is_taken_keeps_nobody_waiting(site, t
 @pytest.fixture
 def one_waits(site, tiny, trainers, monkeypatch):
     """`first` is at work, and `second` and `third` are in the queue."""
-    monkeypatch.setenv(limits.TRAININGS, "1")
+    monkeypatch.setenv(jobs.TRAININGS, "1")
     for name in ("first", "second", "third"):
         assert site.post("/otca/train", {"name": name, "iterations": 5, "prompt": tiny}).status == 200
     return trainers
@@ -182,17 +182,17 @@ def test_runs_that_cannot_be_looked_at_for_a_while_do_not_end_the_queue(site, on
 
 def test_how_many(monkeypatch):
     """The environment, then the setting, then one an accelerator, and two without any."""
-    monkeypatch.delenv(limits.TRAININGS, raising=False)
-    monkeypatch.setattr(limits, "accelerators", lambda: 0)
-    assert (limits.trainings(), limits.trainings(5)) == (2, 5)
-    monkeypatch.setattr(limits, "accelerators", lambda: 4)
-    assert (limits.trainings(), limits.trainings(1)) == (4, 1)
-    monkeypatch.setenv(limits.TRAININGS, "7")
-    assert limits.trainings(1) == 7
+    monkeypatch.delenv(jobs.TRAININGS, raising=False)
+    monkeypatch.setattr(machine, "accelerators", list)
+    assert (jobs.trainings(), jobs.trainings(5)) == (2, 5)
+    monkeypatch.setattr(machine, "accelerators", lambda: ["cuda:0"] * 4)
+    assert (jobs.trainings(), jobs.trainings(1)) == (4, 1)
+    monkeypatch.setenv(jobs.TRAININGS, "7")
+    assert jobs.trainings(1) == 7
     for wrong in ("0", "-1", "two", "1.5", "99999"):
-        monkeypatch.setenv(limits.TRAININGS, wrong)
+        monkeypatch.setenv(jobs.TRAININGS, wrong)
         with pytest.raises(Refused, match="OTCA_TRAININGS = .* Fix: set it to a whole number from 1"):
-            limits.trainings()
+            jobs.trainings()
 
 
 @pytest.mark.parametrize(("cuda", "xpu", "mps", "expected"), [(0, 0, 0, 0), (8, 0, 0, 8), (0, 2, 0, 2), (0, 0, 1, 1)])
@@ -202,7 +202,7 @@ def test_accelerators_of_each_kind(monkeypatch, cuda, xpu, mps, expected):
 
     backends = types.SimpleNamespace(mps=types.SimpleNamespace(is_available=lambda: bool(mps)))
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=kind(cuda), xpu=kind(xpu), backends=backends))
-    assert limits.accelerators() == expected
+    assert len(machine.accelerators()) == expected
 
 
 # --- one claim --------------------------------------------------------------------------------------------------------

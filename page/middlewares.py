@@ -1,25 +1,92 @@
-"""What the canvas shows where a node of ours refuses a value: one error, on the input that it is about, the fix first.
+"""What ComfyUI's own server does otherwise while the pack is there.
 
-ComfyUI repeats what a VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of
-them on inputs that have nothing to do with it. Here its answer to a queued prompt is put right before the page sees it.
+* Help pages of our nodes come in the user's language.
+* Our models make room on the accelerator when ComfyUI is asked to free memory, and for prompts without our nodes: ComfyUI moves
+  its own models in and out by itself but knows nothing of ours.
+* A value that a node of ours refuses is one error, on the input that it is about, the fix first. ComfyUI repeats what a
+  VALIDATE_INPUTS says on every input that this function takes: a missing file would be five errors, four of them on inputs that
+  have nothing to do with it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from ..host.comfyui import has_our_nodes
 from ..nodes import NODE_CLASS_MAPPINGS
 from ..trainer.workflow.checking import input_of
 
+DOCS = Path(__file__).parent.parent / "web" / "docs"
+PATIENCE = 0.2  # seconds between two looks whether our prompt has ended
 KIND = "custom_validation_failed"  # ComfyUI's name for what VALIDATE_INPUTS refuses
 
 
-def watch(prompt_server) -> None:
+def add_help_route(routes: web.RouteTableDef, pack: str) -> None:
+    """Adds the route of help pages to a server on which the pack's folder has that name.
+
+    ComfyUI's page asks for docs/<Node>/<language>.md first, and for docs/<Node>.md only if the server has refused that. The
+    routes of the server come before its files, so the first question has an answer already.
+    """
+    pages = {path.stem: path for path in DOCS.glob("*.md")}
+
+    async def page(request: web.Request) -> web.StreamResponse:
+        node, language = request.match_info["node"], request.match_info["language"]
+        if node not in pages:
+            raise web.HTTPNotFound
+        translated = DOCS / node / f"{language}.md"
+        return web.FileResponse(translated if translated.is_file() else pages[node])
+
+    routes.get(f"/extensions/{pack}/docs/{{node}}/{{language:[A-Za-z-]+}}.md")(page)
+
+
+def make_room_when_asked(prompt_server, release: Callable[[], int], busy: type[Exception]) -> None:
+    """Follows ComfyUI's "Unload models" and every queued prompt.
+
+    Args:
+        release: sends our models to main memory; raises `busy` while a prompt of ours is running.
+    """
+    tasks: set[asyncio.Task] = set()  # a task that nobody holds may be collected before it ran
+
+    async def release_when_idle() -> None:
+        while True:
+            try:
+                await asyncio.to_thread(release)
+                return
+            except busy:
+                await asyncio.sleep(PATIENCE)
+
+    def soon() -> None:
+        task = prompt_server.loop.create_task(release_when_idle())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    @web.middleware
+    async def after_free(request: web.Request, handler: Callable) -> web.StreamResponse:
+        response = await handler(request)
+        if request.method == "POST" and request.path in ("/free", "/api/free") and response.status == 200:
+            asked = json.loads(await request.text() or "{}")
+            if asked.get("unload_models") or asked.get("free_memory"):
+                soon()
+        return response
+
+    def before_others(data: dict) -> dict:
+        prompt = data.get("prompt")
+        if isinstance(prompt, dict) and not has_our_nodes(prompt):
+            soon()
+        return data
+
+    prompt_server.app.middlewares.append(after_free)
+    prompt_server.add_on_prompt_handler(before_others)
+
+
+def say_refusals_once(prompt_server) -> None:
     """Puts ComfyUI's answers to queued prompts right from now on."""
 
     @web.middleware

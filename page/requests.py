@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -35,7 +36,8 @@ class Refused(Exception):
 def answered(
     handler: Callable[[web.Request], Awaitable[Any]],
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Decorates a handler that returns JSON-able data or a response: refuses other sites, and turns errors into JSON.
+    """Decorates a handler that returns JSON-able data or a response; None becomes {}. Refuses other sites, and turns errors into
+    JSON.
 
     Every answer says no-cache: ComfyUI would let browsers keep pictures for a day, and even a missing one for an hour.
     """
@@ -45,7 +47,11 @@ def answered(
         try:
             refuse_other_sites(request)
             answer = await handler(request)
-            response = answer if isinstance(answer, web.StreamResponse) else web.json_response(answer)
+            response = (
+                answer
+                if isinstance(answer, web.StreamResponse)
+                else web.json_response({} if answer is None else answer)
+            )
         except Refused as refusal:
             response = web.json_response({"error": refusal.message, **refusal.more}, status=refusal.status)
         except web.HTTPException:
@@ -83,6 +89,9 @@ class Field:
     check: Check
     required: bool = False
     default: Any = None
+
+
+NOTHING: dict[str, Field] = {}
 
 
 async def body(request: web.Request, fields: Mapping[str, Field]) -> dict[str, Any]:
@@ -152,6 +161,23 @@ def whole_number(low: int, high: int) -> Check:
     return check
 
 
+def text(most: int, fix: str, least: int = 1) -> Check:
+    """A check for text of `least` to `most` characters."""
+
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not least <= len(value) <= most:
+            raise ValueError(f"must be text of {least} to {most} characters. Fix: {fix}")
+        return value
+
+    return check
+
+
+def flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false. Fix: give one of them")
+    return value
+
+
 def json_object(value: Any) -> dict:
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object. Fix: give the graph as ComfyUI's graphToPrompt() makes it")
@@ -176,3 +202,31 @@ def query_number(request: web.Request, name: str, default: int | None = None) ->
     if text is None or not (text.isascii() and text.isdecimal() and len(text) <= 18):
         raise Refused(400, f"{name} = {quoted(text)}: must be a whole number. Fix: ?{name}=0")
     return int(text)
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def guard(token: str, hint: str, cookie: str = "") -> Callable:
+    """A middleware that lets in who has the token, as a bearer token; `hint` is said to everybody else.
+
+    With a `cookie` of that name a browser has it, too: once by ?token=…, and from then on by the cookie.
+    """
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if cookie and request.method == "GET" and _same(request.query.get("token", ""), token):
+            response = web.HTTPFound(request.path)
+            response.set_cookie(cookie, token, httponly=True, samesite="Strict")
+            raise response
+        given = [request.headers.get("Authorization", "").removeprefix("Bearer ")]
+        given += [request.cookies.get(cookie, "")] if cookie else []
+        if not any(_same(each, token) for each in given):
+            raise web.HTTPUnauthorized(text=hint)
+        return await handler(request)
+
+    return guarded
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
