@@ -1,10 +1,11 @@
-# Two commands: `make quickstart` trains the embedded model, `make test` checks everything. Both set up what they need.
+# Two commands: `make quickstart` trains the embedded model, `make test` lints and tests. Both set up what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 QUICKSTART := runs/quickstart
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
-.PHONY: setup quickstart test test-all lint
+.PHONY: setup quickstart lint test test-train test-comfyui test-all
 
 setup: $(VENV)/.ready
 
@@ -17,19 +18,28 @@ $(VENV)/.ready: requirements.txt constraints.txt pyproject.toml
 quickstart: setup
 	$(BIN)/otca train workflows/api/quickstart.json --output $(QUICKSTART) $(if $(wildcard $(QUICKSTART)/workflow.json),--resume)
 
-# Style, layers of imports, types.
+# Style, layers of imports, types, budgets of lines, unused code, generated files.
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error
+	$(PYTEST) -q tests/test_house.py tests/test_locales.py
 
+# Which tests a layer has, `layer` in tests/conftest.py says. This one trains a toy, starts no processes and needs no ComfyUI.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0 tests/device
+	$(PYTEST) --layer test
 
-# With the long forms of the tests that have one; all that is tried in ComfyUI, in every ComfyUI, renderer and page that is there
-# (CONTRIBUTING.md); and all tests that hold anywhere on the pretend accelerator: an hour and a quarter in all.
+# Real networks of every family, several processes, and the pretend accelerator.
+test-train: setup
+	$(PYTEST) --device pretend:0 tests/device
+	$(PYTEST) --layer train
+
+# The newest ComfyUI and page that are there, and whether the pack works in the oldest (CONTRIBUTING.md).
+test-comfyui: setup
+	$(PYTEST) --layer comfyui -rs tests/comfyui
+
+# All of it, with the long forms of the tests that have one, in every ComfyUI, renderer and page that is there: for a night.
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --everything
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder --device pretend:0
+	$(PYTEST) --everything -rs
+	$(PYTEST) --device pretend:0

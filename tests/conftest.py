@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
+import inspect
 import json
 import os
 import re
@@ -19,8 +22,11 @@ from comfyui_otca.canvas import ownership
 from comfyui_otca.host import stopping
 from comfyui_otca.host.access import permissions, remembered
 from comfyui_otca.host.terminal import terminal
+from comfyui_otca.inference import loading as _has_the_real_one  # noqa: F401 it may not meet the toy at its import
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests import processes
 from comfyui_otca.tests.device import pretend
+from comfyui_otca.tests.tiny import toy
 from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.flow import load_flow_model
 from comfyui_otca.trainer.run import opening
@@ -59,7 +65,45 @@ def pytest_xdist_make_scheduler(config, log):
     return ByComfyUIAndFile(config, log)
 
 
+# The layers of the tests, see `layer`.
+LAYERS = ("lint", "test", "train", "comfyui")
+LINT = ("test_house.py", "test_locales.py")  # what `make lint` runs
+TRAINING = ("device/", "trainer/families/")  # places where every test computes with a family's networks
+SMOKE = ("test_one_iteration.py", "test_smoke.py")  # three real trainings, which are tried first nevertheless
+
+
+def layer(item) -> str:
+    """The layer of a test, by where it is and what it asks for. Each has a command: make lint, test, test-train, test-comfyui."""
+    place = item.path.relative_to(ROOT / "tests").as_posix()
+    if place.startswith("comfyui/"):
+        return "comfyui"
+    if place in LINT or place in SMOKE:
+        return "lint" if place in LINT else "test"
+    asked = [definitions[-1].func for name, definitions in item._fixtureinfo.name2fixturedefs.items()]
+    slow = place.startswith(TRAINING) or "real_model" in item.fixturenames
+    return "train" if slow or any(starts_processes(function) for function in [item.function, *asked]) else "test"
+
+
+@functools.cache
+def starts_processes(function) -> bool:
+    """Whether a function, or a function of its file that it names, starts other processes of Python."""
+    function = inspect.unwrap(function)
+    names, codes = set(), [function.__code__]
+    while codes:
+        code = codes.pop()
+        names |= {*code.co_names, *code.co_freevars}
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    if names & {"Popen", "subprocess", "create_subprocess_exec"} and "executable" in names:
+        return True
+    others = [function.__globals__.get(name) for name in names]
+    others = [other for other in others if inspect.isfunction(other) and other is not function]
+    if any(other.__module__ == processes.__name__ for other in others):
+        return True
+    return any(starts_processes(other) for other in others if other.__module__ == function.__module__)
+
+
 def pytest_addoption(parser):
+    parser.addoption("--layer", choices=LAYERS, help="only the tests of that layer")
     parser.addoption("--everything", action="store_true", help="the long forms of tests that have one: make test-all")
     parser.addoption(
         "--device", help="run the tests marked `anywhere`, and only them, on this device: pretend:0, cuda:0"
@@ -72,9 +116,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    chosen, wanted = items, config.getoption("--layer")
     if config.getoption("--device"):
         chosen = [item for item in items if item.get_closest_marker("anywhere") and not item.get_closest_marker("host")]
-        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    elif wanted:
+        chosen = [item for item in items if layer(item) == wanted]
+    if left := set(items).difference(chosen):
+        config.hook.pytest_deselected(items=list(left))
         items[:] = chosen
 
 
@@ -103,6 +151,32 @@ def device(request):
         pytest.skip(pretend.MISSING)
     with pretend.active():
         yield name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _toy(device):
+    """What a graph trains is the toy, unless the test asks for `real_model`."""
+    with toy.loaded_instead() if device == "cpu" else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture
+def real_model():
+    """Within the test a graph trains the model that its folder holds."""
+    with toy.real_one():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_waits_for_the_disk():
+    """A test's files need not outlive a power cut."""
+
+    def fsync(descriptor):
+        pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -173,6 +247,12 @@ def load_model(flux_folder, device):
         )
 
     return load
+
+
+@pytest.fixture(scope="session")
+def load_toy(flux_folder, device):
+    """load_toy(lora_rank=…): a handle of two linear layers, in place of `load_model` where it does not matter what is trained."""
+    return lambda **options: toy.load(flux_folder, **{"lora_rank": 4, "lora_alpha": 4.0, "device": device, **options})
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_the_adapter_has_moved(shown):
     assert moved and max(moved).item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_the_graph_computes_the_same(shown, small_graph):
+def test_the_graph_computes_the_same(shown, small_graph, real_model):
     trajectories, advantages, metrics = shown
     changes = {
         "OTCA_PromptDataset": {"file": "", "prompts": "a red circle\na blue square", "shuffle": False},

@@ -32,6 +32,11 @@ RARELY = {
 }
 
 
+@pytest.fixture(scope="session")
+def load_model(load_toy):
+    return load_toy
+
+
 @pytest.fixture
 def runs(tmp_path):
     return tmp_path / "files" / "otca"

@@ -23,17 +23,15 @@ JSON = ("status.json", "workflow.json", "metrics.jsonl", "evaluation.jsonl", "ch
 
 
 @pytest.fixture
-def resume(finished_run, tmp_path, monkeypatch, load_model, capfd, caplog):
+def resume(finished_run, tmp_path, monkeypatch, load_toy, capfd, caplog):
     """resume(name, damage): (exit code, all that was said, folder) of going on with a finished run one of whose files is damaged.
 
     The model is loaded once for all, and no iteration is trained: what is read before is what may be damaged.
     """
-    model = load_model(lora_alpha=4.0)
+    model = load_toy()
     monkeypatch.setattr(run, "trained_model", lambda workflow: model)
     monkeypatch.setattr(run, "_targets", lambda workflow: ([], []))
     monkeypatch.setattr(record.Run, "early_stop", lambda run: "enough was seen")
-    monkeypatch.setattr("comfyui_otca.host.files.flush", lambda path: None)
-    monkeypatch.setattr("comfyui_otca.trainer.policy.files.flush", lambda path: None)
 
     def go_on(name, damage):
         folder = tmp_path / "run"

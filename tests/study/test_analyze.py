@@ -125,10 +125,10 @@ def test_trajectories_with_a_gap_are_left_out_of_the_cloud():
     assert pooled_pearson(gain, delta) == pytest.approx(1.0)
 
 
-def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, load_model, perturb, tmp_path):
-    trained = perturb(load_model(), scale=0.3)
+def test_the_price_of_looking_ahead_and_the_adapter_are_choices(small_graph, load_toy, perturb, tmp_path):
+    trained = perturb(load_toy(), scale=0.3)
     lora.save(trained, tmp_path / "lora.safetensors", {})
-    fresh = load_model()
+    fresh = load_toy()
     module._wear(fresh, tmp_path)  # a run's folder
     for name, tensor in trained.policy.trained_state().items():
         torch.testing.assert_close(fresh.policy.trained_state()[name], tensor)

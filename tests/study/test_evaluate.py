@@ -156,11 +156,11 @@ def test_otca_score_says_the_same_of_the_pictures(asked, adapter, tmp_path, caps
     assert row.startswith(f"| red | {float(table[2]['mean']):.4g} |") and row.endswith("| 4 of 4 |")
 
 
-def test_a_run_against_what_it_started_from(asked, finished_run, tmp_path, load_model, small_settings):
+def test_a_run_against_what_it_started_from(asked, finished_run, tmp_path, load_toy, small_settings):
     folder = shutil.copytree(finished_run, tmp_path / "mine")
     assert asked(folder, "--lora", f"other={folder}", "--size", "40x40", *REWARDS) == 0
     rows = {(row["method"], row["prompt"], row["seed"]): row["scores"]["red"] for row in lines(tmp_path / "out")}
-    model = load_model()
+    model = load_toy()
     settings = small_settings(steps=3, guidance=3.5)
     for method in ("base", "mine", "other"):
         if method == "mine":

@@ -358,7 +358,7 @@ def test_an_unknown_metric_on_the_canvas_loses_no_update(small_workflow, comfyui
     assert len(rows(tmp_path / "files" / "otca" / "otca", "metrics.jsonl")) == 1
 
 
-def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, tmp_path):
+def test_two_experts_and_whole_models_have_a_best_too(small_workflow, small_graph, real_model, tmp_path):
     from comfyui_otca.tests.tiny import models as tiny
 
     changes = {
