@@ -22,7 +22,6 @@ def _run(arguments: argparse.Namespace) -> int:
     """Writes a run's model as a whole, with what was trained merged into its weights."""
     from ..host.terminal import quiet_libraries, terminal
     from ..inference.loading import load_run
-    from ..trainer.policy.saved import export
 
     options.allow(arguments)
     terminal.device = arguments.device
@@ -30,6 +29,6 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists() and any(arguments.output.iterdir()):
         raise ValueError(f"--output {arguments.output} is not empty. Fix: choose another folder")
     model, _ = load_run(Path(arguments.run), options.classes_of_run(arguments, arguments.run), whole=True)
-    export(model, arguments.output)
+    model.export(arguments.output)
     print(arguments.output)
     return 0

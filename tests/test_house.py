@@ -12,7 +12,7 @@ from vulture import Vulture
 
 from comfyui_otca.bench.gpu.parts import PARTS
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
-from comfyui_otca.trainer.flow import FAMILIES
+from comfyui_otca.trainer.families import FAMILIES
 from comfyui_otca.trainer.rewards import REWARDS
 
 if sys.version_info >= (3, 11):

@@ -1,14 +1,11 @@
-"""Flow models: one file a family, found by the `_class_name` in a diffusers folder's model_index.json.
-
-A new family is one file with a subclass of `PipelineModel` and one row in FAMILIES.
-"""
+"""Loading a flow model from a folder of diffusers: checked, weighed against the device's memory, and made trainable."""
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .families import family_class
 from .families.folder import check_libraries, check_model_folder
 from .families.options import FlowModelError as FlowModelError
 from .families.options import LoadOptions, conflict
@@ -16,19 +13,6 @@ from .types import TRAININGS
 
 if TYPE_CHECKING:
     from .families.pipeline import PipelineModel
-
-FAMILIES = {
-    "FluxPipeline": "flux.Flux",
-    "Flux2Pipeline": "flux2.Flux2",
-    "Flux2KleinPipeline": "flux2.Flux2Klein",
-    "StableDiffusion3Pipeline": "sd3.StableDiffusion3",
-    "WanPipeline": "wan.Wan",
-    "WanImageToVideoPipeline": "wan.WanImageToVideo",
-    "QwenImagePipeline": "qwen.QwenImage",
-    "QwenImage21Pipeline": "qwen21.QwenImage21",
-    "ZImagePipeline": "zimage.ZImage",
-    "Krea2Pipeline": "krea2.Krea2",
-}
 
 
 def load_flow_model(
@@ -73,19 +57,23 @@ def load_flow_model(
     if misfit := conflict(training, options):
         raise ValueError(str(misfit))
     path = Path(path)
-    module, name = FAMILIES[check_model_folder(path)].split(".")
-    cls: type[PipelineModel] = getattr(importlib.import_module(f".families.{module}", __package__), name)
+    family = family_class(check_model_folder(path))
     from .families import loading
+    from .memory import loading as memory
     from .policy.adapters import Adapter
 
     chosen = LoadOptions(**options)
     adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed) if training == "lora" else None
-    model = loading.load(cls, path, chosen, training, adapter)
+    loading.check(family, path, chosen)
+    device = loading.resolve_device(chosen.device)
+    dtype = loading.resolve_dtype(chosen.dtype, device)
+    memory.check(family, path, chosen, training, device, dtype, adapter)
+    model = loading.load(family, path, chosen, device, dtype)
     if adapter is not None:
         model.policy.add_adapter(adapter)
         if chosen.shard:
             model.policy.shard_frozen()  # before it settles: whole it may not fit the device
-    model.settle(loading.resolve_device(chosen.device))
+    model.settle(device)
     if training == "full":
         model.policy.train_everything()
     return model

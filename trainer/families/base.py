@@ -18,6 +18,7 @@ from .forwards import Forwards
 
 if TYPE_CHECKING:
     import contextlib
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -148,6 +149,17 @@ class FlowModel(Resident, ABC):
 
     def check_gradient(self, trajectories: Trajectories) -> None:
         """Called before an update. Raises ValueError where the gradient that it is going to use is known to be wrong."""
+
+    def export(self, folder: Path) -> None:
+        """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards.
+
+        Raises:
+            ValueError: a model that ComfyUI loaded, which is not a pipeline of diffusers.
+        """
+        raise ValueError(
+            "otca export writes folders of diffusers, and this run trained what ComfyUI loaded. Fix: load the run's "
+            "lora.safetensors with LoraLoader, or save Tuned Model's output with ComfyUI's ModelSave"
+        )
 
     def make_room(self) -> None:
         """Called before anything large is computed: ComfyUI's own models leave the accelerator, as it would have them do."""

@@ -1,23 +1,16 @@
-"""Reading diffusers folders: device and dtype, and errors that name the file at fault."""
+"""Reads folders of diffusers: device and dtype, networks, and errors that name the file at fault."""
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
 
-from ...host import devices, distributed
-from ..memory.blueprint import of_folder
-from ..memory.estimate import Work, estimate
-from ..memory.held import held_by
-from ..policy.adapters import Adapter, PeftAdapters
+from ...host import devices
 from . import quantized
 from .folder import library_class, read_index
 from .options import FlowModelError
@@ -28,8 +21,6 @@ if TYPE_CHECKING:
 
     from .options import LoadOptions
     from .pipeline import PipelineModel
-
-logger = logging.getLogger(__name__)
 
 LOADING_ERRORS = (OSError, ValueError, RuntimeError, TypeError, LookupError, NotImplementedError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,22 +43,34 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
+def check(family: type[PipelineModel], path: Path, options: LoadOptions) -> None:
+    """Raises FlowModelError for what the installed libraries cannot do, or the checkpoint cannot; nothing is loaded."""
+    import diffusers
+
+    if options.shard and torch.__version__ < "2.7":
+        raise FlowModelError(
+            f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"
+        )
+    if options.quantize != "none":
+        quantized.check(options.quantize)
+    if not hasattr(diffusers, family.PIPELINE):
+        raise FlowModelError(
+            f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: pip install -U "
+            "diffusers"
+        )
+    if refused := [name for name in family.REFUSED if name in components(path)]:
+        raise FlowModelError(
+            f"{path} has a component {refused[0]}, and {family.PIPELINE} is supported without one. Fix: choose a model of Wan 2.2"
+        )
+
+
 def load(
-    family: type[PipelineModel], path: Path, options: LoadOptions, training: str, adapter: Adapter | None = None
+    family: type[PipelineModel], path: Path, options: LoadOptions, device: torch.device, dtype: torch.dtype
 ) -> PipelineModel:
     """Builds the handle from a diffusers folder, in main memory; layers that are quantized are on the device already.
 
-    `adapter`: what it is going to get, for whose memory there has to be room.
-
-    Raises FlowModelError, before loading where possible.
+    Raises FlowModelError if weights are missing, or if their shapes do not fit the configuration.
     """
-    check_shard(options)
-    if options.quantize != "none":
-        quantized.check(options.quantize)
-    check_pipeline(family, path)
-    device = resolve_device(options.device)
-    dtype = resolve_dtype(options.dtype, device)
-    check_memory(family, path, options, training, device, dtype, _adapter_size(family, path, options, adapter))
     pipeline = load_pipeline(family, path, options, device, dtype)
     rules = RULES[family.PIPELINE]
     tokenizer = getattr(pipeline, rules.tokenizer)
@@ -80,6 +83,18 @@ def load(
     for network in model.experts.values():
         speed_up(network, options)
     return model
+
+
+def components(path: Path) -> dict[str, tuple[str, str]]:
+    """(library, class) of the components that the checkpoint has."""
+    index = read_index(path).items()
+    return {name: (source[0], source[1]) for name, source in index if isinstance(source, list) and source[0]}
+
+
+def numbers(file: Path) -> int:
+    """How many numbers a safetensors file holds, by its header."""
+    with safe_open(file, framework="pt") as content:
+        return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
 
 
 def load_pipeline(
@@ -95,7 +110,7 @@ def load_pipeline(
     """
     import diffusers
 
-    parts, own = _parts(path), _processors(path)
+    parts, own = components(path), _processors(path)
     with warnings.catch_warnings():
         # The newer name, `dtype`, would be ignored by the older diffusers that many ComfyUI installations have.
         warnings.filterwarnings("ignore", message=".*torch_dtype.*", category=FutureWarning)
@@ -119,25 +134,10 @@ def load_pipeline(
             raise _unfit(path, error) from error
 
 
-def check_pipeline(family: type[PipelineModel], path: Path) -> None:
-    """Raises FlowModelError where the installed libraries lack what this pipeline is made of."""
-    import diffusers
-
-    if not hasattr(diffusers, family.PIPELINE):
-        raise FlowModelError(
-            f"{path} is a {family.PIPELINE}, which diffusers {diffusers.__version__} does not know. Fix: pip install -U "
-            "diffusers"
-        )
-    if refused := [name for name in family.REFUSED if name in _parts(path)]:
-        raise FlowModelError(
-            f"{path} has a component {refused[0]}, and {family.PIPELINE} is supported without one. Fix: choose a model of Wan 2.2"
-        )
-
-
 def _processors(path: Path) -> dict[str, Any]:
     """Tokenizers that read pictures too. They are small, and may want a package that is not here."""
     found = {}
-    for name, (library, kind) in _parts(path).items():
+    for name, (library, kind) in components(path).items():
         if not kind.endswith("Processor"):
             continue
         try:
@@ -151,112 +151,6 @@ def _processors(path: Path) -> dict[str, Any]:
         except LOADING_ERRORS as error:
             raise _unfit(path / name, error) from error
     return found
-
-
-def check_memory(
-    family: type[PipelineModel],
-    path: Path,
-    options: LoadOptions,
-    training: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    adapter: int,
-) -> None:
-    """Compares what is held, by the headers of the weight files, with what is free.
-
-    What computing takes comes on top: it depends on the sampler's settings, and `otca memory` counts it. So too much is an error
-    and a tight fit only a warning.
-
-    Raises:
-        FlowModelError: more than the device's free memory.
-    """
-    need = memory_needed(family, path, options, training, dtype, adapter=adapter)
-    free = devices.free_memory(device)
-    message = (
-        f"{path.name} needs about {need / 1e9:.1f} GB on {device} before activations, {free / 1e9:.1f} GB are free"
-    )
-    if need > free:
-        ways = []
-        for words, changed, kind, processes in lighter(options, training):
-            less = memory_needed(family, path, changed, kind, dtype, processes, adapter)
-            ways += [f"{words} ({less / 1e9:.1f} GB)"] if less < need else []
-        raise FlowModelError(f"{message}. Fix: {', or '.join([*ways, 'a larger device'])}")
-    if need > 0.8 * free:
-        logger.warning("%s: tight", message)
-
-
-def lighter(options: LoadOptions, training: str) -> Iterator[tuple[str, LoadOptions, str, int]]:
-    """What holds less, from cheap to costly: in words, and the options, the kind of training and the number of processes."""
-    yield "offload_encoders", replace(options, offload_encoders=True), training, distributed.world()
-    yield "offload_vae", replace(options, offload_vae=True), training, distributed.world()
-    yield "train an adapter (training = lora)", options, "lora", distributed.world()
-    for kind in ("8bit", "4bit") if training == "lora" else ():
-        yield f"quantize = {kind}", replace(options, quantize=kind), training, distributed.world()
-    several = "with training = full" if training == "full" else "with Model Memory's shard"
-    shared = replace(options, shard=training == "lora", quantize="none")
-    yield f"two processes (--gpus 2) {several}", shared, training, 2 * distributed.world()
-
-
-def memory_needed(
-    family: type[PipelineModel],
-    path: Path,
-    options: LoadOptions,
-    training: str,
-    dtype: torch.dtype,
-    processes: int = 0,
-    adapter: int = 0,
-) -> int:
-    """Bytes that `bytes_held` counts, by the headers of the weight files."""
-    components = set(family.COMPONENTS) & set(_parts(path))
-    counts = {name: sum(map(_elements, (path / name).glob("*.safetensors"))) for name in components}
-    return bytes_held(counts, family.EXPERTS, options, training, dtype, processes, adapter)
-
-
-def _adapter_size(family: type[PipelineModel], path: Path, options: LoadOptions, adapter: Adapter | None) -> int:
-    """Numbers in an adapter, by the configurations of the networks that get it."""
-    if adapter is None:
-        return 0
-    whole = of_folder(path)
-    experts = replace(whole, parts={name: whole.parts[name] for name in family.EXPERTS if name in whole.parts})
-    size = 0
-    for network in experts.networks().values():
-        adapters = PeftAdapters(network, family.LORA_TARGETS)
-        adapters.add(adapter)
-        size += sum(parameter.numel() for parameter in adapters.parameters().values())
-    return size
-
-
-def bytes_held(
-    counts: Mapping[str, int],
-    trained: Collection[str],
-    options: LoadOptions,
-    training: str,
-    dtype: torch.dtype,
-    processes: int = 0,
-    adapter: int = 0,
-) -> int:
-    """Bytes for weights and, of what is trained, gradients and moments; of a model as a whole the reference, too.
-
-    The same estimate as that of `otca memory`, without the work of the phases and the reserve.
-
-    Args:
-        counts: parameters of each component.
-        trained: names of the components that are trained.
-        processes: that share what can be shared; 0: those that there are.
-        adapter: numbers in it.
-    """
-    processes = processes or distributed.world()
-    itemsize = dtype.itemsize
-    held = held_by(counts, trained, options, training, itemsize, adapter=adapter, processes=processes, reserve=0)
-    return estimate(held, Work()).total
-
-
-def check_shard(options: LoadOptions) -> None:
-    """Raises FlowModelError where `shard` cannot be had here."""
-    if options.shard and torch.__version__ < "2.7":
-        raise FlowModelError(
-            f"shard needs torch 2.7, here is {torch.__version__}. Fix: update torch, or switch shard off"
-        )
 
 
 def speed_up(network: ModelMixin, options: LoadOptions) -> None:
@@ -282,18 +176,6 @@ def speed_up(network: ModelMixin, options: LoadOptions) -> None:
             )
     if options.compile:
         network.compile_repeated_blocks()
-
-
-def _parts(path: Path) -> dict[str, tuple[str, str]]:
-    """(library, class) of the components that the checkpoint has."""
-    index = read_index(path).items()
-    return {name: (source[0], source[1]) for name, source in index if isinstance(source, list) and source[0]}
-
-
-def _elements(file: Path) -> int:
-    """Numbers in a safetensors file, by its header."""
-    with safe_open(file, framework="pt") as content:
-        return sum(math.prod(content.get_slice(key).get_shape()) for key in content.keys())
 
 
 def _load_network(folder: Path, library: str, name: str, dtype: torch.dtype) -> torch.nn.Module:

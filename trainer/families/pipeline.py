@@ -211,6 +211,17 @@ class PipelineModel(FlowModel):
             raise ValueError(str(misfit))
         return checkpoint.sigmas(settings)
 
+    def export(self, folder: Path) -> None:
+        policy = self.policy
+        if policy.is_adapted:
+            for network in self.experts.values():
+                network.fuse_lora()
+                network.unload_lora()
+        else:
+            for parameter, dtype in zip(policy.trainable_parameters(), policy.original_dtypes(), strict=True):
+                parameter.data = parameter.data.to(dtype)
+        self.pipeline.save_pretrained(folder)
+
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
         return self._in_parts(lambda part: self.decode_latents(part).float().clamp(0, 1), latents, batch_size)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..native import frozen
 from .architectures import SAVED
 from .estimate import GB, Estimate
 from .native import estimate
@@ -83,7 +82,7 @@ def has(device: torch.device) -> int:
 def _width(model: NativeModel) -> int:
     """Of a token in the blocks: what most of their layers take in."""
     layers = (layer for e in model.wrapped.values() for block in e.blocks.values() for layer in block.modules())
-    widths = Counter(getattr(layer, "in_features", 0) for layer in layers if frozen.is_linear(layer))
+    widths = Counter(layer.in_features for layer in layers if {"in_features", "out_features"} <= vars(layer).keys())
     return widths.most_common(1)[0][0] if widths else 1
 
 

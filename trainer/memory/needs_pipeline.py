@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ...host import search
-from ..flow import LoadOptions
+from ..families.options import LoadOptions
 from ..types import LOAD_NODE
 from ..workflow import graph as api
 from .case import Case

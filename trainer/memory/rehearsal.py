@@ -7,7 +7,6 @@ keeps for the backward pass. Kernels of a GPU may take workspaces of their own, 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ import diffusers
 import torch
 from torch.utils._pytree import tree_map_only
 
+from ..families import family_class
 from ..families.base import EXAMPLE
 from ..families.condition import Condition, Embeddings
 from ..families.sizes import RULES
-from ..flow import FAMILIES
 from ..policy.adapters import Adapter
 from ..types import SamplerSettings
 from .live import Live
@@ -78,8 +77,7 @@ class Rehearsal:
     ):
         """`adapter`: None trains all weights."""
         self.blueprint, self.dtype = blueprint, dtype
-        module, name = FAMILIES[blueprint.pipeline].split(".")
-        self.family: type[PipelineModel] = getattr(importlib.import_module(f"..families.{module}", __package__), name)
+        self.family: type[PipelineModel] = family_class(blueprint.pipeline)
         self.rules = RULES[blueprint.pipeline]
         limit = min(self.rules.most_tokens, blueprint.tokens.get(self.rules.tokenizer, self.rules.most_tokens))
         self.tokens = max_sequence_length or limit

@@ -1,14 +1,23 @@
-"""Which layers of a network get the adapter, found by their shapes and names: no table of families."""
+"""Which layers of a network get the adapter, found by their shapes and names: no table of families.
+
+The page offers names before anything is loaded: those in the headers of a model's files.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import torch
 
+from ...host.paths import ASSETS
+from ..families.configured import modules
+from ..policy.files import NETWORKS, opened
 from .frozen import is_linear
 
+# Where a network stands in a file that holds more, and in ComfyUI's own LoRAs.
+_PREFIXES = ("model.diffusion_model.", "diffusion_model.")
 # An adapter on these layers changes every token alike.
 _MODULATION = re.compile(
     r"(^|[._])(ada\w*|mod|modulation|\w+_mod|\w*norm\w*|t_\w+|time\w*|\w*emb\w*|gate\w*|router)([._]|$)", re.IGNORECASE
@@ -62,3 +71,44 @@ def chosen(network: torch.nn.Module, ends: Sequence[str]) -> list[str]:
 
 def _ends_with(name: str, end: str) -> bool:
     return name == end or name.endswith(f".{end}")
+
+
+# -- by the headers of files ---------------------------------------------------------------------------------------------------
+
+
+def of_folder(folder: Path) -> list[str]:
+    """Layers with a matrix of a diffusers folder's networks."""
+    return sorted({layer for network in NETWORKS for layer in modules(folder / network)[0]})
+
+
+def of_file(path: Path) -> list[str]:
+    """Linear layers of the network in a single file, by the names that the file has."""
+    with opened(path, "np") as content:
+        keys = [key for key in content.keys() if key.endswith(".weight")]
+        prefix = next((start for start in _PREFIXES if any(key.startswith(start) for key in keys)), "")
+        own = [key for key in keys if key.startswith(prefix)]
+        linear = [key for key in own if len(content.get_slice(key).get_shape()) == 2]
+    return sorted(key.removeprefix(prefix).removesuffix(".weight") for key in linear)
+
+
+def of_embedded(name: str) -> list[str]:
+    """Linear layers of an embedded model, as ComfyUI calls them."""
+    from . import embedded
+
+    weights = embedded.comfy_weights(ASSETS / name)
+    return sorted(
+        key.removesuffix(".weight") for key, value in weights.items() if key.endswith(".weight") and value.ndim == 2
+    )
+
+
+def ends(names: Iterable[str]) -> list[str]:
+    """What stands behind a block's number: `attn.to_q` of `blocks.0.attn.to_q`, once for all blocks. Layers that turn the noise
+    level into scales and shifts are left out."""
+    inside: dict[str, None] = {}
+    for name in names:
+        parts = name.split(".")
+        number = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
+        layer = ".".join(parts[number + 1 :]) if number is not None else ""
+        if layer and not modulates(layer):
+            inside[layer] = None
+    return sorted(inside)

@@ -1,4 +1,4 @@
-"""What a run trained, in and out: its adapter, or all weights of a fully fine-tuned model; and both merged into a pipeline."""
+"""What a run trained, in and out: its adapter, or all weights of a fully fine-tuned model."""
 
 from __future__ import annotations
 
@@ -50,29 +50,6 @@ def load(model: FlowModel, folder: Path) -> None:
             network.load_state_dict(read_tensors(folder / name / WEIGHTS))
         except RuntimeError as error:
             raise ValueError(f"{folder / name} holds another model's weights ({error})") from error
-
-
-def export(model: FlowModel, folder: Path) -> None:
-    """Saves the whole pipeline with what was trained merged into its weights. The model is not to be used afterwards.
-
-    Raises:
-        ValueError: a model that ComfyUI loaded, which is no pipeline of diffusers.
-    """
-    from ..families.pipeline import PipelineModel
-
-    if not isinstance(model, PipelineModel):
-        raise ValueError(
-            "otca export writes folders of diffusers, and this run trained what ComfyUI loaded. Fix: load the run's "
-            "lora.safetensors with LoraLoader, or save Tuned Model's output with ComfyUI's ModelSave"
-        )
-    if model.policy.is_adapted:
-        for network in model.experts.values():
-            network.fuse_lora()
-            network.unload_lora()
-    else:
-        for parameter, dtype in zip(model.policy.trainable_parameters(), model.policy.original_dtypes(), strict=True):
-            parameter.data = parameter.data.to(dtype)
-    model.pipeline.save_pretrained(folder)
 
 
 def files(model: FlowModel, folder: Path) -> list[Path]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from ...host import paths, search
 from .. import keys
-from ..families import layer_names
 from ..types import ASKING_NODES, LOAD_NODE, MAKE_NODE
 from ..workflow import foreign
 from ..workflow.declared import Node
@@ -78,12 +77,16 @@ def layers(workflow: Workflow, node_id: str) -> list[str]:
 
 
 def _of_folder(values: Mapping[str, Any]) -> list[str]:
+    from ..native import targets  # imports torch
+
     folder = search.model(values.get("path") or values.get("model") or "", PIPELINE)
-    return layer_names.ends(layer_names.of_folder(folder))
+    return targets.ends(targets.of_folder(folder))
 
 
 def _of_loader(workflow: Workflow, node: Node) -> list[str]:
     """By the file that a loader above the model's link names, or by the embedded model."""
+    from ..native import targets
+
     waiting, seen = [node.links[name][0] for name in ("model",) if name in node.links], set()
     while waiting:
         source = workflow.nodes.get(waiting.pop())
@@ -91,15 +94,13 @@ def _of_loader(workflow: Workflow, node: Node) -> list[str]:
             continue
         seen.add(source.id)
         if source.class_type == EMBEDDED_NODE:
-            return layer_names.ends(_of_embedded(_values(source).get("model")))
+            name = _values(source).get("model")
+            is_known = isinstance(name, str) and name in paths.list_models(PIPELINE)
+            return targets.ends(targets.of_embedded(name)) if is_known else []
         if file := _weights(source):
-            return layer_names.ends(layer_names.of_file(file))
+            return targets.ends(targets.of_file(file))
         waiting += [link for name, (link, _) in source.links.items() if source.declared[name].type == "MODEL"]
     return []
-
-
-def _of_embedded(name: object) -> list[str]:
-    return layer_names.of_embedded(name) if isinstance(name, str) and name in paths.list_models(PIPELINE) else []
 
 
 def _weights(loader: Node) -> Path | None:

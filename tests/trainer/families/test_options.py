@@ -10,10 +10,10 @@ from comfyui_otca.host import devices
 from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.advantages import fuse
 from comfyui_otca.trainer.credit.steps import uniform
-from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.families.sd3 import StableDiffusion3 as FAMILY
 from comfyui_otca.trainer.flow import FlowModelError, LoadOptions, load_flow_model
 from comfyui_otca.trainer.grpo import UpdateSettings, update
+from comfyui_otca.trainer.memory import loading
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.policy import saved as weights
 from comfyui_otca.trainer.policy.policy import LossScale
@@ -95,7 +95,7 @@ def test_saved_loaded_and_exported_it_makes_the_same_pictures(folder, step, smal
 
     torch.testing.assert_close(velocity(again), velocity(model), rtol=0, atol=1e-5)
     assert (velocity(load()) - velocity(model)).abs().max() > 1e-4
-    weights.export(again, tmp_path / "whole")
+    again.export(tmp_path / "whole")
     torch.testing.assert_close(velocity(load(tmp_path / "whole")), velocity(model), rtol=0, atol=1e-5)
 
 
@@ -173,7 +173,7 @@ def test_an_offloaded_autoencoder_visits_only_to_decode_and_encode(folder, monke
 def test_offloaded_networks_need_no_room_on_the_device(folder):
     def needed(**options):
         chosen = LoadOptions(**options)
-        return loading.memory_needed(FAMILY, folder, chosen, "lora", torch.float32)
+        return loading.bytes_held(loading.counted(FAMILY, folder), FAMILY.EXPERTS, chosen, "lora", torch.float32)
 
     def size(*parts):
         return 4 * sum(

@@ -27,7 +27,7 @@ from comfyui_otca.trainer.families.image import packed, unpacked
 from comfyui_otca.trainer.families.pipeline import PipelineModel
 from comfyui_otca.trainer.families.qwen21 import QwenImage21
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
-from comfyui_otca.trainer.policy import lora, saved
+from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.sde import transition
 from comfyui_otca.trainer.workflow.running import Workflow
 
@@ -298,7 +298,7 @@ def test_exported_it_is_the_trained_model(load, settings, perturb, tmp_path):
     model, asked = perturb(load()), settings()
     x = noise_for(model, asked)
     trained = model.velocity(x, 0.7, model.condition(TEXTS, asked), asked.guidance).detach()
-    saved.export(model, tmp_path / "whole")
+    model.export(tmp_path / "whole")
     again = load_flow_model(tmp_path / "whole", lora_rank=2, device="cpu")
     velocity = again.velocity(x, 0.7, again.condition(TEXTS, asked), asked.guidance)
     torch.testing.assert_close(velocity, trained, rtol=0, atol=2e-5)
