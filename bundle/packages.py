@@ -34,7 +34,7 @@ FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
 LEFT_OUT = ("assets/pictures",)
 WITHOUT = ("__pycache__", ".pyc", ".pyo")
 # Packages that only these nodes need.
-OPTIONAL = {"OTCA_RewardText": ("rapidocr", "onnxruntime"), "OTCA_RewardObjects": ("scipy",)}
+OPTIONAL = {"OTCA_RewardText": ("rapidocr", "onnxruntime")}
 
 
 def pack_files(pack: Path = PACK) -> list[tuple[str, Path]]:
