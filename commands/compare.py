@@ -140,7 +140,7 @@ def _run(arguments: argparse.Namespace) -> int:
     workflows = _workflows(arguments)
     baseline = arguments.baseline or next(iter(workflows))
     if baseline not in workflows:
-        raise ValueError(f"--baseline {baseline!r} is no workflow. Fix: one of {', '.join(workflows)}")
+        raise ValueError(f"--baseline {baseline!r} is not a workflow. Fix: one of {', '.join(workflows)}")
     settings = _settings(arguments, baseline, workflows[baseline])
 
     def say(line: str) -> None:

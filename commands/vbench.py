@@ -25,5 +25,5 @@ def _run(arguments: argparse.Namespace) -> int:
         evaluations.append(vbench.read(Path(path if equals else text).expanduser(), name if equals else ""))
     print(vbench.markdown(evaluations), end="")
     if arguments.csv is not None:
-        arguments.csv.write_text(vbench.as_csv(evaluations), encoding="utf-8")
+        arguments.csv.write_text(vbench.sheet(evaluations), encoding="utf-8")
     return 0

@@ -1,14 +1,21 @@
-"""Does a proxy's ΔS follow the reward's ΔR? Measures over one trajectory's steps (OTCA Table 5, method.md §7).
+"""What `otca analyze` measures: whether a proxy's ΔS follows the reward's ΔR, and which share of a reward each step decides.
 
-Each takes a, b [N, T'] of N trajectories and returns [N], NaN for a trajectory in which one of the two has a gap or no spread.
+A measure of agreement (OTCA Table 5, method.md §7) takes a, b [N, T'] of N trajectories and returns [N], NaN for a trajectory in
+which one of the two has a gap or no spread.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from ..trainer.credit.learned import moments
+from .statistics import RESAMPLES, TAILS
+from .tables import number, table
 
 TOP = (3, 5)
 
@@ -48,7 +55,7 @@ def order_agreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 @_over_complete
 def recall(a: np.ndarray, b: np.ndarray, count: int) -> np.ndarray:
-    """Share of b's `count` largest steps that are among a's, of equals the earlier; NaN where there are no more than so many."""
+    """Share of b's `count` largest steps that are among a's, of equals the earlier; NaN if there are no more than so many."""
     if a.shape[1] <= count:
         return np.full(len(a), np.nan)
     chosen = [_largest(x, count) for x in (a, b)]
@@ -71,7 +78,7 @@ MEASURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def chance(steps: int) -> dict[str, float]:
-    """What each measure comes to on average where a has nothing to do with b, by T'; NaN where it says nothing."""
+    """What each measure comes to on average if a has nothing to do with b, by T'; NaN if it says nothing."""
     recalls = {f"recall@{count}": count / steps if count < steps else np.nan for count in TOP}
     # Mean |i - j| of two independent steps.
     return {"Pearson": 0.0, "Spearman": 0.0, "order": 0.5, **recalls, "peak distance": (steps**2 - 1) / (3 * steps)}
@@ -87,3 +94,64 @@ def _largest(x: np.ndarray, count: int) -> np.ndarray:
     chosen = np.zeros(x.shape, dtype=bool)
     np.put_along_axis(chosen, np.argsort(-x, axis=1, kind="stable")[:, :count], True, axis=1)
     return chosen
+
+
+# --- shares of a reward's variance ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shares:
+    """An objective's variance as shares of the T steps, and the interval of Σ_j Var(g_j)/Var(R); NaN if it prefers no sample."""
+
+    objective: str
+    variance: list[float]
+    covariance: list[float]
+    low: float
+    high: float
+
+
+def shares(names: Sequence[str], rewards: np.ndarray, group_size: int) -> list[Shares]:
+    """One for each objective: which share of its variance each step decides (method.md §4, learned credit).
+
+    This is what Learned Credit measures, of all trajectories and for held-out rewards too, before any normalisation, with the
+    sums that say whether the predicted picture's reward is the one to be expected: then Σ_j Var(g_j)/Var(R) is 1;
+    Σ_j Cov(g_j, R)/Var(R) always is. The interval is the percentile bootstrap over groups; NaN for a single group.
+
+    Args:
+        rewards: [N, T+1, K] along the way, in groups of `group_size`.
+    """
+    along = torch.from_numpy(rewards)
+    whole = moments(along, torch.arange(len(along)) // group_size)
+    each = [moments(part, torch.zeros(len(part))) for part in along.split(group_size)]
+    gains = torch.stack([own.gain.sum(0) for own in each]).numpy()
+    totals = torch.stack([own.total for own in each]).numpy()
+    drawn = np.random.default_rng(0).integers(0, len(each), (RESAMPLES, len(each)))
+    found = []
+    for k, name in enumerate(names):
+        total = whole.total[k].item() or np.nan
+        low = high = np.nan
+        if len(each) > 1 and whole.total[k]:
+            denominators = totals[drawn, k].sum(1)
+            ratios = gains[drawn, k].sum(1)[denominators > 0] / denominators[denominators > 0]
+            low, high = np.quantile(ratios, TAILS)
+        variance, covariance = ((own[:, k] / total).tolist() for own in (whole.gain, whole.shared))
+        found.append(Shares(name, variance, covariance, float(low), float(high)))
+    return found
+
+
+def shares_table(found: Sequence[Shares], sigmas: Sequence[float]) -> list[str]:
+    """Two rows an objective: shares by variance and by covariance, of every step, and their sum."""
+    head = ["objective", "share", *(f"{step} (σ {sigma:.2f})" for step, sigma in enumerate(sigmas[:-1])), "sum"]
+    body = []
+    for own in found:
+        bounds = "" if np.isnan(own.low) else f" ({own.low:.2f} … {own.high:.2f})"
+        for label, values, note in (("Var(g)/Var(R)", own.variance, bounds), ("Cov(g, R)/Var(R)", own.covariance, "")):
+            *cells, total = [number(value, ".2f", "–") for value in (*values, sum(values))]
+            body.append([own.objective, label, *cells, total + note])
+    return [
+        *table(head, body),
+        "",
+        "g: what a step adds to the reward of the predicted picture; R: what all steps add; variances within groups. Sums of "
+        "covariances are 1 by themselves; those of variances are 1 if the predicted picture's reward is the one to be "
+        "expected (in brackets the 95 % bootstrap interval over groups).",
+    ]

@@ -30,18 +30,10 @@ def scatter(
         margin = 0.08 * (high - low) or 1.0
         for axis, (proxy, delta) in zip(row, deltas.items(), strict=True):
             order = np.random.default_rng(0).permutation(delta.size)  # else the last step covers the others
-            points = axis.scatter(
-                delta.ravel()[order],
-                gain.ravel()[order],
-                c=numbers[order],
-                cmap=SEQUENTIAL,
-                norm=norm,
-                s=9,
-                alpha=0.6,
-                linewidths=0,
-            )
-            axis.axhline(0, color="#999999", linewidth=0.7, zorder=0)
-            axis.axvline(0, color="#999999", linewidth=0.7, zorder=0)
+            look = {"c": numbers[order], "cmap": SEQUENTIAL, "norm": norm, "s": 9, "alpha": 0.6, "linewidths": 0}
+            points = axis.scatter(delta.ravel()[order], gain.ravel()[order], **look)
+            for line in (axis.axhline, axis.axvline):
+                line(0, color="#999999", linewidth=0.7, zorder=0)
             axis.set_ylim(low - margin, high + margin)
             r = pooled[objective, proxy]
             axis.set_title("no spread" if math.isnan(r) else f"r = {r:.2f}", fontsize=9)
@@ -77,10 +69,8 @@ def curves(
     for axis, row in zip(axes, shown, strict=False):
         axis.bar(range(gain.shape[1]), _scaled(gain[row]), color="#bbbbbb", label=f"ΔR, {objective}")
         correlations = []
-        for (proxy, delta), color, marker in zip(deltas.items(), COLORS, "os^Dv*xP", strict=False):
-            axis.plot(
-                _scaled(delta[row]), color=color, marker=marker, markersize=4, linewidth=1.6, label=f"ΔS, {proxy}"
-            )
+        for (proxy, delta), look in zip(deltas.items(), _looks(len(deltas)), strict=True):
+            axis.plot(_scaled(delta[row]), label=f"ΔS, {proxy}", **look)
             correlations.append(f"{correlation(delta[row][None], gain[row][None])[0]:.2f}")
         axis.axhline(0, color="black", linewidth=0.7)
         axis.set_title(f"trajectory {row}: Pearson {', '.join(correlations)}", fontsize=9)
@@ -105,20 +95,10 @@ def profile(deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], l
         "ΔR by step, in standard deviations of the scores": gains,
     }
     for axis, (title, curves) in zip(axes, units.items(), strict=True):
-        for number, ((name, values), color) in enumerate(zip(curves.items(), COLORS * len(curves), strict=False)):
+        for number, ((name, values), look) in enumerate(zip(curves.items(), _looks(len(curves)), strict=True)):
             mean, std = np.nanmean(values, 0), np.nanstd(values, 0)
             positions = np.arange(len(mean)) + 0.08 * (number - (len(curves) - 1) / 2)  # bars beside each other
-            axis.errorbar(
-                positions,
-                mean,
-                std,
-                color=color,
-                marker="os^Dv*xP"[number % 8],
-                markersize=4,
-                linewidth=1.6,
-                capsize=2,
-                label=name,
-            )
+            axis.errorbar(positions, mean, std, capsize=2, label=name, **look)
         axis.axhline(0, color="black", linewidth=0.7)
         axis.set_title(title, fontsize=10)
         axis.set_xticks(range(len(labels)), labels, fontsize=8)
@@ -126,6 +106,13 @@ def profile(deltas: Mapping[str, np.ndarray], gains: Mapping[str, np.ndarray], l
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
     return rendered(figure)
+
+
+def _looks(count: int) -> list[dict]:
+    return [
+        {"color": COLORS[i % len(COLORS)], "marker": "os^Dv*xP"[i % 8], "markersize": 4, "linewidth": 1.6}
+        for i in range(count)
+    ]
 
 
 def _scaled(values: np.ndarray) -> np.ndarray:

@@ -30,9 +30,9 @@ from ..trainer.run.loop import only
 from ..trainer.types import PAIRS_NODE, SAMPLER_NODE, STACK_NODE
 from ..trainer.workflow.running import WorkflowError
 from . import agreement_plot
-from . import shares as step_shares
-from .agreement import MEASURES, chance, pearson
+from .agreement import MEASURES, Shares, chance, pearson, shares, shares_table
 from .statistics import Interval, bootstrap_of_groups
+from .tables import number, table
 
 if TYPE_CHECKING:
     from ..trainer.families.base import FlowModel
@@ -105,7 +105,7 @@ class Analysis:
     groups: int
     trained: tuple[int, ...]
     sigmas: tuple[float, ...]
-    shares: list[step_shares.Shares]
+    shares: list[Shares]
 
 
 def analyze(
@@ -250,9 +250,10 @@ def _put_together(rollouts: list[Rollout], scores: Scores, trajectories: Traject
         title: {name: _spread([rollout.behaviour[title][name] for rollout in rollouts]) for name in figures}
         for title, figures in rollouts[0].behaviour.items()
     }
-    groups = len(rewards) // size
-    shares = step_shares.shares(names, rewards.numpy(), size)
-    return Analysis(rows, gains, deltas, behaviour, groups, trajectories.trained, trajectories.sigmas, shares)
+    decided = shares(names, rewards.numpy(), size)
+    return Analysis(
+        rows, gains, deltas, behaviour, len(rewards) // size, trajectories.trained, trajectories.sigmas, decided
+    )
 
 
 def _row(objective: str, proxy: str, delta: np.ndarray, gain: np.ndarray, group_size: int) -> Row:
@@ -281,23 +282,22 @@ def _spread(values) -> tuple[float, float]:
 
 def markdown(analysis: Analysis) -> str:
     """A row a proxy and objective; means ± std over trajectories, in brackets the bootstrap interval over groups."""
-    names = list(MEASURES)
     steps, level = len(analysis.trained), chance(len(analysis.trained))
-    lines = [f"| objective | proxy | {' | '.join(names)} | pooled Pearson |", f"|---|---|{'---|' * (len(names) + 1)}"]
-    for row in analysis.rows:
-        cells = [_cell(*row.measures[name]) for name in names]
-        lines.append(f"| {row.objective} | {row.proxy} | {' | '.join(cells)} | {_number(row.pooled)} |")
-    lines.append(f"| chance |  | {' | '.join(_number(level[name]) for name in names)} | 0 |")
+    body = [
+        [row.objective, row.proxy, *(_cell(*row.measures[name]) for name in MEASURES), _number(row.pooled)]
+        for row in analysis.rows
+    ]
+    body.append(["chance", "", *(_number(level[name]) for name in MEASURES), "0"])
     total = len(next(iter(analysis.deltas.values())))
-    lines += [
-        "",
+    said = (
         f"{total} trajectories in {analysis.groups} groups, {steps} trained steps of {len(analysis.sigmas) - 1}. ΔS against ΔR "
         "over the trained steps of each trajectory: mean ± std over trajectories, in brackets the 95 % bootstrap interval over "
-        f"{'groups' if analysis.groups > 1 else 'trajectories'}; pooled: over all steps of all trajectories at once.",
-    ]
+        f"{'groups' if analysis.groups > 1 else 'trajectories'}; pooled: over all steps of all trajectories at once."
+    )
     if SUM in analysis.gains:
-        lines[-1] += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
-    lines += ["", LEGEND, "", *step_shares.markdown(analysis.shares, analysis.sigmas)]
+        said += f" {SUM}: of the trained rewards by their coefficients, each divided by its standard deviation."
+    lines = [*table(["objective", "proxy", *MEASURES, "pooled Pearson"], body), "", said]
+    lines += ["", LEGEND, "", *shares_table(analysis.shares, analysis.sigmas)]
     for title, figures in analysis.behaviour.items():
         several = not np.isnan([std for _, std in figures.values()]).all()
         listed = ", ".join(
@@ -317,7 +317,7 @@ def _cell(interval: Interval, std: float) -> str:
 
 
 def _number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.2f}"
+    return number(value, ".2f", "–")
 
 
 def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
@@ -327,16 +327,7 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
             "objective": row.objective,
             "proxy": row.proxy,
             "pooled_pearson": row.pooled,
-            **{
-                name: {
-                    "mean": interval.mean,
-                    "std": std,
-                    "low": interval.low,
-                    "high": interval.high,
-                    "count": interval.count,
-                }
-                for name, (interval, std) in row.measures.items()
-            },
+            **{name: {**asdict(interval), "std": std} for name, (interval, std) in row.measures.items()},
         }
         for row in analysis.rows
     ]
@@ -354,10 +345,6 @@ def as_json(analysis: Analysis, settings: Mapping[str, object]) -> str:
             for title, figures in analysis.behaviour.items()
         },
         "mean_delta_similarity": {name: delta.mean(0).tolist() for name, delta in analysis.deltas.items()},
-        "mean_delta_reward": {name: _column_means(gain) for name, gain in analysis.gains.items()},
+        "mean_delta_reward": {name: [_spread(column)[0] for column in gain.T] for name, gain in analysis.gains.items()},
     }
     return json.dumps(json.loads(json_line(content)), indent=1, ensure_ascii=False) + "\n"
-
-
-def _column_means(values: np.ndarray) -> list[float]:
-    return [_spread(column)[0] for column in values.T]

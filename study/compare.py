@@ -14,18 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
+import torch
+from torch import Tensor
 
+from ..host import stopping
 from ..host.files import Damaged, write_text
 from ..host.json_files import read_json
 from ..inference import loading
+from ..trainer import rollout
 from ..trainer.networks import features
 from ..trainer.pictures import grids
 from ..trainer.run.budget import FORWARDS
 from ..trainer.run.evaluation import EVALUATION_SEED
 from ..trainer.run.folder import EVALUATIONS, RunError, json_line, read_lines
 from ..trainer.workflow.running import Workflow
-from . import comparison, comparison_plot, comparison_report, diversity, fairness
+from . import comparison, comparison_plot, comparison_report, fairness
 from .comparison import Outcome
 from .comparison_report import Facts, Sweep
 from .trainings import DIVERGED, Say, Settings, Training, check_folder, diverged, run, state, trainings
@@ -35,6 +38,7 @@ TUNING_SEED = 1000
 FEW = 3  # tuning seeds, below which a rate may be chosen by luck
 COMPARISON, SCREENING = "comparison", "screening"  # the names of what is written
 DIVERSITY = "diversity.json"
+_BATCH = 16  # pictures to one model call, where diversity is measured
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +100,7 @@ def _check_settings(settings: Settings, rates: Mapping[str, Sequence[float]], tu
         raise ValueError("one picture has no spread to measure rises in. Fix: more --prompts or --evaluation-seeds")
     for name in (*settings.own_rates, *settings.only):
         if name not in rates:
-            raise ValueError(f"{name!r} is no workflow. Fix: one of {', '.join(rates)}")
+            raise ValueError(f"{name!r} is not a workflow. Fix: one of {', '.join(rates)}")
     for name, some in rates.items():
         if any(not 0 < rate < math.inf for rate in some):
             raise ValueError(f"{name}: learning rates must be above 0, not {', '.join(f'{rate:g}' for rate in some)}")
@@ -118,30 +122,28 @@ def choose(tuning: Sequence[Training], seeds: Sequence[int], scored: Sequence[st
     """Chooses for every workflow the rate with the best mean final score over all these seeds; of equal rates the lower.
 
     A rate that failed or ended without a score with any seed is out; a workflow without any rate left is not in `chosen`.
-    Where a held-out reward declined with any seed, the score came from reward hacking, so such a rate is the last choice.
+    If a held-out reward declined with any seed, the score came from reward hacking, so such a rate is the last choice.
     """
-    scores: dict[str, dict[float, float]] = {training.name: {} for training in tuning}
-    declined: dict[str, set[float]] = {name: set() for name in scores}
-    fallen_apart: dict[str, set[float]] = {name: set() for name in scores}
-    asked: dict[str, set[float]] = {name: set() for name in scores}
-    chosen = {}
+    alike: dict[str, dict[float, list[Training]]] = {}
     for training in tuning:
-        asked[training.name].add(training.rate)
-        if diverged(training):
-            fallen_apart[training.name].add(training.rate)
-        alike = [other for other in tuning if (other.name, other.rate) == (training.name, training.rate)]
-        if all(other.finished for other in alike):
-            outcomes = [comparison.read(other.folder, scored=scored) for other in alike]
-            finals = [outcome.score[-1] for outcome in outcomes]
+        alike.setdefault(training.name, {}).setdefault(training.rate, []).append(training)
+    sweep = Sweep(list(seeds), tuning[0].length)
+    for name, by_rate in alike.items():
+        scores: dict[float, float] = {}
+        declined = []
+        for rate, some in sorted(by_rate.items()):
+            if not all(training.finished for training in some):
+                continue
+            outcomes = [comparison.read(training.folder, scored=scored) for training in some]
             if any(outcome.declined for outcome in outcomes):
-                declined[training.name].add(training.rate)
-            if np.isfinite(finals).all():
-                scores[training.name][training.rate] = sum(finals) / len(finals)
-    for name, by_rate in scores.items():
-        if by_rate:
-            chosen[name] = max(sorted(by_rate), key=lambda rate: (rate not in declined[name], by_rate[rate]))
-    listed = [{name: sorted(some) for name, some in each.items()} for each in (asked, declined, fallen_apart)]
-    return Sweep(list(seeds), tuning[0].length, scores, chosen, *listed)
+                declined.append(rate)
+            if math.isfinite(mean := sum(outcome.score[-1] for outcome in outcomes) / len(outcomes)):
+                scores[rate] = float(mean)
+        if scores:
+            sweep.chosen[name] = max(scores, key=lambda rate: (rate not in declined, scores[rate]))
+        sweep.scores[name], sweep.rates[name], sweep.declined[name] = scores, sorted(by_rate), declined
+        sweep.diverged[name] = [rate for rate, some in sorted(by_rate.items()) if any(map(diverged, some))]
+    return sweep
 
 
 # -- the report --------------------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def _report(
     unfinished = {
         **unfinished,
         **{
-            name: f"none of its finished seeds is one of {baseline}'s"
+            name: f"it has finished no seed that {baseline} has finished too"
             for name, by_seed in outcomes.items()
             if by_seed and not by_seed.keys() & outcomes[baseline].keys()
         },
@@ -215,39 +217,63 @@ def _check_baseline(finished: Sequence[Training], baseline: str, unfinished: Map
 
 
 def _judge(settings: Settings, baseline: Outcome) -> str:
-    """The held-out reward that scores are held against; empty where nothing is held out."""
+    """The held-out reward that scores are held against; empty if nothing is held out."""
     if settings.judge and settings.judge not in baseline.held_out:
         raise RunError(
-            f"--judge {settings.judge!r} is no held-out reward. Fix: one of {', '.join(baseline.held_out) or 'none'}, or leave "
-            "it out"
+            f"--judge {settings.judge!r} is not a held-out reward. Fix: leave it out, or one of "
+            f"{', '.join(baseline.held_out) or 'none'}"
         )
     return settings.judge or next(iter(baseline.held_out), "")
 
 
+# -- diversity ---------------------------------------------------------------------------------------------------------
+
+
+def pairwise_distance(points: Tensor) -> float:
+    """How much pictures of one prompt differ: the mean over prompts, and over the pairs of a prompt's pictures, of 1 - cos.
+
+    The mean cosine of the pairs of unit vectors u is (|Σu|² - S) / (S (S - 1)).
+
+    Args:
+        points: features [P, S, D] of the pictures; the distance is NaN for S = 1.
+    """
+    units = torch.nn.functional.normalize(points.double(), dim=-1)
+    count = points.shape[1]
+    if count < 2:
+        return math.nan
+    cosines = (units.sum(1).square().sum(-1) - count) / (count * (count - 1))
+    return 1 - cosines.mean().item()
+
+
 def _diversity(training: Training, settings: Settings, untrained: bool = False) -> float:
-    """Of the trained model's pictures; measured once and kept in the run's folder. NaN for a single picture to a prompt."""
+    """How much the trained model's pictures of each evaluated prompt differ; NaN for a single picture to a prompt.
+
+    It is measured once and kept in the run's folder. Pictures are sampled by the deterministic sampler; of videos the middle
+    frames are seen.
+    """
     if settings.evaluation_seeds < 2:
         return math.nan
     path = training.folder / DIVERSITY
     key = f"{settings.features}, {'before training' if untrained else training.length}"
-    measured = _measured_before(path)
-    if key not in measured:
-        [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
-        seeds = range(EVALUATION_SEED, EVALUATION_SEED + settings.evaluation_seeds)
-        model, how = loading.load_run(training.folder, training.workflow.node_classes)
-        how = replace(how, steps=fairness.evaluation_steps(training.workflow))
-        with model.policy.reference() if untrained else contextlib.nullcontext():
-            measured[key] = diversity.measure(model, how, evaluation["prompts"], seeds, settings.features)
-        write_text(path, json_line(measured))
-    value = measured[key]
-    return math.nan if value is None else value
-
-
-def _measured_before(path: Path) -> dict[str, float | None]:
-    """Diversities that the file keeps; of a damaged file none, with a warning."""
     try:
-        kept = read_json(path) or {}
+        known = read_json(path) or {}
     except Damaged as error:
         logger.warning("%s %s, and is measured again", error.path, error.wrong)
-        return {}
-    return {key: value for key, value in kept.items() if value is None or isinstance(value, int | float)}
+        known = {}
+    known = {name: value for name, value in known.items() if value is None or isinstance(value, int | float)}
+    if key not in known:
+        [evaluation, *_] = read_lines(training.folder / EVALUATIONS)
+        prompts, count = evaluation["prompts"], settings.evaluation_seeds
+        model, how = loading.load_run(training.folder, training.workflow.node_classes)
+        how = replace(how, steps=fairness.evaluation_steps(training.workflow), batch_size=_BATCH)
+        encoder = features.load(settings.features)
+        texts = [prompt for prompt in prompts for _ in range(count)]
+        seeds = [EVALUATION_SEED + seed for _ in prompts for seed in range(count)]
+        with model.policy.reference() if untrained else contextlib.nullcontext():
+            images = rollout.generate(model, texts, how, seeds, stopping.check_stop)
+        with torch.no_grad():
+            points = torch.cat([encoder.pictures(part).cpu() for part in grids.stills(images).split(_BATCH)])
+        known[key] = pairwise_distance(points.reshape(len(prompts), count, -1))
+        write_text(path, json_line(known))
+    value = known[key]
+    return math.nan if value is None else value

@@ -20,8 +20,7 @@ import numpy as np
 from ..trainer.run.budget import FORWARDS, UNITS, Budget, used
 from ..trainer.run.folder import EVALUATIONS, METRICS, RunError, read_lines
 from ..trainer.run.verdicts import fell, measured
-from .measures import area, non_dominated, reached_for_good
-from .statistics import Interval, holm, mean_interval, paired_p
+from .statistics import Interval, area, holm, mean_interval, non_dominated, paired_p, reached_for_good
 
 EARLY = (0.35, 0.5)  # shares of what the baseline used in all
 VERDICT_SEEDS = 5  # a difference over fewer pairs of trainings is told without p
@@ -39,7 +38,7 @@ class Outcome:
         iterations: [E] after which it was evaluated.
         trained, held_out: each reward's means, {name: [E]}.
         spread: each trained or scored reward's standard deviation before training.
-        diversity: of the trained model's pictures, NaN where it was not measured.
+        diversity: of the trained model's pictures, NaN if it was not measured.
         used: forwards and seconds until each evaluation, {unit: [E]}, as `budget.Budget` counts them.
         kl: [E] mean‖v - v_ref‖² to the untrained model, 0 before training, then the mean over the last iterations.
         seconds: of an iteration by the clock, the median.
@@ -63,6 +62,10 @@ class Outcome:
     unscored: int = 0
     scored: tuple[str, ...] = ()
 
+    @property
+    def means(self) -> dict[str, np.ndarray]:
+        return {**self.trained, **self.held_out}
+
     @cached_property
     def gains(self) -> dict[str, np.ndarray]:
         """Each trained reward's standardised rise, {name: [E]}."""
@@ -73,7 +76,7 @@ class Outcome:
         return np.mean([self._rise(name) for name in self.scored or self.trained], 0)
 
     def _rise(self, name: str) -> np.ndarray:
-        means = {**self.trained, **self.held_out}[name]
+        means = self.means[name]
         return (means - means[0]) / self.spread[name]
 
     @property
@@ -87,13 +90,12 @@ class Outcome:
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> Outcome:
         """With other points for its evaluations; `change` takes and gives what holds for each of them."""
-        trained, held_out, amounts = (
-            {name: change(values) for name, values in kind.items()} for kind in (self.trained, self.held_out, self.used)
-        )
+        tables = {
+            kind: {name: change(values) for name, values in getattr(self, kind).items()}
+            for kind in ("trained", "held_out", "used")
+        }
         iterations = tuple(change(np.array(self.iterations)).tolist())
-        return replace(
-            self, iterations=iterations, trained=trained, held_out=held_out, used=amounts, kl=change(self.kl)
-        )
+        return replace(self, iterations=iterations, kl=change(self.kl), **tables)
 
 
 _COSTS = ("seconds/iteration", "forwards/all", "forwards/with_gradient")  # of an iteration
@@ -117,7 +119,7 @@ def read(folder: Path, diversity: float = math.nan, scored: Sequence[str] = ()) 
     trained = [name for name, figures in first.items() if not figures["held_out"]]
     for name in {**dict.fromkeys(trained), **dict.fromkeys(scored)}:
         if name not in first:
-            raise RunError(f"{folder}: --score {name!r} is no reward of it. Fix: some of {', '.join(first)}")
+            raise RunError(f"{folder}: --score {name!r} is not a reward of it. Fix: some of {', '.join(first)}")
         if not first[name]["std"]:
             why = "could score no picture" if first[name]["mean"] is None else "gave all pictures the same score"
             raise RunError(
@@ -168,7 +170,6 @@ class Row:
 
     Attributes:
         iterations: at the end, the mean over seeds.
-        samples: to an iteration.
         used: until each of the E evaluations, {unit: [E]}, means over seeds.
         curve, rewards, kl: there, the score, every reward's mean, and the divergence from the untrained model.
         deviation: of the final score between seeds.
@@ -179,10 +180,13 @@ class Row:
         reached: {unit: what was used until the score was for good at the baseline's final one}: of the mean over the seeds that
             both have, and from where its interval touches that to where all of it lies above; infinity for never.
         reached_by_seed: the same of each seed by itself, to the mean of the baseline's final scores.
-        early: what it has come to at each of EARLY; empty for the baseline.
         gains: of every trained reward.
         spread: the gains' standard deviation over the trained rewards, of their means over seeds.
         held_out: means of every held-out reward, and `held_out_difference` as `difference`; empty for the baseline.
+        declined: {held-out reward: the number of seeds with which it ended below where it began}.
+        unscored: the sum over all seeds.
+        samples: to an iteration.
+        early: what it has come to at each of EARLY; empty for the baseline.
         undominated: whether no other workflow is as good or better in both the score and the judge, and better in one.
     """
 
@@ -211,11 +215,11 @@ class Row:
     seconds: float
     forwards: float
     with_gradient: float
-    declined: dict[str, int]  # {held-out reward: the number of seeds with which it ended below where it began}
-    unscored: int  # of all seeds
-    learning_rate: float = math.nan
-    samples: int = 0
-    early: Sequence[Early] = ()
+    declined: dict[str, int]
+    unscored: int
+    learning_rate: float
+    samples: int
+    early: Sequence[Early]
     undominated: bool = False
 
     @property
@@ -238,54 +242,52 @@ def summarise(
         outcomes: by workflow and seed.
         samples: to an iteration, of each workflow.
         budget: that all had; None: all had the same number of iterations.
-        judge: the held-out reward that scores are held against; empty: none.
+        judge: the held-out reward that scores are held against; empty: without a judge.
 
     Raises:
         RunError: trainings that did not start from one model, or share no seed with the baseline.
     """
     _check_start(outcomes)
-    outcomes = _cut(outcomes) if budget is None else _at_parts(outcomes, budget)
-    base, unit = outcomes[baseline], budget.unit if budget else FORWARDS
-    rows = []
+    outcomes = _aligned(outcomes, budget)
+    base, rows = outcomes[baseline], []
     for name, runs in outcomes.items():
-        row = _row(name, runs, base, name == baseline)
-        pairs = [] if name == baseline else _pairs(runs, base)
-        early = [_early(pairs, share, unit, judge) for share in EARLY if pairs]
-        rows.append(replace(row, learning_rate=rates[name], samples=samples[name], early=early))
+        pairs = [] if name == baseline else [(run, base[seed]) for seed, run in runs.items() if seed in base]
+        if not pairs and name != baseline:
+            raise RunError(
+                f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end"
+            )
+        early = [_early(pairs, share, budget.unit if budget else FORWARDS, judge) for share in EARLY if pairs]
+        rows.append(_row(name, runs, pairs, learning_rate=rates[name], samples=samples[name], early=early))
     corrected = holm([row.p for row in rows])
-    points = [(row.final.mean, row.held_out[judge].mean) for row in rows] if judge else []
-    undominated = non_dominated(points) if judge else [False] * len(rows)
+    undominated = [False] * len(rows)
+    if judge:
+        undominated = non_dominated([(row.final.mean, row.held_out[judge].mean) for row in rows])
     return [
         replace(row, corrected=p, undominated=own) for row, p, own in zip(rows, corrected, undominated, strict=True)
     ]
 
 
-def _pairs(by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome]) -> list[tuple[Outcome, Outcome]]:
-    return [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
-
-
-def _row(name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome], is_baseline: bool) -> Row:
+def _row(name: str, by_seed: Mapping[int, Outcome], pairs: Sequence[tuple[Outcome, Outcome]], **known) -> Row:
+    """A row without what takes the others: each run, and in pairs with the baseline's of the same seed."""
     runs = list(by_seed.values())
-    pairs = [] if is_baseline else _pairs(by_seed, base)
-    if not pairs and not is_baseline:
-        raise RunError(f"{name} and the baseline have no seed that both were trained with. Fix: train them to the end")
-
-    def paired(figure: Callable[[Outcome], float]) -> Interval | None:
-        return mean_interval([figure(mine) - figure(theirs) for mine, theirs in pairs]) if pairs else None
-
     common = pairs or [(run, run) for run in runs]
     target = statistics.fmean(theirs.score[-1] for _, theirs in common)
+    finals = [run.score[-1] for run in runs]
     differences = [mine.score[-1] - theirs.score[-1] for mine, theirs in pairs]
     gains = {reward: mean_interval([run.gains[reward][-1] for run in runs]) for reward in runs[0].gains}
-    finals = [run.score[-1] for run in runs]
-    means = [{**run.trained, **run.held_out} for run in runs]
+    held_out = list(runs[0].held_out)
+    declined = {reward: sum(reward in run.declined for run in runs) for reward in held_out}
+
+    def paired(figure: Callable[[Outcome], float]) -> Interval:
+        return mean_interval([figure(mine) - figure(theirs) for mine, theirs in pairs])
+
     return Row(
         name=name,
         seeds=list(by_seed),
         iterations=statistics.fmean(run.iterations[-1] for run in runs),
         used={unit: np.mean([run.used[unit] for run in runs], 0).tolist() for unit in UNITS},
         curve=_over_seeds([run.score for run in runs]),
-        rewards={reward: _over_seeds([run_means[reward] for run_means in means]) for reward in means[0]},
+        rewards={reward: _over_seeds([run.means[reward] for run in runs]) for reward in runs[0].means},
         kl=_over_seeds([run.kl for run in runs]),
         final=mean_interval(finals),
         deviation=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
@@ -294,30 +296,25 @@ def _row(name: str, by_seed: Mapping[int, Outcome], base: Mapping[int, Outcome],
         p=paired_p(differences) if len(pairs) >= VERDICT_SEEDS else math.nan,
         corrected=math.nan,
         area=mean_interval([run.area for run in runs]),
-        area_difference=paired(lambda run: run.area),
+        area_difference=paired(lambda run: run.area) if pairs else None,
         reached={unit: _reached(common, unit) for unit in UNITS},
         reached_by_seed={unit: [reached_for_good(run.used[unit], run.score, target) for run in runs] for unit in UNITS},
         gains=gains,
         spread=float(np.std([interval.mean for interval in gains.values()])),
-        held_out={reward: mean_interval([run.held_out[reward][-1] for run in runs]) for reward in runs[0].held_out},
-        held_out_difference={
-            reward: interval
-            for reward in runs[0].held_out
-            if (interval := paired(lambda run, reward=reward: float(run.held_out[reward][-1]))) is not None
-        },
+        held_out={name: mean_interval([run.held_out[name][-1] for run in runs]) for name in held_out},
+        held_out_difference={n: paired(lambda run, n=n: float(run.held_out[n][-1])) for n in held_out if pairs},
         diversity=mean_interval([run.diversity for run in runs]),
         seconds=statistics.median(run.seconds for run in runs),
         forwards=statistics.fmean(run.forwards for run in runs),
         with_gradient=statistics.fmean(run.with_gradient for run in runs),
-        declined={
-            reward: count for reward in runs[0].held_out if (count := sum(reward in run.declined for run in runs))
-        },
+        declined={reward: count for reward, count in declined.items() if count},
         unscored=sum(run.unscored for run in runs),
+        **known,
     )
 
 
 def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
-    """By inversion of the paired t interval: a time is in the interval where the score then minus the baseline's final one, seed
+    """By inversion of the paired t interval: a time is in the interval if the score then minus the baseline's final one, seed
     by seed, is not clearly other than 0. So it knows that the baseline's score is uncertain too."""
     lead = _over_seeds([mine.score - theirs.score[-1] for mine, theirs in pairs])
     times = np.mean([mine.used[unit] for mine, _ in pairs], 0)
@@ -329,38 +326,37 @@ def _reached(pairs: Sequence[tuple[Outcome, Outcome]], unit: str) -> Interval:
 
 
 def _early(pairs: Sequence[tuple[Outcome, Outcome]], share: float, unit: str, judge: str) -> Early:
-    def lead(mine: Outcome, theirs: Outcome, of: Callable[[Outcome], np.ndarray]) -> float:
-        return float(np.interp(share * theirs.used[unit][-1], mine.used[unit], of(mine)) - of(theirs)[-1])
+    def lead(of: Callable[[Outcome], np.ndarray]) -> Interval:
+        ends = ((mine, theirs, share * theirs.used[unit][-1]) for mine, theirs in pairs)
+        return mean_interval([np.interp(end, mine.used[unit], of(mine)) - of(theirs)[-1] for mine, theirs, end in ends])
 
-    score = mean_interval([lead(*pair, lambda run: run.score) for pair in pairs])
-    judged = mean_interval([lead(*pair, lambda run: run.held_out[judge]) for pair in pairs]) if judge else None
-    return Early(share, score, judged)
+    return Early(share, lead(lambda run: run.score), lead(lambda run: run.held_out[judge]) if judge else None)
 
 
 def _over_seeds(curves: Sequence[np.ndarray]) -> list[Interval]:
     return [mean_interval(values) for values in np.stack(curves, 1)]
 
 
-def _cut(outcomes: Mapping[str, Mapping[int, Outcome]]) -> dict[str, dict[int, Outcome]]:
-    """All at the evaluations that all have: a training that was prolonged was also evaluated where it once ended."""
-    everyone = [run.iterations for runs in outcomes.values() for run in runs.values()]
-    common = sorted(set(everyone[0]).intersection(*everyone))
+def _aligned(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget | None) -> dict[str, dict[int, Outcome]]:
+    """All at the same points.
 
-    def cut(run: Outcome) -> Outcome:
-        keep = [run.iterations.index(iteration) for iteration in common]
-        return run.changed(lambda values: values[keep])
+    With a budget at equal parts of it, on the lines through the evaluations, which come an iteration later; else at the
+    evaluations that all have: a training that was prolonged was also evaluated where it once ended.
+    """
+    if budget is None:
+        everyone = [run.iterations for runs in outcomes.values() for run in runs.values()]
+        common = sorted(set(everyone[0]).intersection(*everyone))
 
-    return {name: {seed: cut(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
+        def aligned(run: Outcome) -> Outcome:
+            keep = [run.iterations.index(iteration) for iteration in common]
+            return run.changed(lambda values: values[keep])
+    else:
+        parts, unit = np.linspace(0, budget.amount, budget.evaluations + 1), budget.unit
 
+        def aligned(run: Outcome) -> Outcome:
+            return run.changed(lambda values: np.interp(parts, run.used[unit], values))
 
-def _at_parts(outcomes: Mapping[str, Mapping[int, Outcome]], budget: Budget) -> dict[str, dict[int, Outcome]]:
-    """All at the same equal parts of the budget, on the lines through their evaluations, which come an iteration later."""
-    parts = np.linspace(0, budget.amount, budget.evaluations + 1)
-
-    def at(run: Outcome) -> Outcome:
-        return run.changed(lambda values: np.interp(parts, run.used[budget.unit], values))
-
-    return {name: {seed: at(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
+    return {name: {seed: aligned(run) for seed, run in runs.items()} for name, runs in outcomes.items()}
 
 
 def _check_start(outcomes: Mapping[str, Mapping[int, Outcome]]) -> None:

@@ -7,10 +7,9 @@ and settings.json, by which a later call continues what is there.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import json
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,6 +26,7 @@ from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout
 from ..trainer.pictures import grids
+from ..trainer.pictures.figures import COLORS, new_figure, rendered
 from ..trainer.pictures.media import eight_bits, mp4
 from ..trainer.policy import lora, saved
 from ..trainer.policy.files import ADAPTER
@@ -35,9 +35,9 @@ from ..trainer.rewards.base import score
 from ..trainer.rewards.python import PythonReward
 from ..trainer.run.folder import RunError, json_line, read_lines
 from ..trainer.types import Prompt, metadata_of
-from . import evaluation_plot
 from .scoring import METADATA, check_names
 from .statistics import Interval, bootstrap_of_groups
+from .tables import as_csv, bracketed, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ def parse_lora(text: str) -> Method:
     """`FILE` or `NAME=FILE` to a method; of a run's folder its adapter.
 
     Raises:
-        ValueError: a name that is no plain one.
+        ValueError: the name is not a plain one.
     """
     name, path = named_path(text, "--lora")
     return Method(name, path / ADAPTER if path.is_dir() else path)
@@ -90,7 +90,7 @@ def parse_guides(texts: Sequence[str]) -> list[Method]:
     """`[NAME=]RUN=γ` each: a method a name, which composes all guides of that name; without one it is `guided`.
 
     Raises:
-        ValueError: a name that is no plain one, or as `guidance.parse`.
+        ValueError: the name is not a plain one, or as `guidance.parse`.
     """
     guides: dict[str, list[Guide]] = {}
     for text in texts:
@@ -148,16 +148,18 @@ def evaluate(
             _sample(model, chosen, method, waiting, len(pairs), list(rewards.values()), record)
     values = {method.name: record.values(method.name, prompts, seeds, names) for method in methods}
     cells = {method: compare(scores, values[BASE], method == BASE) for method, scores in values.items()}
-    table = markdown(cells, names, len(prompts), len(seeds))
-    write_text(folder / TABLE, table)
-    write_text(folder / SHEET, as_csv(cells, names, len(pairs)))
-    panels = {name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}
-    grids.save(evaluation_plot.picture(panels), folder / PLOT)
-    return table
+    text = markdown(cells, names, len(prompts), len(seeds))
+    write_text(folder / TABLE, text)
+    write_text(folder / SHEET, sheet(cells, names, len(pairs)))
+    grids.save(
+        picture({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate(names)}),
+        folder / PLOT,
+    )
+    return text
 
 
 def compare(scores: np.ndarray, base: np.ndarray, is_base: bool = False) -> list[Cell]:
-    """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN where there is none."""
+    """A cell a reward, from scores [P, S, K] of P prompts with S seeds each; NaN for those that are missing."""
     cells = []
     for k in range(scores.shape[2]):
         difference = None if is_base else bootstrap_of_groups(scores[:, :, k] - base[:, :, k])
@@ -166,10 +168,11 @@ def compare(scores: np.ndarray, base: np.ndarray, is_base: bool = False) -> list
 
 
 def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts: int, seeds: int) -> str:
-    """Means by method and reward and, of more than one method, their differences to the base."""
+    """Means by method and reward and, if there is more than one method, their differences to the base."""
     total = prompts * seeds
+    means = [[method, *(bracketed(cell.mean, ".4g", "–") for cell in row)] for method, row in cells.items()]
     lines = [
-        *_rows(cells, names, lambda cell: cell.mean, ".4g"),
+        *table(["method", *names], means),
         "",
         f"{total} pictures a method (prompts: {prompts}, seeds of each: {seeds}), the same for all; in brackets the 95 % "
         f"bootstrap interval, over {'prompts' if prompts > 1 else 'seeds'}.",
@@ -180,46 +183,61 @@ def markdown(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], prompts:
         for name, cell in zip(names, row, strict=True)
         if cell.mean.count < total
     ]
-    others = {method: row for method, row in cells.items() if method != BASE}
+    others = [
+        [method, *(bracketed(cell.difference, "+.3g", "–") for cell in row if cell.difference is not None)]
+        for method, row in cells.items()
+        if method != BASE
+    ]
     if others:
-        lines += ["", "Differences to the base, picture by picture; bold where the interval is without 0:", ""]
-        lines += _rows(others, names, lambda cell: cell.difference, "+.3g")
+        lines += ["", "Differences to the base, picture by picture; bold if the interval is without 0:", ""]
+        lines += table(["method", *names], others)
     return "\n".join(lines) + "\n"
 
 
-def _rows(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], part, form: str) -> Iterator[str]:
-    yield f"| method | {' | '.join(names)} |"
-    yield f"|---|{'---|' * len(names)}"
-    for method, row in cells.items():
-        yield f"| {method} | {' | '.join(_written(part(cell), form) for cell in row)} |"
-
-
-def _written(interval: Interval, form: str) -> str:
-    if not interval.count:
-        return "–"
-    if math.isnan(interval.low):
-        return f"{interval.mean:{form}}"
-    text = f"{interval.mean:{form}} ({interval.low:{form}} … {interval.high:{form}})"
-    return f"**{text}**" if "+" in form and not interval.low <= 0 <= interval.high else text
-
-
-def as_csv(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int) -> str:
-    """A line for each method and reward, in full precision; empty where there is no figure."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    columns = ("", "_low", "_high")
-    writer.writerow(
-        ["method", "reward", *(f"mean{c}" for c in columns), *(f"difference{c}" for c in columns), "scored", "pictures"]
-    )
+def sheet(cells: Mapping[str, Sequence[Cell]], names: Sequence[str], total: int) -> str:
+    """CSV: a line for each method and reward, in full precision."""
+    head = ["method", "reward", *(f"{kind}{end}" for kind in ("mean", "difference") for end in ("", "_low", "_high"))]
+    body = []
     for method, row in cells.items():
         for name, cell in zip(names, row, strict=True):
-            figures = [
-                "" if interval is None or math.isnan(value := getattr(interval, figure)) else value
+            bounds = [
+                interval and getattr(interval, figure)
                 for interval in (cell.mean, cell.difference)
                 for figure in ("mean", "low", "high")
             ]
-            writer.writerow([method, name, *figures, cell.mean.count, total])
-    return text.getvalue()
+            body.append([method, name, *bounds, cell.mean.count, total])
+    return as_csv([*head, "scored", "pictures"], body)
+
+
+def picture(rewards: Mapping[str, Mapping[str, Cell]]) -> np.ndarray:
+    """One panel a reward, a line a method: its mean, thin the mean's own interval, thick that of the difference to the base.
+
+    The first method is the base, and a dashed line stands at its mean.
+    """
+    columns = min(3, len(rewards))
+    rows = math.ceil(len(rewards) / columns)
+    methods = max(map(len, rewards.values()))
+    figure = new_figure(4.2 * columns, 0.4 + (0.8 + 0.32 * methods) * rows)
+    axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for number, (axis, (reward, cells)) in enumerate(zip(axes, rewards.items(), strict=False)):
+        base = next(iter(cells.values())).mean.mean
+        axis.axvline(base, color="#333333", linewidth=0.8, linestyle="--", zorder=1)
+        for line, (cell, color) in enumerate(zip(cells.values(), COLORS * methods, strict=False)):
+            axis.plot([cell.mean.low, cell.mean.high], [line, line], color=color, alpha=0.45, linewidth=1.2, marker="|")
+            if cell.difference is not None:
+                ends = base + cell.difference.low, base + cell.difference.high
+                axis.plot(ends, [line, line], color=color, linewidth=4.5, alpha=0.8, solid_capstyle="butt")
+            axis.plot(cell.mean.mean, line, color=color, marker="o", markersize=6, markeredgecolor="white")
+        axis.set_yticks(range(len(cells)), list(cells) if number % columns == 0 else [], fontsize=8)
+        axis.set_ylim(len(cells) - 0.5, -0.5)
+        axis.set_title(reward, fontsize=10)
+        axis.tick_params(labelsize=8)
+        axis.grid(alpha=0.25, axis="x")
+    for axis in axes[len(rewards) :]:
+        axis.set_axis_off()
+    title = "Means with 95 % bootstrap intervals: thin of the mean, thick of the difference to the base"
+    figure.suptitle("\n".join(textwrap.wrap(title, 50 * columns)), fontsize=9)
+    return rendered(figure)
 
 
 def _trained(source: str, model: FlowModel) -> list[Method]:
@@ -389,7 +407,7 @@ class _Record:
             write_text(self.folder / PICTURES / method / METADATA, "".join(lines))
 
     def values(self, method: str, prompts: Sequence[str], seeds: Sequence[int], names: Sequence[str]) -> np.ndarray:
-        """Scores [P, S, K], NaN where there is none."""
+        """Scores [P, S, K], NaN for those that are missing."""
         scores = [
             [[self.rows[method, prompt, seed]["scores"][name] for name in names] for seed in seeds]
             for prompt in prompts

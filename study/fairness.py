@@ -26,7 +26,7 @@ from ..trainer.workflow.running import Workflow
 
 T = TypeVar("T")
 
-# What would make a comparison unfair, wherever it differs; other inputs are what is compared, and are listed.
+# What would make a comparison unfair if it differs; other inputs are what is compared, and are listed.
 _EQUAL = {
     LOAD_NODE: (),
     MAKE_NODE: (),
@@ -47,11 +47,11 @@ _EQUAL = {
     RUN_NODE: ("evaluation_steps",),
 }
 _SIZES = {DATASET_NODE: ("prompts_per_iteration",), SAMPLER_NODE: ("group_size", "steps")}  # of an iteration
-_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or by nobody who matters
+_SET = ("seed", "learning_rate", "run_name", "filename")  # by us, or without effect on what is compared
 
 
 def check_equal(workflows: Mapping[str, Workflow], baseline: str, *, any_size: bool = False) -> None:
-    """Raises ValueError where one cannot run, or two differ in more than their method.
+    """Raises ValueError if one cannot run, or two differ in more than their method.
 
     Args:
         any_size: how large an iteration is may differ, since all have the same budget.
@@ -131,7 +131,7 @@ def _described(reward: tuple[str, int, dict]) -> str:
 
 
 def inputs(workflow: Workflow, node: str) -> dict[str, Any]:
-    """A node's constants; where an input has none, its default. What its class does not declare any more is left out."""
+    """A node's constants; the default of an input that has none. What its class does not declare any more is left out."""
     types = workflow.node_class(node).INPUT_TYPES()
     declared = types.get("required", {}).keys() | types.get("optional", {}).keys()
     given = workflow.graph[node]["inputs"].items()
@@ -146,7 +146,7 @@ def _defaults(node_class: type) -> dict[str, Any]:
 
 
 def run_inputs(workflow: Workflow) -> dict[str, Any]:
-    """Of its Training Run."""
+    """The constants of its Training Run."""
     return inputs(workflow, only(workflow, RUN_NODE))
 
 
@@ -176,7 +176,7 @@ def differing(workflow: Workflow, base: Workflow) -> list[str]:
 
 
 def _by_class(workflow: Workflow) -> dict[str, list[tuple[dict, dict[str, str]]]]:
-    """Of every node but Training Run its constants, and the classes that its links come from."""
+    """{class: the constants of each such node, and the classes that its links come from}, without Training Run."""
     nodes = {}
     for node, entry in workflow.graph.items():
         if entry["class_type"] in workflow.node_classes and entry["class_type"] != RUN_NODE:
@@ -194,6 +194,7 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 
 def rate(workflow: Workflow) -> float:
+    """The learning rate of its update."""
     return inputs(workflow, only(workflow, *STEP_NODES))["learning_rate"]
 
 
@@ -203,6 +204,6 @@ def evaluation_steps(workflow: Workflow) -> int:
 
 
 def samples(workflow: Workflow) -> int:
-    """To an iteration."""
+    """Samples to an iteration."""
     prompts, sampler = (inputs(workflow, only(workflow, kind)) for kind in (DATASET_NODE, SAMPLER_NODE))
     return prompts["prompts_per_iteration"] * sampler["group_size"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import json
 import re
@@ -18,6 +17,7 @@ from ..trainer.prompts import read_prompts
 from ..trainer.rewards import REWARDS, parse_bounds, reward_class
 from ..trainer.rewards.base import score
 from ..trainer.types import Prompt
+from . import tables
 from .statistics import bootstrap
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def parse_reward(text: str) -> Reward:
     """
     kind, _, rest = text.partition(":")
     if kind not in REWARDS:
-        raise ValueError(f"--reward {text!r}: there is no reward {kind!r}. Fix: one of {', '.join(REWARDS)}")
+        raise ValueError(f"--reward {text!r}: no reward has the kind {kind!r}. Fix: one of {', '.join(REWARDS)}")
     made = reward_class(kind)
     declared = _options(made)
     options = {}
@@ -46,7 +46,7 @@ def parse_reward(text: str) -> Reward:
         name, equals, value = part.partition("=")
         if not equals or name not in (*declared, "rescale", "clip"):
             listed = ", ".join([*declared, "rescale", "clip"])
-            raise ValueError(f"--reward {text!r}: {part!r} is no option of it. Fix: OPTION=VALUE, with {listed}")
+            raise ValueError(f"--reward {text!r}: {part!r} is not an option of it. Fix: OPTION=VALUE, with {listed}")
         options[name] = value
     missing = [n for n, p in declared.items() if p.default is p.empty and n not in options]
     if missing:
@@ -73,7 +73,7 @@ def _options(made: type[Reward]) -> dict[str, inspect.Parameter]:
 
 
 def _converted(text: str, default: Any) -> Any:
-    """In the default's type; text where there is none."""
+    """In the default's type; text if it has no default."""
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):
             raise ValueError(f"{text!r} is neither true nor false")
@@ -98,7 +98,7 @@ def find_files(names: Sequence[str]) -> list[Path]:
         else:
             matches = sorted(entry.parent.glob(entry.name))
         if not matches:
-            raise FileNotFoundError(f"{name!r} is no file, no folder with pictures or videos, and no pattern of some")
+            raise FileNotFoundError(f"{name!r} is neither a file, nor a folder or pattern of pictures or videos")
         files += matches
     for path in files:
         if path.suffix.lower() not in PICTURES + VIDEOS:
@@ -127,14 +127,12 @@ def prompts_of(files: Sequence[Path], source: Path | None) -> list[str]:
             )
         return texts
     metadata = {folder: _by_name(folder / METADATA) for folder in {file.parent for file in files}}
-    texts = []
-    for file in files:
-        beside = file.with_suffix(".txt")
-        if beside.is_file():
-            texts.append(beside.read_text(encoding="utf-8").strip())
-        else:
-            texts.append(_named(file, metadata[file.parent], file.with_name(METADATA)))
-    return texts
+    return [
+        beside.read_text(encoding="utf-8").strip()
+        if (beside := file.with_suffix(".txt")).is_file()
+        else _named(file, metadata[file.parent], file.with_name(METADATA))
+        for file in files
+    ]
 
 
 def _named(file: Path, named: Mapping[str, str], source: Path) -> str:
@@ -191,18 +189,15 @@ def _tensor(arrays: Sequence[np.ndarray]) -> Tensor:
 
 def table(names: Sequence[str], scores: Tensor) -> str:
     """Markdown: a row a reward."""
-    lines = ["| reward | mean | 95 % interval | scored |", "|---|---|---|---|"]
+    body = []
     for name, column in zip(names, scores.T.tolist(), strict=True):
-        interval = bootstrap(column)
-        bounds = f"{interval.low:.4g} … {interval.high:.4g}"
-        lines.append(f"| {name} | {interval.mean:.4g} | {bounds} | {interval.count} of {len(column)} |")
-    return "\n".join(lines)
+        own = bootstrap(column)
+        bounds = f"{own.low:.4g} … {own.high:.4g}" if own.low == own.low else "–"
+        body.append([name, tables.number(own.mean, ".4g", "–"), bounds, f"{own.count} of {len(column)}"])
+    return "\n".join(tables.table(["reward", "mean", "95 % interval", "scored"], body))
 
 
 def write_csv(path: Path, files: Sequence[Path], prompts: Sequence[str], names: Sequence[str], scores: Tensor) -> None:
-    """A line a file; empty where it could not be scored."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["file", "prompt", *names])
-        for source, prompt, row in zip(files, prompts, scores.tolist(), strict=True):
-            writer.writerow([source, prompt, *("" if value != value else value for value in row)])
+    """A line a file; empty if it could not be scored."""
+    rows = [[file, prompt, *row] for file, prompt, row in zip(files, prompts, scores.tolist(), strict=True)]
+    path.write_text(tables.as_csv(["file", "prompt", *names], rows), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Intervals of means: the bootstrap over many pictures, Student's t over few seeds; paired tests and Holm's correction."""
+"""Intervals of means (the bootstrap over many pictures, Student's t over few seeds), paired tests, and figures of curves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 CONFIDENCE, RESAMPLES = 0.95, 5000
+TAILS = ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)
 _BLOCK = 2**18  # scores that are drawn at once
 
 
@@ -26,7 +27,7 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
     """Percentile bootstrap of the mean (Efron, 1979), at CONFIDENCE; what is not finite is left out.
 
     Returns:
-        NaN bounds for fewer than two scores, and a NaN mean for none.
+        NaN bounds for fewer than two scores, and a NaN mean for an empty list.
     """
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]
@@ -35,20 +36,16 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> Interval:
         return Interval(float(finite.mean()) if count else np.nan, np.nan, np.nan, count)
     generator = np.random.default_rng(seed)
     rows = max(1, _BLOCK // count)
-    means = np.concatenate(
-        [
-            finite[generator.integers(0, count, (min(rows, RESAMPLES - first), count))].mean(1)
-            for first in range(0, RESAMPLES, rows)
-        ]
-    )
-    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    draws = (min(rows, RESAMPLES - first) for first in range(0, RESAMPLES, rows))
+    means = np.concatenate([finite[generator.integers(0, count, (draw, count))].mean(1) for draw in draws])
+    low, high = np.quantile(means, TAILS)
     return Interval(float(finite.mean()), float(low), float(high), count)
 
 
 def bootstrap_of_groups(values: np.ndarray) -> Interval:
-    """Of the mean of values [P, S]; draws prompts, each with all its S samples, which are alike.
+    """The bootstrap of the mean of values [P, S]: it draws prompts, each with all its S samples, which are alike.
 
-    Of a single prompt it draws samples. `count` is that of the finite values.
+    If there is a single prompt, it draws samples. `count` is that of the finite values.
     """
     finite = np.isfinite(values)
     if len(values) == 1:
@@ -57,54 +54,73 @@ def bootstrap_of_groups(values: np.ndarray) -> Interval:
     return replace(bootstrap(means), count=int(finite.sum()))
 
 
-def t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t) of Student's t with a whole number of degrees of freedom: Abramowitz & Stegun, 26.7.3 and 26.7.4."""
-    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
-    term = math.cos(angle) if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for power in range(2 + odd, freedom - 1, 2):
-        term *= math.cos(angle) ** 2 * (power - 1) / power
-        total += term
-    within = math.sin(angle) * total
-    if odd:
-        within = (angle + within) * 2 / math.pi
-    return (1 + within) / 2
-
-
-def t_quantile(probability: float, freedom: int) -> float:
-    """The t ≥ 0 with P(T ≤ t) = probability, by bisection; probability from 0.5 to 0.999."""
-    low, high = 0.0, 1000.0
-    while high - low > 1e-12 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_cdf(middle, freedom) < probability else (low, middle)
-    return high
-
-
 def mean_interval(values: Sequence[float]) -> Interval:
     """Student's interval of the mean at CONFIDENCE; NaN bounds for fewer than two values."""
+    from scipy import stats
+
     array = np.asarray(values, dtype=np.float64)
     mean, count = float(array.mean()), len(array)
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    half = t_quantile((1 + CONFIDENCE) / 2, count - 1) * float(array.std(ddof=1)) / math.sqrt(count)
+    half = float(stats.t.ppf(TAILS[1], count - 1)) * float(array.std(ddof=1)) / math.sqrt(count)
     return Interval(mean, mean - half, mean + half, count)
 
 
 def paired_p(differences: Sequence[float]) -> float:
     """Two-sided p of the paired t test that differences have mean 0; NaN for fewer than two."""
+    from scipy import stats
+
     array = np.asarray(differences, dtype=np.float64)
     if len(array) < 2:
         return math.nan
     error = float(array.std(ddof=1)) / math.sqrt(len(array))
     if error == 0:
         return float(array.mean() == 0)
-    return 2 * (1 - t_cdf(abs(float(array.mean())) / error, len(array) - 1))
+    return float(2 * stats.t.sf(abs(float(array.mean())) / error, len(array) - 1))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction (1979), in the order given: p_(i) · (m - i), made monotone, at most 1. NaN counts for none."""
+    """Holm's step-down correction (1979), in the order given: p_(i) · (m - i), made monotone, at most 1. NaN is not counted."""
     ordered = sorted((p, number) for number, p in enumerate(p_values) if not math.isnan(p))
     corrected, least = [math.nan] * len(p_values), 0.0
     for rank, (p, number) in enumerate(ordered):
         least = corrected[number] = max(least, min(1.0, p * (len(ordered) - rank)))
     return corrected
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def reached_for_good(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray, target: float) -> float:
+    """What was used when the line through the evaluations got to the target and did not fall below it again.
+
+    An evaluation without a score, NaN, is left out. Infinity if the last score is below the target, or all are NaN.
+
+    Args:
+        used: [E] until each evaluation, rising.
+        scores: [E].
+    """
+    points = [(x, y) for x, y in zip(used, scores, strict=True) if not math.isnan(y)]
+    if not points or points[-1][1] < target:
+        return math.inf
+    below = max((i for i, (_, score) in enumerate(points) if score < target), default=None)
+    if below is None:
+        return float(points[0][0])
+    (x, y), (next_x, next_y) = points[below : below + 2]
+    return float(x + (target - y) / (next_y - y) * (next_x - x))
+
+
+def area(used: Sequence[float] | np.ndarray, scores: Sequence[float] | np.ndarray) -> float:
+    """The mean height of the line through the evaluations: ∫ score d(used) / ∫ d(used). NaN if a score is missing."""
+    x, y = np.asarray(used, dtype=float), np.asarray(scores, dtype=float)
+    return float(((y[1:] + y[:-1]) / 2 * np.diff(x)).sum() / (x[-1] - x[0])) if len(x) > 1 else math.nan
+
+
+def non_dominated(points: Sequence[Sequence[float]]) -> list[bool]:
+    """For each point, whether it is Pareto-optimal (larger is better); a point with a NaN is not."""
+    known = [tuple(point) for point in points if np.isfinite(point).all()]
+
+    def beaten(own: tuple[float, ...]) -> bool:
+        return any(other != own and all(a >= b for a, b in zip(other, own, strict=True)) for other in known)
+
+    return [tuple(point) in known and not beaten(tuple(point)) for point in points]

@@ -118,7 +118,7 @@ def trainings(
 ) -> list[Training]:
     """One for each workflow, rate and seed; all workflows with the first seed, then all with the next.
 
-    So whoever stops half way can compare what is done.
+    So if it is stopped half way, what is done can be compared.
     """
     return [
         Training(
@@ -186,15 +186,16 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
             while waiting and len(running) < settings.jobs:
                 training = waiting.pop(0)
                 running[training] = _start(training, settings, say)
-            for training in [training for training, process in running.items() if not _still_trains(training, process)]:
+            for training, process in list(running.items()):
+                trains = process.poll() is None if process else claim.holder(training.folder) is not None
+                if trains:
+                    continue
                 del running[training]
                 if training.finished:
                     comparison.read(training.folder)  # raises now, and not at the end, where it cannot be compared
                     say(f"{training}: done, {len(waiting) + len(running)} to go")
                 else:
-                    log = training.folder / LOG
-                    ends = f"failed; {log} ends: {_last_lines(log)}"
-                    failed[str(training)] = state(training) if diverged(training) else ends
+                    failed[str(training)] = state(training) if diverged(training) else _failure(training.folder / LOG)
                     say(f"{training}: {failed[str(training)]}")
             time.sleep(_GLANCE)
     finally:
@@ -206,40 +207,25 @@ def run(all_: Sequence[Training], settings: Settings, say: Say) -> dict[str, str
 
 
 def check_folder(training: Training) -> None:
-    """Raises RunError where the folder holds another training; a shorter one of the same settings is no other."""
+    """Raises RunError if the folder holds another training; a shorter one of the same settings is gone on with."""
     before = read_own(training.folder, WORKFLOW)
     if before is None:
         return
-    _check_budget(training)
-    run_node = only(training.workflow, RUN_NODE)
-    # The last iteration is always evaluated and saved, so how often that happens before does not matter.
-    harmless = (f"{run_node}.evaluate_every: ", f"{run_node}.checkpoint_every: ")
-    changed = [
-        line
-        for line in differences(before, training.workflow.graph)
-        if line != _longer(before, training, run_node) and not line.startswith(harmless)
-    ]
-    if changed:
-        raise RunError(f"{training.folder} was trained otherwise: {'; '.join(changed)}. Fix: choose another --output")
-
-
-def _check_budget(training: Training) -> None:
-    """A larger budget in the same unit goes on with what a smaller one began."""
-    before, now = budget.read(training.folder), training.budget
-    if before is None and now is None:
-        return
-    if before is None or now is None or before.unit != now.unit or before.amount > now.amount:
+    given, now = budget.read(training.folder), training.budget
+    if given != now and (given is None or now is None or given.unit != now.unit or given.amount > now.amount):
         raise RunError(
-            f"{training.folder} was trained for {before or 'a number of iterations'}, and not for {training.length}. Fix: choose "
+            f"{training.folder} was trained for {given or 'a number of iterations'}, and not for {training.length}. Fix: choose "
             "another --output"
         )
-
-
-def _longer(before: dict, training: Training, run_node: str) -> str | None:
-    """The line of `differences` that says the training is to become longer; None where it is not."""
+    run_node = only(training.workflow, RUN_NODE)
+    # The last iteration is always evaluated and saved, so how often that happens before does not matter.
+    harmless = [f"{run_node}.evaluate_every: ", f"{run_node}.checkpoint_every: "]
     then = before.get(run_node, {"inputs": {}})["inputs"].get("iterations", 0)
-    now = training.iterations
-    return f"{run_node}.iterations: {then!r} -> {now!r}" if then < now else None
+    if then < training.iterations:
+        harmless.append(f"{run_node}.iterations: {then!r} -> ")
+    changed = [line for line in differences(before, training.workflow.graph) if not line.startswith(tuple(harmless))]
+    if changed:
+        raise RunError(f"{training.folder} was trained otherwise: {'; '.join(changed)}. Fix: choose another --output")
 
 
 def state(training: Training) -> str:
@@ -266,7 +252,7 @@ def diverged(training: Training) -> bool:
 
 
 def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen | None:
-    """Starts its process. None where a process still trains there that an earlier call started before it was killed."""
+    """Starts its process. None if a process still trains there that an earlier call started before it was killed."""
     folder = training.folder
     if holder := claim.holder(folder):
         if not claim.lives(holder):
@@ -289,10 +275,6 @@ def _start(training: Training, settings: Settings, say: Say) -> subprocess.Popen
         )
 
 
-def _still_trains(training: Training, process: subprocess.Popen | None) -> bool:
-    return claim.holder(training.folder) is not None if process is None else process.poll() is None
-
-
-def _last_lines(log: Path) -> str:
+def _failure(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    return " | ".join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())
+    return f"failed; {log} ends: {' | '.join(line.strip() for line in lines[-_LAST_LINES:] if line.strip())}"

@@ -6,12 +6,12 @@ VBench runs in an environment of its own; only its `*_eval_results.json` files a
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from .tables import as_csv, table
 
 # Of each dimension: lowest and highest score, by which it is normalised, and its weight.
 QUALITY = {
@@ -52,7 +52,7 @@ class Evaluation:
 
     @property
     def quality(self) -> float | None:
-        """The weighted mean of the normalised QUALITY dimensions; None where one was not evaluated."""
+        """The weighted mean of the normalised QUALITY dimensions; None if one was not evaluated."""
         return _mean(self.scores, QUALITY)
 
     @property
@@ -61,7 +61,7 @@ class Evaluation:
 
     @property
     def total(self) -> float | None:
-        """(4 · Quality + Semantic) / 5; None where a dimension was not evaluated, as with prompts of one's own."""
+        """(4 · Quality + Semantic) / 5; None if a dimension was not evaluated, as with prompts of one's own."""
         if self.quality is None or self.semantic is None:
             return None
         return (4 * self.quality + self.semantic) / 5
@@ -110,22 +110,19 @@ def _scores(file: Path) -> dict[str, float]:
 
 
 def markdown(evaluations: Sequence[Evaluation]) -> str:
-    """A table in percent, a row an evaluation; – where nothing was evaluated."""
-    names = list(Evaluation("", {}).columns())
-    rows = [["model", *(name.replace("_", " ") for name in names)], ["---", *["---:"] * len(names)]]
-    for evaluation in evaluations:
-        cells = ("–" if value is None else f"{100 * value:.2f}" for value in evaluation.columns().values())
-        rows.append([evaluation.name, *cells])
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """A table in percent, a row an evaluation; – for what was not evaluated."""
+    head = ["model", *(name.replace("_", " ") for name in Evaluation("", {}).columns())]
+    body = [
+        [own.name, *("–" if value is None else f"{100 * value:.2f}" for value in own.columns().values())]
+        for own in evaluations
+    ]
+    return "\n".join(table(head, body)) + "\n"
 
 
-def as_csv(evaluations: Sequence[Evaluation]) -> str:
-    """The same in full precision, in [0, 1]; empty where nothing was evaluated."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", *Evaluation("", {}).columns()])
-    writer.writerows([evaluation.name, *evaluation.columns().values()] for evaluation in evaluations)
-    return text.getvalue()
+def sheet(evaluations: Sequence[Evaluation]) -> str:
+    """CSV: the same in full precision, in [0, 1]; empty for what was not evaluated."""
+    rows = [[own.name, *own.columns().values()] for own in evaluations]
+    return as_csv(["model", *Evaluation("", {}).columns()], rows)
 
 
 def _mean(scores: Mapping[str, float], dimensions: Mapping[str, tuple[float, float, float]]) -> float | None:

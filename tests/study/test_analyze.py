@@ -68,6 +68,16 @@ def test_every_objective_meets_every_proxy(found):
     assert content["chance"]["order"] == 0.5 and content["mean_delta_reward"].keys() == set(objectives)
 
 
+def test_every_step_has_its_share(found):
+    content, _ = rows(found)
+    assert [own["objective"] for own in content["shares"]] == ["clip_t", "colorfulness", "sharpness", "accuracy"]
+    table = (found / "table.md").read_text(encoding="utf-8")
+    for own in content["shares"][:3]:
+        assert len(own["variance"]) == 6 and own["variance"][5] == 0, "the last step leads to the predicted picture"
+        assert sum(own["covariance"]) == pytest.approx(1)
+        assert f"| {sum(own['variance']):.2f} ({own['low']:.2f} … {own['high']:.2f}) |" in table
+
+
 def test_gains_and_proxies_are_those_of_the_rollout(small_graph, tmp_path, monkeypatch):
     """The numbers behind the table, from the trajectories themselves."""
     kept = []

@@ -483,13 +483,13 @@ def test_sizes_may_differ_under_a_budget_alone(budgeted, asked, child, small_wor
 def test_a_judge_that_is_not_held_out(budgeted, child, small_workflow, tmp_path, capsys):
     child.ends = finishes(small_workflow, tmp_path, FORWARDS)
     assert budgeted("--seeds", 1, "--judge", "a") == 2
-    assert "--judge 'a' is no held-out reward. Fix: one of judge" in capsys.readouterr().err
+    assert "--judge 'a' is not a held-out reward. Fix: leave it out, or one of judge" in capsys.readouterr().err
 
 
 def test_a_score_of_no_reward_is_named(budgeted, child, small_workflow, tmp_path, capsys):
     child.ends = finishes(small_workflow, tmp_path, FORWARDS)
     assert budgeted("--seeds", 1, "--score", "nothing") == 2
-    assert "--score 'nothing' is no reward of it. Fix: some of a, " in capsys.readouterr().err
+    assert "--score 'nothing' is not a reward of it. Fix: some of a, " in capsys.readouterr().err
 
 
 def test_a_report_is_of_these_settings_only(asked, small_workflow, tmp_path, capsys):
@@ -513,7 +513,7 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
     )
     assert asked("--report") == 1
     printed = capsys.readouterr().out
-    assert "- uniform: none of its finished seeds is one of otca's" in printed
+    assert "- uniform: it has finished no seed that otca has finished too" in printed
     assert "- otca, learning rate 0.001, seed 1: failed: fire" in printed
     assert "- uniform, learning rate 0.001, seed 0: not trained yet" in printed
 
@@ -523,8 +523,8 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
     [
         (["--seed", "999", "--learning-rates", "1e-4", "2e-4"], "from 1000 on, 1000 among them.* Fix: another --seed"),
         (["--learning-rates", "0", "1e-4"], "otca: learning rates must be above 0, not 0, 0.0001"),
-        (["--rates", "gone=1e-4"], "'gone' is no workflow. Fix: one of otca, uniform"),
-        (["--only", "gone"], "'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--rates", "gone=1e-4"], "'gone' is not a workflow. Fix: one of otca, uniform"),
+        (["--only", "gone"], "'gone' is not a workflow. Fix: one of otca, uniform"),
         (["--screen", "--learning-rates", "1e-4", "2e-4"], "--screen takes one seed. Fix: leave out --seeds"),
         (["--evaluations", "5"], "--evaluations does not go with iterations. Fix: leave it out, or give --forwards or"),
         (["--features", "gone"], "model 'gone' was not found"),
@@ -532,7 +532,7 @@ def test_who_has_no_seed_in_common_with_the_baseline_is_told_apart(asked, small_
             ["--set", "TrainingRun.evaluation_prompts=one", "--evaluation-seeds", "1"],
             "one picture has no spread.*Fix: ",
         ),
-        (["--baseline", "gone"], "--baseline 'gone' is no workflow. Fix: one of otca, uniform"),
+        (["--baseline", "gone"], "--baseline 'gone' is not a workflow. Fix: one of otca, uniform"),
         (["--set", "TrainingRun.evaluation_prompts="], "Fix: --prompts FILE"),
         (["--set", "TCDWeights.w_min=0.2"], "there is no node 'TCDWeights'"),
     ],

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from comfyui_otca.study import comparison, comparison_plot, comparison_report
+from comfyui_otca.study.compare import pairwise_distance
 from comfyui_otca.study.comparison import Outcome, summarise
 from comfyui_otca.study.comparison_report import Facts, Sweep
-from comfyui_otca.study.diversity import pairwise_distance
 from comfyui_otca.trainer.run.budget import Budget
 from comfyui_otca.trainer.run.folder import RunError
 

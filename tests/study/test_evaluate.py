@@ -96,7 +96,7 @@ def test_the_tables():
     assert first.startswith("| base | 3 (1") and second.startswith("| mine | 4 (2")
     assert "3 pictures a method (prompts: 3, seeds of each: 1)" in text and "base: b could score 2 of 3." in text
     assert text.splitlines()[-1] == "| mine | **+1 (+1 … +1)** | +0 (+0 … +0) |"
-    rows = list(csv.DictReader(evaluate.as_csv(cells, ["a", "b"], 3).splitlines()))
+    rows = list(csv.DictReader(evaluate.sheet(cells, ["a", "b"], 3).splitlines()))
     assert [(row["method"], row["reward"]) for row in rows] == [
         ("base", "a"),
         ("base", "b"),
@@ -109,6 +109,26 @@ def test_the_tables():
         "3",
     )
     assert float(rows[2]["difference"]) == float(rows[2]["difference_low"]) == 1.0
+
+
+@pytest.mark.painted
+def test_a_comparison_has_a_mark_for_every_mean_that_there_is():
+    def shows(picture, color):
+        return (picture == np.array(color)).all(-1).any()
+
+    orange = (0xE6, 0x9F, 0x00)  # of the second method
+    base, own = np.zeros((3, 2, 2)), np.ones((3, 2, 2))
+    cells = {"base": compare(base, base, True), "mine": compare(own, base)}
+    both = evaluate.picture({name: {method: row[k] for method, row in cells.items()} for k, name in enumerate("ab")})
+    left, right = np.array_split(both, 2, axis=1)
+    marks = (left == np.array(orange)).all(-1)
+    assert marks.sum() > 20 and shows(right, orange)
+    blue = (left == np.array((0x00, 0x72, 0xB2))).all(-1)
+    assert np.argwhere(marks).mean(0)[1] > np.argwhere(blue).mean(0)[1], "what is better is further to the right"
+    own[:, :, 1] = np.nan
+    cells["mine"] = compare(own, base)
+    none = evaluate.picture({"b": {method: row[1] for method, row in cells.items()}})
+    assert not shows(none, orange)
 
 
 # --- methods --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,9 @@ from PIL import Image
 
 from comfyui_otca.__main__ import main
 from comfyui_otca.study.scoring import find_files, parse_reward, prompts_of
+from comfyui_otca.tests.tiny import detectors as tiny_detectors
+from comfyui_otca.trainer.networks import ocr
+from comfyui_otca.trainer.networks.detector import Found, GroundingDino
 from comfyui_otca.trainer.types import metadata_of
 
 BRIGHTNESS = "def score(images, prompts):\n    return images.mean((1, 2, 3))\n"
@@ -48,7 +51,7 @@ def test_files_by_folder_pattern_and_name(folder):
         "2.png",
         "0.png",
     ]
-    with pytest.raises(FileNotFoundError, match="9.png' is no file"):
+    with pytest.raises(FileNotFoundError, match="9.png' is neither a file"):
         find_files([str(folder / "9.png")])
     with pytest.raises(ValueError, match="notes.txt is neither a picture nor a video"):
         find_files([str(folder / "notes.txt")])
@@ -106,9 +109,9 @@ def test_options_that_all_networks_have():
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("beauty", "there is no reward 'beauty'. Fix: one of clip_t, "),
-        ("sharpness:size=3", "'size=3' is no option of it. Fix: OPTION=VALUE, with name, rescale, clip"),
-        ("sharpness:name", "'name' is no option of it"),
+        ("beauty", "no reward has the kind 'beauty'. Fix: one of clip_t, "),
+        ("sharpness:size=3", "'size=3' is not an option of it. Fix: OPTION=VALUE, with name, rescale, clip"),
+        ("sharpness:name", "'name' is not an option of it"),
         ("python", "needs file. Fix: --reward python:file="),
         ("sharpness:clip=2", "'2' is no pair of bounds"),
         ("http:url=http://h/,timeout=soon", "could not convert string to float: 'soon'"),
@@ -165,3 +168,47 @@ def test_refusals_of_the_command(folder, capsys, monkeypatch):
     assert "0.png has no prompt" in capsys.readouterr().err
     assert main(["score", str(folder), "--reward", "python:file=mine.py", "--prompt", ""]) == 2
     assert "no folder is allowed" in capsys.readouterr().err
+
+
+# --- rewards that read more of a picture's line than its prompt -------------------------------------------------------
+
+LINES = [
+    {"file_name": "0.png", "prompt": "a shop", "text": "Open"},
+    {"file_name": "1.png", "prompt": 'a shop, "Open"', "include": [{"class": "cat", "count": 1}]},
+    {"file_name": "2.png", "prompt": "a cat", "include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1}]},
+]
+
+
+@pytest.fixture
+def described(tmp_path, monkeypatch):
+    """Three pictures and metadata.jsonl; the reader reads "oven" everywhere, and the detector finds one cat."""
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(3):
+        Image.fromarray(np.full((32, 32, 3), 80 * number, np.uint8)).save(pictures / f"{number}.png")
+    (pictures / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    monkeypatch.setattr(ocr, "reader", lambda: type("Reader", (), {"lines": lambda self, picture: ["oven"]})())
+    cat = {"cat": [Found(0.9, (0, 0, 9, 9))], "dog": []}
+    monkeypatch.setattr(GroundingDino, "find", lambda self, images, names, threshold: [cat] * len(images))
+    tiny_detectors.grounding_dino(tmp_path / "dino")
+    return pictures
+
+
+def test_what_does_not_apply_is_empty_in_the_table_of_scores(described, capsys, tmp_path):
+    target, objects = tmp_path / "scores.csv", f"objects:path={tmp_path / 'dino'},clip_model="
+    assert main(["score", str(described), "--reward", "text", "--reward", objects, "--csv", str(target)]) == 0
+    text, found = capsys.readouterr().out.splitlines()[2:4]
+    assert text.startswith("| text | 0.75 |") and text.endswith("| 2 of 3 |")  # one letter of four is another
+    assert found.startswith("| objects | 0.75 |") and found.endswith("| 2 of 3 |")
+    with open(target, newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["text"], row["objects"]) for row in rows] == [("0.75", ""), ("0.75", "1.0"), ("", "0.5")]
+
+
+def test_a_malformed_line_is_named(described, capsys, tmp_path):
+    (described / "metadata.jsonl").write_text(json.dumps({**LINES[0], "text": ["Open", 5]}) + "\n")
+    assert main(["score", str(described / "0.png"), "--reward", "text"]) != 0
+    assert (
+        "reward 'text' failed: the metadata of the prompt 'a shop' say text = ['Open', 5]. Fix:"
+        in capsys.readouterr().err
+    )

@@ -1,4 +1,4 @@
-"""Bootstrap intervals that hold the mean as often as they say; Student's t against tables, Holm by hand."""
+"""Bootstrap intervals that hold the mean as often as they say; Student's t against tables, Holm and figures of curves by hand."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from comfyui_otca.study import statistics
 from comfyui_otca.study.statistics import (
     Interval,
+    area,
     bootstrap,
     bootstrap_of_groups,
     holm,
     mean_interval,
+    non_dominated,
     paired_p,
-    t_cdf,
-    t_quantile,
+    reached_for_good,
 )
 
 # --- the bootstrap ----------------------------------------------------------------------------------------------------
@@ -78,19 +79,23 @@ def test_many_groups_give_the_textbooks_bootstrap_of_groups():
 # --- few seeds --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("freedom", "quantile"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
-)
-def test_the_tables_of_t(freedom, quantile):
-    assert t_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-5)
-    assert t_cdf(-quantile, freedom) == pytest.approx(0.025, abs=2e-6)
+QUANTILES = {1: 12.7062, 2: 4.3027, 3: 3.1824, 4: 2.7764, 9: 2.2622, 30: 2.0423}  # of t at 0.975, by degrees of freedom
 
 
-@given(st.floats(-50, 50), st.integers(1, 40))
-def test_t_is_symmetric(t, freedom):
-    assert t_cdf(t, freedom) + t_cdf(-t, freedom) == pytest.approx(1)
-    # Of one degree of freedom it is Cauchy's distribution.
-    assert t_cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi)
+def test_the_tables_of_t():
+    """The half of an interval is that many standard errors, and a mean that far from 0 has p = 0.05."""
+    for freedom, quantile in QUANTILES.items():
+        values = np.random.default_rng(freedom).normal(size=freedom + 1)
+        error = values.std(ddof=1) / math.sqrt(len(values))
+        own = mean_interval(values.tolist())
+        assert (own.high - own.mean) / error == pytest.approx(quantile, abs=5e-5), freedom
+        moved = values - values.mean() + quantile * error
+        assert paired_p(moved.tolist()) == pytest.approx(0.05, abs=4e-6), freedom
+
+
+@given(st.floats(-50, 50))
+def test_a_test_of_two_differences_is_cauchys_distribution(t):
+    assert paired_p([t - 1, t + 1]) == paired_p([-t - 1, -t + 1]) == pytest.approx(1 - 2 / math.pi * math.atan(abs(t)))
 
 
 def test_an_interval_by_hand():
@@ -116,3 +121,28 @@ def test_holm_by_hand():
     assert holm([0.7, 0.6]) == [1.0, 1.0]
     corrected = holm([math.nan, 0.02])
     assert math.isnan(corrected[0]) and corrected[1] == 0.02
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_where_a_curve_gets_to_a_score_and_stays():
+    assert reached_for_good([0, 10, 20], [0.0, 1.0, 3.0], 2.0) == 15
+    assert reached_for_good([0, 10, 20, 40], [0.0, 3.0, 1.0, 2.0], 1.5) == 30, "that it was there before does not count"
+    assert reached_for_good([0, 10, 20], [0.0, 3.0, 1.0], 1.5) == math.inf, "it fell again"
+    assert reached_for_good([0, 10], [0.0, 1.0], 1.0) == 10
+    assert reached_for_good([0, 10], [0.0, 1.0], 1.1) == math.inf
+    assert reached_for_good([0, 10], [0.0, 1.0], -1.0) == 0
+    assert reached_for_good([0, 10, 20], [0.0, math.nan, 2.0], 1.0) == 10, "the line goes on over a gap"
+    assert reached_for_good([0, 10], [math.nan, math.nan], 1.0) == math.inf
+
+
+def test_the_mean_height_of_a_line():
+    # 0 … 10: from 0 to 2, mean 1; 10 … 40: from 2 to 4, mean 3.
+    assert area([0, 10, 40], [0.0, 2.0, 4.0]) == pytest.approx((10 * 1 + 30 * 3) / 40)
+    assert area([5, 10], [3.0, 3.0]) == 3 and math.isnan(area([0, 1], [0.0, math.nan])) and math.isnan(area([0], [1.0]))
+
+
+def test_points_that_nothing_dominates():
+    points = [(1, 1), (2, 1), (1, 3), (0, 4), (2, 1), (9, math.nan), (1.5, 0.5)]
+    assert non_dominated(points) == [False, True, True, True, True, False, False], "equals do not dominate each other"
