@@ -1,5 +1,5 @@
 #!/bin/sh
-# The methods of bench/methods.py in the scenes world, as bench/COMPARISON.md tells: one training of each, then learning rates
+# The methods of bench/comparison.py in the scenes world, as bench/COMPARISON.md tells: one training of each, then learning rates
 # tuned by three seeds and five other seeds for those that a conclusion names.
 #
 #     bench/comparison.sh OUTPUT [options of otca compare]
@@ -9,7 +9,7 @@ set -e
 output=$1
 shift
 methods=$output/methods
-python -m comfyui_otca.bench.methods "$methods"
+python -m comfyui_otca.bench.comparison methods "$methods"
 set -- --output "$output" --baseline uniform --forwards 28000 --evaluations 4 --evaluation-seeds 4 \
     --score judge --judge grade --features scenes-clip --jobs 2 "$@"
 otca compare "$methods"/*.json "$@" --screen --learning-rates 1.2e-3

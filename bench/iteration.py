@@ -1,11 +1,15 @@
 """Seconds of one training iteration against its floor: the same transformer calls, bare.
 
     python bench/iteration.py [WORKFLOW] [--set NODE.INPUT=VALUE …] [--rounds N] [--threads N] [--sampled-steps K] [--compile]
+    python bench/iteration.py --families [--rounds N] [--threads N]
 
 The floor is T forwards without gradient and T' forward + backward passes of all B samples at once, in the same process,
 with nothing around them. Floor and iterations take turns, so that whatever else the machine does weighs on all alike;
 medians are shown. Rows whose update computes something else, fewer steps or half of the gradient, are measured against
 the same floor: below it is what they save.
+
+`--families` does this for a tiny checkpoint of every family, each in a process of its own. They are so small that what surrounds
+the model calls weighs far more than it does on real ones: the ratio is an upper bound.
 """
 
 from __future__ import annotations
@@ -14,7 +18,11 @@ import argparse
 import contextlib
 import ctypes
 import gc
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -22,13 +30,14 @@ from pathlib import Path
 import psutil
 import torch
 
+from comfyui_otca.bench.common import WORKFLOW, table, wait
 from comfyui_otca.host.terminal import quiet_libraries
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
+from comfyui_otca.tests.tiny import models as tiny
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.types import NextRollout
 from comfyui_otca.trainer.workflow.running import Workflow
 
-WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
 PHASES = ("rollout", "reward", "credit", "update")
 
 
@@ -42,7 +51,13 @@ def main() -> None:
     )
     parser.add_argument("--compile", action="store_true", help="a row of Model Memory's compile too; takes minutes")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own)")
+    parser.add_argument(
+        "--families", action="store_true", help="a tiny checkpoint of every family, instead of a workflow"
+    )
     options = parser.parse_args()
+    if options.families:
+        families(options.rounds, options.threads)
+        return
     quiet_libraries()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -74,7 +89,7 @@ def main() -> None:
             with peak or contextlib.nullcontext():
                 started = time.perf_counter()
                 report = graph.run(overrides=overrides, targets=[step])[step][1]
-                wait(model)
+                wait(model.device)
                 elapsed = time.perf_counter() - started
             trajectories = report.trajectories
             if peak is not None:
@@ -134,7 +149,7 @@ def floor(model, trajectories, batch_size: int = 0) -> float:
     parts = torch.arange(len(groups)).split(batch_size or len(groups))
     rows = [(x[part], condition.rows(groups[part])) for part in parts]
     gc.collect()
-    wait(model)
+    wait(model.device)
     started = time.perf_counter()
     with torch.no_grad():
         for sigma in trajectories.sigmas[:-1]:
@@ -143,7 +158,7 @@ def floor(model, trajectories, batch_size: int = 0) -> float:
     for step in trajectories.trained:
         for part, own in rows:
             model.velocity(part, trajectories.sigmas[step], own, settings.guidance).sum().backward()
-    wait(model)
+    wait(model.device)
     elapsed = time.perf_counter() - started
     for parameter in model.policy.trainable_parameters():
         parameter.grad = None
@@ -155,19 +170,29 @@ def _print(trajectories, seconds, phases, memory) -> None:
     steps, trained = trajectories.settings.steps, len(trajectories.trained)
     print(f"B = {len(trajectories.groups)} samples, T = {steps} steps, T' = {trained} trained, ", end="")
     print(f"{torch.get_num_threads()} CPU threads, {len(seconds['floor'])} rounds, medians\n")
-    print("| | " + " | ".join(f"{phase} s" for phase in PHASES) + " | iteration s | ÷ floor | peak MB |")
-    print("|---|" + "---|" * (len(PHASES) + 3))
+    rows = []
     for mode in phases:
-        row = [f"{statistics.median(phases[mode][phase]):.3f}" for phase in PHASES]
-        total = statistics.median(seconds[mode])
         ratio = statistics.median(a / b for a, b in zip(seconds[mode], seconds["floor"], strict=True))
-        print(f"| {mode} | {' | '.join(row)} | {total:.3f} | {ratio:.2f} | {memory[mode]:.0f} |")
-    print(f"| floor ({steps} forwards, {trained} forward + backward) | | | | | {bare:.3f} | 1.00 | |")
+        parts = [f"{statistics.median(phases[mode][phase]):.3f}" for phase in PHASES]
+        rows.append([mode, *parts, f"{statistics.median(seconds[mode]):.3f}", f"{ratio:.2f}", f"{memory[mode]:.0f}"])
+    rows.append(
+        [f"floor ({steps} forwards, {trained} forward + backward)", *[""] * len(PHASES), f"{bare:.3f}", "1.00", ""]
+    )
+    print(table(["", *(f"{phase} s" for phase in PHASES), "iteration s", "÷ floor", "peak MB"], rows))
 
 
-def wait(model) -> None:
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
+def families(rounds: int, threads: int | None) -> None:
+    """Runs this program for each family's tiny checkpoint, made in a temporary folder, in place of shapes-flux."""
+    common = ["--rounds", str(rounds), *(["--threads", str(threads)] if threads else [])]
+    with tempfile.TemporaryDirectory() as folder:
+        allowed = {**os.environ, "OTCA_ALLOW_FOLDERS": folder}  # else a workflow may not name it
+        for family, sizes in {"shapes-flux": {}, **tiny.SIZES}.items():
+            print(f"\n## {family}\n", flush=True)
+            inputs = {**sizes, "height": 32, "guidance": 4.5} if sizes else {}
+            changes = [f"3.{name}={value}" for name, value in inputs.items()]
+            changes += [f"1.path={tiny.make(family, Path(folder) / family)}"] if sizes else []
+            command = [sys.executable, __file__, *common, *(part for change in changes for part in ("--set", change))]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL, env=allowed)
 
 
 class Peak:

@@ -1,12 +1,19 @@
-"""How fluid the sidebar stays with many runs and long ones, in a real ComfyUI and a real Chromium.
+"""How fluid the sidebar stays with many runs and long ones, and how long a newcomer takes to a first curve.
 
-    python bench/page.py [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
+    python bench/page.py fluid [--runs 200] [--iterations 10000] [--rounds 9] [--pack FOLDER]
+    python bench/page.py first-curve --comfyui ~/comfy/ComfyUI-0.33 [--front-end FOLDER] [--renderer nodes2] [--first-start]
 
-Makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this process
-says it does, and adds a line at every tick). Then it measures in the page: from the click to the frame that shows it, for
+`fluid` makes run folders as trainings leave them: most of 300 iterations, three of `--iterations`, of which one trains (this
+process says it does, and adds a line at every tick). Then it measures in the page: from the click to the frame that shows it, for
 opening the sidebar, choosing a long run and comparing two; and the processor time of the page's main thread at a tick, less
 what the same page takes in as long a time while no run trains: ComfyUI draws its graph at every frame. Medians over the rounds.
 `--pack` measures another checkout of the pack by the same steps.
+
+`first-curve` takes a ComfyUI with its environment, clones this repository into its custom nodes as it was committed last, has pip
+install the requirements, starts ComfyUI and opens its page. From there it does what a hand does, by the mouse alone, and counts
+the clicks: *Templates*, the pack, the template by its shown name, *Run*, until Training Run shows the curve of the first
+iteration. `--first-start` is a ComfyUI that was never opened before: it opens the templates by itself. A click is made as soon
+as the page lets it be made, so the seconds are the machine's.
 
 Needs what the tests in tests/comfyui/ need. ComfyUI, Chromium and this script share the machine's processors.
 """
@@ -14,24 +21,29 @@ Needs what the tests in tests/comfyui/ need. ComfyUI, Chromium and this script s
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
+import platform
 import random
 import statistics
+import subprocess
 import tempfile
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import torch
 from playwright.sync_api import Page, sync_playwright
 
+from comfyui_otca.bench.common import ROOT, spread, table
 from comfyui_otca.tests.comfyui import server
-from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
+from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, SETTINGS, Canvas, chromium
+from comfyui_otca.tools.canvases.templates import TEMPLATES
 from comfyui_otca.trainer.pictures import grids
 
-ROOT = Path(__file__).resolve().parents[1]
 REWARDS, HELD_OUT, STEPS, SHORT, EVALUATED_EVERY = ("clip_t", "colorfulness", "sharpness"), ("accuracy",), 7, 300, 50
 PROMPTS = [f"a {color} {shape}" for color in ("red", "green", "blue", "white") for shape in ("circle", "square")]
 OTHERS = (
@@ -244,13 +256,7 @@ def _ticks(page: Page, session, training: Training, rounds: int, listed: str) ->
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--iterations", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--pack", type=Path, default=ROOT, help="the checkout of the pack that is measured")
-    options = parser.parse_args()
+def fluid(options: argparse.Namespace) -> None:
     server.ROOT = options.pack.resolve()
     with tempfile.TemporaryDirectory() as base, sync_playwright() as driver:
         comfyui = server.ComfyUI(server.installations()[-1], Path(base) / "comfyui")
@@ -273,8 +279,126 @@ def main() -> None:
             comfyui.stop()
     size = f"{options.runs} runs, {options.iterations} iterations, {os.cpu_count()} processors"
     print(f"ComfyUI {comfyui.installation.version}, {size}")
-    for name, values in times.items():
-        print(f"| {name} | {statistics.median(values):.0f} | {min(values):.0f} … {max(values):.0f} |")
+    print(table(("what", "ms"), [(name, spread(values, 0)) for name, values in times.items()]))
+
+
+# --- the first curve --------------------------------------------------------------------------------------------------
+
+GOAL = 4
+PATIENCE = 120_000  # ms
+OPEN = "() => window.app?.extensionManager && app.graph?.nodes && LiteGraph.registered_node_types.OTCA_TrainingRun"
+CURVE = """() => {
+    const plot = document.querySelector(".otca-curves-line");
+    return plot?.querySelector("path.otca-point")?.getAttribute("d") && plot.getBoundingClientRect().width > 0;
+}"""
+
+
+class Stages:
+    """Seconds of each stage, and clicks since the page was opened."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self.clicks: list[str] = []
+
+    @contextmanager
+    def stage(self, name: str):
+        begun = time.monotonic()
+        yield
+        self.seconds[name] = time.monotonic() - begun
+
+    def click(self, name: str, target) -> None:
+        target.click(timeout=PATIENCE)
+        self.clicks.append(name)
+
+
+def install(folder: Path, python: Path, stages: Stages) -> None:
+    """Puts the pack there as a user would."""
+    with stages.stage("git clone, of a local folder"):
+        subprocess.run(["git", "clone", "--quiet", "--no-local", ROOT, folder], check=True)
+    command = [python, "-m", "pip", "install", "--disable-pip-version-check", "-r", folder / "requirements.txt"]
+    with stages.stage("pip install -r requirements.txt"):
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    new = [line for line in done.stdout.splitlines() if line.startswith("Successfully installed")]
+    print(*(new or ["All requirements were satisfied already."]), sep="\n")
+
+
+def first_curve(options: argparse.Namespace) -> None:
+    python = Path(os.environ.get("COMFYUI_PYTHON") or options.comfyui / ".venv" / "bin" / "python")
+    stages, installation = Stages(), server.Installation(options.comfyui, python, options.front_end)
+    put = functools.partial(install, python=installation.python, stages=stages)
+    comfyui = server.ComfyUI(installation, Path(tempfile.mkdtemp(prefix="otca-first-curve-")), put)
+    try:
+        with stages.stage("ComfyUI starts"):
+            comfyui.wait_until_up()
+        settings = {} if options.first_start else {"Comfy.TutorialCompleted": SETTINGS["Comfy.TutorialCompleted"]}
+        if options.renderer:
+            settings["Comfy.VueNodes.Enabled"] = options.renderer == "nodes2"
+        comfyui.post("/api/settings", settings)
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium(), args=BROWSER_OPTIONS)
+            page = browser.new_page(viewport={"width": 1400, "height": 900})
+            try:
+                walk(page, comfyui.url, options, stages)
+            finally:  # also of a page where nothing more happened
+                if options.screenshot:
+                    page.screenshot(path=options.screenshot)
+            browser.close()
+    finally:
+        comfyui.stop()
+    report(stages, installation, options)
+
+
+def walk(page, url: str, options: argparse.Namespace, stages: Stages) -> None:
+    """From the address to the first point."""
+    with stages.stage("the page opens"):
+        page.goto(url, timeout=PATIENCE)
+        page.wait_for_function(OPEN, timeout=PATIENCE)
+        if not options.first_start:
+            page.locator(".templates-tab-button").wait_for(timeout=PATIENCE)
+    dialog = page.get_by_role("dialog").filter(has=page.get_by_text(server.PACK, exact=True))
+    with stages.stage("the template is found and opened"):
+        if options.first_start:
+            dialog.wait_for(timeout=PATIENCE)  # ComfyUI opens it by itself
+        else:
+            stages.click("Templates", page.locator(".templates-tab-button"))
+        stages.click(server.PACK, dialog.get_by_text(server.PACK, exact=True))
+        shown = TEMPLATES[options.template].title
+        stages.click(shown, dialog.locator("h3").get_by_text(shown, exact=True))
+        page.wait_for_function("() => app.graph.nodes.some(node => node.type === 'OTCA_TrainingRun')", timeout=PATIENCE)
+        dialog.wait_for(state="detached", timeout=PATIENCE)
+    with stages.stage("Run, until the curve has its first point"):
+        stages.click("Run", page.get_by_role("button", name="Run", exact=True).first)
+        page.wait_for_function(CURVE, timeout=PATIENCE)
+
+
+def report(stages: Stages, installation: server.Installation, options: argparse.Namespace) -> None:
+    print(
+        f"\nComfyUI {installation.name}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores", end=""
+    )
+    print(f", load {os.getloadavg()[0]:.1f} in the last minute\n")
+    print(table(("stage", "seconds"), [(name, f"{seconds:.1f}") for name, seconds in stages.seconds.items()]))
+    print(f"\n{len(stages.clicks)} clicks from the page to the curve (the goal is {GOAL}): {', '.join(stages.clicks)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(required=True)
+    one = parts.add_parser("fluid")
+    one.add_argument("--runs", type=int, default=200)
+    one.add_argument("--iterations", type=int, default=10_000)
+    one.add_argument("--rounds", type=int, default=9)
+    one.add_argument("--pack", type=Path, default=ROOT, help="the checkout of the pack that is measured")
+    one.set_defaults(work=fluid)
+    other = parts.add_parser("first-curve")
+    other.add_argument("template", nargs="?", choices=TEMPLATES, default="quickstart", metavar="TEMPLATE")
+    other.add_argument("--comfyui", type=Path, required=True, help="a ComfyUI with its environment in .venv")
+    other.add_argument("--front-end", type=Path, help="a folder with comfyui-frontend-package, in place of its own")
+    other.add_argument("--renderer", choices=["classic", "nodes2"], help="how nodes are drawn; default: ComfyUI's own")
+    other.add_argument("--first-start", action="store_true", help="a ComfyUI that was never opened before")
+    other.add_argument("--screenshot", type=Path, help="where to put a picture of the page at the end")
+    other.set_defaults(work=first_curve)
+    options = parser.parse_args()
+    options.work(options)
 
 
 if __name__ == "__main__":

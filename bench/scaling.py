@@ -1,11 +1,10 @@
-"""Several processes against one: seconds, what they send each other, and a model of many GPUs from that.
+"""Several processes against one: seconds, and what they send each other.
 
     python bench/scaling.py [--turns N] [--rounds N]
 
 On the CPU, one thread a process: an iteration of OTCA's workflow by one process and two, with the same samples (strong scaling)
 and with twice as many (weak scaling), LoRA, LoRA on sharded frozen weights, and all weights. The collectives of torch.distributed
-are wrapped and counted. Then FLUX.1-dev's transformer is built without memory, its adapter and its FLOPs are counted, and seconds
-follow from stated rates.
+are wrapped and counted.
 """
 
 from __future__ import annotations
@@ -16,29 +15,20 @@ import statistics
 import time
 from collections import Counter
 from functools import wraps
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from comfyui_otca.bench.common import WORKFLOW, spread
 from comfyui_otca.host import distributed
 from comfyui_otca.host.terminal import quiet_libraries, terminal
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.processes import together
-from comfyui_otca.trainer.families.flux import Flux
 from comfyui_otca.trainer.run.loop import STEP_NODES, only, trained_model
 from comfyui_otca.trainer.workflow.running import Workflow
 
-WORKFLOW = Path(__file__).resolve().parent.parent / "workflows" / "api" / "otca.json"
-GROUP, STEPS, TRAINED = 12, 8, 7  # the workflow's own
+GROUP = 12  # the workflow's own
 LORA, SHARDED, FULL = "lora", "lora, sharded", "full"
-
-# Assumptions of the model
-TFLOPS, USED = 989e12, 0.4  # bfloat16 of an H100 SXM, and the share of it that transformers of this size reach
-NVLINK, INFINIBAND, NODE = 450e9, 50e9, 8  # bytes a second, of every GPU and in each direction; GPUs of a node
-LATENCY, MEETINGS = 50e-6, 40  # seconds a collective between nodes; collectives of an iteration without the gradient
-TOTAL, OWN = 512, 8  # samples of an iteration in all (strong), and of every GPU (weak)
-SIDE, TOKENS, RANK = 1024, 512, 64  # pixels, text tokens, LoRA rank
 
 
 def main() -> None:
@@ -48,10 +38,6 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     measured(options.turns, options.rounds)
-    modelled()
-
-
-# -- measured ----------------------------------------------------------------------------------------------------------
 
 
 def measured(turns: int, rounds: int) -> None:
@@ -69,8 +55,8 @@ def measured(turns: int, rounds: int) -> None:
                 counted = measured[0][1]
         half, one, two = (statistics.median(own) for own in seconds.values())
         halves, ones, twos = seconds.values()
-        strong = _spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
-        weak = _spread([a / b for a, b in zip(halves, twos, strict=True)])
+        strong = spread([a / b / 2 for a, b in zip(ones, twos, strict=True)])
+        weak = spread([a / b for a, b in zip(halves, twos, strict=True)])
         calls = sum(number for (_, what), number in counted.items() if what == "calls")
         sent = sum(number for (_, what), number in counted.items() if what == "sent")
         print(
@@ -80,10 +66,6 @@ def measured(turns: int, rounds: int) -> None:
         )
         for name in sorted({name for name, _ in counted}):
             print(f"  {training}: {name}: {counted[name, 'calls']} calls, {counted[name, 'sent'] / 1e6:.3f} MB sent")
-
-
-def _spread(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f})"
 
 
 def iterations(training: str, prompts: int, rounds: int) -> tuple[list[float], Counter]:
@@ -140,70 +122,6 @@ def count(into: Counter) -> None:
     wrapped(
         "reduce_scatter_single" if single else "reduce_scatter_tensor", lambda output, *_, **__: others * output.nbytes
     )
-
-
-# -- modelled ----------------------------------------------------------------------------------------------------------
-
-
-def modelled() -> None:
-    weights, adapter, flops = flux()
-    forward = flops / (TFLOPS * USED)
-    print(f"\nFLUX.1-dev: {weights / 1e9:.2f} B parameters, rank-{RANK} adapter {adapter / 1e6:.0f} M; ", end="")
-    print(f"a forward pass of a {SIDE} x {SIDE} sample: {flops / 1e12:.0f} TFLOPs, {forward:.3f} s\n")
-    print("| training | GPUs | samples a GPU | compute | communication | efficiency |")
-    print("|---|---|---|---|---|---|")
-    for training in (LORA, SHARDED, FULL):
-        # Backward: for LoRA about one forward, without gradients of frozen weights; else two. Checkpointing: one more.
-        passes = STEPS + TRAINED * (4 if training == FULL else 3)
-        for kind, own in (("strong", None), ("weak", OWN)):
-            for gpus in (8, 64, 512):
-                samples = own or TOTAL // gpus
-                compute = samples * passes * forward
-                # Micro-batches of one sample; weights in bfloat16 for each forward and backward, gradients in float32
-                gathers, scatters = samples * (STEPS + 2 * TRAINED), samples * TRAINED
-                sent = 0.0 if training == LORA else gathers * gathered(2 * weights, gpus)
-                sent += scatters * gathered(4 * weights, gpus) if training == FULL else reduced(4 * adapter, gpus)
-                spoken = MEETINGS * LATENCY if gpus > NODE else 0.0
-                label = f"{samples} ({kind})"
-                efficiency = compute / (compute + sent + spoken)
-                print(f"| {training} | {gpus} | {label} | {compute:.1f} s | {sent + spoken:.3f} s | {efficiency:.3f} |")
-
-
-def gathered(size: float, gpus: int) -> float:
-    """Seconds to put `size` bytes together in every GPU: each one's share between nodes, then within the node."""
-    nodes = gpus / NODE
-    return size / NODE * (nodes - 1) / nodes / INFINIBAND + size * (NODE - 1) / NODE / NVLINK
-
-
-def reduced(size: float, gpus: int) -> float:
-    """Seconds to add up `size` bytes of every GPU: a reduce-scatter and an all-gather."""
-    return 2 * gathered(size, gpus)
-
-
-def flux() -> tuple[int, int, float]:
-    """Parameters, those of the adapter, and FLOPs of one sample's forward pass, of FLUX.1-dev's transformer."""
-    from diffusers import FluxTransformer2DModel
-    from peft import LoraConfig
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with torch.device("meta"):
-        network = FluxTransformer2DModel(guidance_embeds=True)  # the defaults are the published sizes
-        image, dim = (SIDE // 16) ** 2, network.config["joint_attention_dim"]
-        inputs = {
-            "hidden_states": torch.empty(1, image, network.config["in_channels"]),
-            "encoder_hidden_states": torch.empty(1, TOKENS, dim),
-            "pooled_projections": torch.empty(1, network.config["pooled_projection_dim"]),
-            "timestep": torch.empty(1),
-            "guidance": torch.empty(1),
-            "img_ids": torch.empty(image, 3),
-            "txt_ids": torch.empty(TOKENS, 3),
-        }
-        weights = sum(parameter.numel() for parameter in network.parameters())
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            network(**inputs)
-        network.add_adapter(LoraConfig(r=RANK, target_modules=list(Flux.LORA_TARGETS)))
-        adapter = sum(p.numel() for name, p in network.named_parameters() if "lora_" in name)
-    return weights, adapter, counter.get_total_flops()
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ SMALL = {
 
 
 def waits_of(path: Path, changes: dict) -> pretend.Waits:
-    """Of the second iteration of that workflow, which trains where `auto` is the pretend accelerator."""
+    """Those of the second iteration of that workflow, which trains where `auto` is the pretend accelerator."""
     workflow = Workflow.load(path, NODE_CLASS_MAPPINGS)
     for address, value in changes.items():
         workflow.set(address, value)

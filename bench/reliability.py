@@ -1,9 +1,17 @@
-"""Damages every file of a run, one at a time and in 15 ways, and resumes the run by the real command line.
+"""What a training survives: damaged files of its folder, and kills at random moments.
 
-Prints the table of bench/RESULTS.md: for every file and damage whether the run was resumed, or refused in one line that names
-the file and the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
+    python -m comfyui_otca.bench.reliability damages [--jobs 2] [--files NAME …]
+    python -m comfyui_otca.bench.reliability kills [--kills 200] [--processes 2] [--iterations 12]
 
-    python -m comfyui_otca.bench.damages --jobs 2
+`damages` damages every file of a run, one at a time and in 15 ways, and resumes the run by the real command line. It prints the
+table of bench/RESULTS.md: for every file and damage whether the run was resumed, or refused in one line that names the file and
+the fix. Anything else, such as a traceback, is listed by itself and makes the exit code 1.
+
+`kills` trains a small workflow in several processes, sends SIGKILL to one of them after a random time (while it loads, samples,
+scores, updates, evaluates or writes a checkpoint), waits for the others to end and resumes; a process that has not ended by
+itself after a few seconds gets SIGTERM, as torchrun's agent sends it at once. When a training is finished, its metrics and its
+adapter are compared, bit for bit, with those of an undisturbed one, and the next begins. It prints what the killed process was
+doing, how long the others took to end, and what was lost.
 """
 
 from __future__ import annotations
@@ -13,20 +21,26 @@ import contextlib
 import io
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
+import random
 import re
 import shutil
+import signal
+import statistics
 import sys
 import tempfile
+import threading
+import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-ROOT = Path(__file__).resolve().parents[1]
+from .common import EVALUATION, graph, table
 
-VICTIM, THEIRS = "victim", b"a file of somebody else\n"
+VICTIM, THEIRS = "victim", b"a file of another program\n"
 
 # Small enough for a training in a second, and with all that a run can have.
 SETTINGS = {
@@ -43,16 +57,6 @@ SETTINGS = {
         "best_metric": "evaluation/sum",
     },
 }
-
-
-def graph(**run_settings) -> dict:
-    """OTCA's, as small as these settings make it."""
-    content = json.loads((ROOT / "workflows" / "api" / "otca.json").read_text(encoding="utf-8"))
-    for entry in content.values():
-        entry["inputs"].update(SETTINGS.get(entry["class_type"], {}))
-        if entry["class_type"] == "OTCA_TrainingRun":
-            entry["inputs"].update(run_settings)
-    return content
 
 
 # --- damages ----------------------------------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ def _folder(path: Path) -> None:
 
 
 def _link_out(path: Path) -> None:
-    """To a file of somebody else, beside the run, which `outcome` looks at afterwards."""
+    """To a file of another program, beside the run, which `outcome` looks at afterwards."""
     run = next(parent for parent in path.parents if (parent / "checkpoints").is_dir())
     path.unlink()
     run.with_name(VICTIM).write_bytes(THEIRS)
@@ -138,7 +142,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "values of wrong types": _wrong_types,
     "NaN": _text(b'{"iteration": NaN, "status": "running"}\n'),
     "2,000 levels deep": _text(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b"\n"),
-    "bytes that are no text": _text(b"\xff\xfe\x00\x80" * 8),
+    "bytes that are not text": _text(b"\xff\xfe\x00\x80" * 8),
     "missing": _gone,
     "a folder": _folder,
     "a link to another file": _link_out,
@@ -163,7 +167,7 @@ def files_of(run: Path) -> list[str]:
 def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, str]:
     """Runs that in a forked process, so that torch is loaded once; returns its exit code and what it printed.
 
-    "traceback", "hangs" or a signal's number stand for an end that is none.
+    "traceback", "hangs" or a signal's number stand for any other end.
     """
     read, write = os.pipe()
     child = os.fork()
@@ -180,8 +184,6 @@ def in_a_child(work: Callable[[], int], seconds: int = 60) -> tuple[int | str, s
             pipe.write(output.getvalue()[-20_000:])
         os._exit(code if isinstance(code, int) else 99)
     os.close(write)
-    import threading
-
     timer = threading.Timer(seconds, os.kill, (child, 9))
     timer.start()
     with os.fdopen(read, encoding="utf-8") as pipe:
@@ -212,7 +214,7 @@ def train(folder: Path) -> int:
     from ..__main__ import main
 
     workflow = folder / "given.json"
-    workflow.write_text(json.dumps(graph()), encoding="utf-8")
+    workflow.write_text(json.dumps(graph(SETTINGS)), encoding="utf-8")
     return main(["train", str(workflow), "--output", str(folder / "run"), "--seed", "1"])
 
 
@@ -257,16 +259,17 @@ def _one(task: tuple[Path, str, str]) -> tuple[str, str, str, str]:
 LETTERS = {"resumed, said": "S", "resumed": "·", "refused": "R"}  # of the table; anything else is WRONG
 
 
-def table(results: list[tuple[str, str, str, str]]) -> str:
+def damage_table(results: list[tuple[str, str, str, str]]) -> str:
     """Markdown: a row a file, a column a damage."""
     damages = list(dict.fromkeys(damage for _, damage, _, _ in results))
     cells = {(name, damage): LETTERS.get(kind, "WRONG") for name, damage, kind, _ in results}
-    lines = [f"| file | {' | '.join(damages)} |", "|---" * (len(damages) + 1) + "|"]
-    for name in dict.fromkeys(name for name, _, _, _ in results):
-        lines.append(f"| `{name}` | {' | '.join(cells[name, damage] for damage in damages)} |")
+    names = dict.fromkeys(name for name, _, _, _ in results)
+    rows = [[f"`{name}`", *(cells[name, damage] for damage in damages)] for name in names]
     count = Counter(cells.values())
     meaning = (("S", "resumed and said so"), ("·", "resumed, had no need of it"), ("R", "refused in one line"))
-    return "\n".join([*lines, "", "; ".join(f"{letter} {text}: {count[letter]}" for letter, text in meaning)])
+    return (
+        table(["file", *damages], rows) + "\n\n" + "; ".join(f"{sign} {text}: {count[sign]}" for sign, text in meaning)
+    )
 
 
 def prepare() -> None:
@@ -289,11 +292,7 @@ def prepare() -> None:
     gc.freeze()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--files", nargs="*", help="only these")
-    options = parser.parse_args()
+def damages(options: argparse.Namespace) -> int:
     prepare()
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch))
@@ -308,8 +307,134 @@ def main() -> int:
     print(
         f"{len(results)} damages of {len(results) // len(DAMAGES)} files, {wrong} neither resumed nor refused in a line"
     )
-    print(table(results))
+    print(damage_table(results))
     return 1 if wrong else 0
+
+
+# --- kills ------------------------------------------------------------------------------------------------------------
+
+KILLED = {
+    "OTCA_LoadFlowModel": {"lora_rank": 4},
+    "OTCA_PromptDataset": {"prompts_per_iteration": 2},
+    "OTCA_SDESampler": {"group_size": 4, "steps": 4},
+    "OTCA_GRPOStep": {"learning_rate": 1e-3, "ema_decay": 0.5},
+    "OTCA_TrainingRun": {
+        **{"checkpoint_every": 1, "evaluate_every": 3, "evaluation_prompts": EVALUATION, "evaluation_seeds": 1}
+    },
+}
+GRACE, PATIENCE = 5, 60  # seconds: until the others get SIGTERM, and until they count as hanging
+
+
+def work(folder: Path, iterations: int) -> int:
+    from ..host.terminal import terminal
+    from ..nodes import NODE_CLASS_MAPPINGS
+    from ..trainer.run import opening
+    from ..trainer.run.loop import train as train_workflow
+    from ..trainer.workflow.running import Workflow
+
+    terminal.output, terminal.device = folder, "cpu"
+    opening._open.clear()
+    workflow = Workflow(graph(KILLED), NODE_CLASS_MAPPINGS)
+    workflow.set("TrainingRun.iterations", iterations)
+    return train_workflow(workflow, resume=(folder / "workflow.json").is_file(), say=lambda line: None)
+
+
+def attempt(folder: Path, options: argparse.Namespace, after: float | None, victim: int) -> tuple[bool, str, float]:
+    """Trains until the end or the kill. Returns whether it was finished, what the victim was at, and how long the others took."""
+    from ..tests.processes import start
+
+    processes, _ = start(options.processes, work, folder, options.iterations)
+    sentinels = [process.sentinel for process in processes]
+    if multiprocessing.connection.wait([sentinels[victim]], after):
+        multiprocessing.connection.wait(sentinels, PATIENCE)
+        for process in processes:
+            process.join()
+        assert all(process.exitcode == 0 for process in processes), "a process failed that was not killed"
+        return True, "", 0.0
+    doing = stage(folder)
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    for process in processes:
+        process.join(max(0.0, killed + GRACE - time.monotonic()))
+    for process in processes:
+        process.terminate()
+        process.join(PATIENCE)
+        if process.is_alive():
+            sys.exit(f"process {process.pid} was still there {PATIENCE} s after another was killed")
+    return False, doing, time.monotonic() - killed
+
+
+def stage(folder: Path) -> str:
+    """What a run is at, by its folder."""
+    if not (folder / "metrics.jsonl").is_file():
+        return "loading"
+    if list((folder / "checkpoints").glob(".[0-9]*")):
+        return "writing a checkpoint"
+    saved = sorted((folder / "checkpoints").glob("[0-9]*"))
+    lines = len((folder / "metrics.jsonl").read_bytes().splitlines())
+    return "evaluating or saving" if lines > (int(saved[-1].name) if saved else 0) else "loading, sampling or updating"
+
+
+def figures(folder: Path) -> list[dict]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "samples_per"))} for row in rows]
+
+
+def kills_of(options: argparse.Namespace) -> int:
+    import torch
+    from safetensors.torch import load_file
+
+    torch.set_num_threads(1)
+    chance = random.Random(options.seed)
+    base = Path(tempfile.mkdtemp(prefix="otca-kills-"))
+    began = time.monotonic()
+    assert attempt(base / "undisturbed", options, None, 0)[0]
+    whole = time.monotonic() - began
+    expected, adapter = figures(base / "undisturbed"), load_file(base / "undisturbed" / "lora.safetensors")
+    found: dict[str, list[float]] = defaultdict(list)
+    kills = trainings = 0
+    while kills < options.kills:
+        folder = base / f"training-{trainings}"
+        done = False
+        while not done:
+            after = chance.uniform(0, whole / 2) if kills < options.kills else None
+            done, doing, seconds = attempt(folder, options, after, chance.randrange(options.processes))
+            if not done:
+                kills += 1
+                found[doing].append(seconds)
+                print(f"kill {kills}: {doing}, the others ended after {seconds:.1f} s", file=sys.stderr, flush=True)
+        trainings += 1
+        assert figures(folder) == expected, f"{folder}: other figures than those of the undisturbed training"
+        saved = load_file(folder / "lora.safetensors")
+        assert all(torch.equal(saved[name], value) for name, value in adapter.items()), f"{folder}: another adapter"
+        shutil.rmtree(folder)
+    rows = [
+        (doing, len(s), f"{statistics.median(s):.1f} s, {max(s):.1f} s", "nothing")
+        for doing, s in sorted(found.items())
+    ]
+    print(table(("killed while", "kills", "the others ended after: median, most", "lost"), rows))
+    print(
+        f"\n{kills} kills in {trainings} trainings of {options.iterations} iterations by {options.processes} processes, each "
+        "equal to the undisturbed one bit for bit"
+    )
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(required=True)
+    damaged = parts.add_parser("damages")
+    damaged.add_argument("--jobs", type=int, default=os.cpu_count())
+    damaged.add_argument("--files", nargs="*", help="only these")
+    damaged.set_defaults(work=damages)
+    killed = parts.add_parser("kills")
+    killed.add_argument("--kills", type=int, default=200)
+    killed.add_argument("--processes", type=int, default=2)
+    killed.add_argument("--iterations", type=int, default=12)
+    killed.add_argument("--seed", type=int, default=0)
+    killed.set_defaults(work=kills_of)
+    options = parser.parse_args()
+    return options.work(options)
 
 
 if __name__ == "__main__":

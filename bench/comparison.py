@@ -1,19 +1,36 @@
-"""Writes the workflow of every method that bench/COMPARISON.md compares, for the scenes world or the shapes world.
+"""The methods that bench/COMPARISON.md compares, and whether a workflow learns.
 
-    python -m comfyui_otca.bench.methods FOLDER [--world shapes]
+    python -m comfyui_otca.bench.comparison methods FOLDER [--world shapes]
+    python -m comfyui_otca.bench.comparison learning WORKFLOW … [--seeds 0 1 2] [--output DIR] [--jobs N] [--categories NAME]
 
-One base graph (uniform credit, weighted advantages, GRPO) and a table of what each method changes in it, so that whoever wants to
-know how two methods differ reads two entries. `otca compare FOLDER/*.json` trains them.
+`methods` writes the workflow of each for the scenes world or the shapes world: one base graph (uniform credit, weighted
+advantages, GRPO) and a table of what each method changes in it. To see how two methods differ, read two entries. `otca compare
+FOLDER/*.json` trains them.
+
+`learning` trains workflows over several seeds, each run a process of its own (`otca train`), --jobs of them side by side;
+finished runs are not repeated. It prints each reward on fixed pairs of prompt and seed before and after, its rise in units of
+its standard deviation over the pairs before training, and the sum of these over the trained rewards. The standard error of a
+mean over seeds and pairs adds both sources of chance. --categories NAME adds a table of a judge of scenes by category of prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from ..trainer.rewards.scenes import parse_caption
+from .common import table
 
 PROMPTS = Path(__file__).resolve().parents[1] / "assets" / "prompts"
 SIZE = 40  # pixels a side, in both worlds
@@ -244,15 +261,128 @@ def graph(method: str, world: str) -> Graph:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m comfyui_otca.bench.methods", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--world", choices=list(REWARDS), default="scenes")
-    arguments = parser.parse_args()
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+def write_methods(options: argparse.Namespace) -> None:
+    options.folder.mkdir(parents=True, exist_ok=True)
     for method in METHODS:
-        text = json.dumps(graph(method, arguments.world), indent=1)
-        (arguments.folder / f"{method}.json").write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(graph(method, options.world), indent=1)
+        (options.folder / f"{method}.json").write_text(text + "\n", encoding="utf-8")
+
+
+# -- does it learn? ----------------------------------------------------------------------------------------------------
+
+
+def learning(options: argparse.Namespace) -> None:
+    runs = [(workflow, seed) for seed in options.seeds for workflow in options.workflows]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        folders = list(pool.map(lambda run: _train(run[0], run[1], options), runs))
+    for workflow in options.workflows:
+        trained = [folder for (w, _), folder in zip(runs, folders, strict=True) if w == workflow]
+        print(f"\n{learned(workflow.stem, trained)}")
+        if options.categories:
+            print(f"\n{by_category(options.categories, trained)}")
+
+
+def _train(workflow: Path, seed: int, options: argparse.Namespace) -> Path:
+    folder = options.output / f"{workflow.stem}-{seed}"
+    if (folder / "done").exists():
+        return folder
+    command = [
+        sys.executable,
+        "-m",
+        "comfyui_otca",
+        "train",
+        str(workflow),
+        "--seed",
+        str(seed),
+        "--output",
+        str(folder),
+    ]
+    command += ["--resume"] if (folder / "metrics.jsonl").exists() else []
+    threads = str(max(1, (os.cpu_count() or 1) // options.jobs))
+    options.output.mkdir(parents=True, exist_ok=True)
+    with open(options.output / f"{folder.name}.log", "a", encoding="utf-8") as log:
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    (folder / "done").touch()
+    return folder
+
+
+def learned(name: str, folders: list[Path]) -> str:
+    """The Markdown table of one workflow's runs."""
+    evaluations = _evaluations(folders)
+    rewards = evaluations[0][0]["rewards"]
+    rows, rises = [], []
+    for reward, figures in rewards.items():
+        before = np.array([run[0]["rewards"][reward]["values"] for run in evaluations], dtype=float)  # [seeds, pairs]
+        after = np.array([run[-1]["rewards"][reward]["values"] for run in evaluations], dtype=float)
+        rise = (after - before) / before.std(1, ddof=1, keepdims=True)
+        if not figures["held_out"]:
+            rises.append(rise)
+        label = f"{reward} (held out)" if figures["held_out"] else reward
+        mean, error = mean_and_error(rise)
+        rows.append([label, f"{before.mean():.3f}", f"{after.mean():.3f}", f"{mean:+.2f} ± {error:.2f}"])
+    total = functools.reduce(np.add, rises)
+    mean, error = mean_and_error(total)
+    seconds = [sum(json.loads(line)["seconds/iteration"] for line in _lines(folder)) for folder in folders]
+    each = ", ".join(f"{value:+.2f}" for value in total.mean(1))
+    rise = f"**{mean:+.2f} ± {error:.2f}** ({mean / error:.1f} s.e.; seeds {each})"
+    rows.append(["**sum of the trained rewards**", "", "", rise])
+    title = f"**{name}**, {len(folders)} seeds x {total.shape[1]} pairs, {np.mean(seconds) / 60:.1f} minutes each\n"
+    return f"{title}\n{table(('reward', 'before', 'after', 'rise in std before'), rows)}"
+
+
+def by_category(judge: str, folders: list[Path]) -> str:
+    """The Markdown table of a judge of scenes by category of the prompts, before and after."""
+    evaluations = _evaluations(folders)
+    prompts = evaluations[0][0]["prompts"]
+    before, after = (
+        np.array([run[end]["rewards"][judge]["values"] for run in evaluations], dtype=float).reshape(
+            len(folders), -1, len(prompts)
+        )
+        for end in (0, -1)
+    )
+    kinds = [scene.category if (scene := parse_caption(text)) else "other" for text in prompts]
+    rows = []
+    for kind in [*dict.fromkeys(kinds), "all"]:
+        members = [kind in (other, "all") for other in kinds]
+        mean, error = mean_and_error((after - before)[:, :, members].reshape(len(folders), -1))
+        shares = [f"{values[:, :, members].mean():.2f}" for values in (before, after)]
+        rows.append([kind, sum(members), *shares, f"{mean:+.2f} ± {error:.2f}"])
+    return table((judge, "prompts", "before", "after", "rise"), rows)
+
+
+def mean_and_error(values: np.ndarray) -> tuple[float, float]:
+    """Mean of [seeds, pairs] and its standard error, from seeds and from pairs."""
+    seeds, pairs = values.shape
+    by_seed = values.mean(1).var(ddof=1) / seeds if seeds > 1 else 0.0
+    by_pair = values.mean(0).var(ddof=1) / pairs
+    return float(values.mean()), float((by_seed + by_pair) ** 0.5)
+
+
+def _evaluations(folders: list[Path]) -> list[list[dict]]:
+    return [[json.loads(line) for line in (f / "evaluation.jsonl").read_text().splitlines()] for f in folders]
+
+
+def _lines(folder: Path) -> list[str]:
+    return (folder / "metrics.jsonl").read_text().splitlines()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(required=True)
+    methods = parts.add_parser("methods")
+    methods.add_argument("folder", type=Path)
+    methods.add_argument("--world", choices=list(REWARDS), default="scenes")
+    methods.set_defaults(work=write_methods)
+    learns = parts.add_parser("learning")
+    learns.add_argument("workflows", nargs="+", type=Path)
+    learns.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    learns.add_argument("--output", type=Path, default=Path("runs/learning"))
+    learns.add_argument("--jobs", type=int, default=1)
+    learns.add_argument("--categories", metavar="NAME", help="a judge of scenes, such as judge")
+    learns.set_defaults(work=learning)
+    options = parser.parse_args()
+    options.work(options)
 
 
 if __name__ == "__main__":
