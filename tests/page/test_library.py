@@ -101,7 +101,7 @@ def test_how_a_run_stands_whose_process_may_end_is_asked_each_time(site, made, t
 
 
 def test_a_renamed_run_is_the_same_run(site, made):
-    from comfyui_otca.trainer.run import folder as folders
+    from comfyui_otca.trainer.run import checkpoint
 
     folder = made(status={"id": "4711"}, files={"train.log": b"log"})
     save_file({}, folder / "lora.safetensors", metadata={"otca_run": "first", "otca_run_id": "4711"})
@@ -110,8 +110,8 @@ def test_a_renamed_run_is_the_same_run(site, made):
     now = folder.rename(site.folder / "second try")
     assert listed(site) == {"second try": {**before, "id": "second try"}}
     assert site.get("/otca/runs/first").status == 404
-    assert folders.run_id(now) == "4711", "what it saves is known as its own"
-    assert folders.wrote(now, "4711", site.loras / "otca" / "first.safetensors"), "so Save LoRA writes over it again"
+    assert checkpoint.run_id(now) == "4711", "what it saves is known as its own"
+    assert checkpoint.wrote(now, "4711", site.loras / "otca" / "first.safetensors"), "so Save LoRA writes over it again"
     assert site.post("/otca/runs/second%20try/lora").json == {"lora_names": ["otca/second try.safetensors"]}
 
 
