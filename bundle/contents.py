@@ -18,7 +18,7 @@ from typing import Any
 from ..host import paths
 from ..host.access import folders, opening, permissions, wants
 from ..host.access.permissions import PAIRS, POST, PROMPTS, READ, RUN, Want
-from ..host.names import plain_name
+from ..host.text import plain_name
 from ..inference import guidance
 from ..trainer.pairs import reading
 from ..trainer.policy.files import ADAPTER

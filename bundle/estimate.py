@@ -9,7 +9,7 @@ from typing import Any
 
 from ..host import paths
 from ..host.files import Damaged
-from ..host.names import plain_name
+from ..host.text import plain_name
 from ..trainer.memory import needs
 from ..trainer.memory.estimate import GB
 from ..trainer.run.folder import METRICS, WORKFLOW, read_lines, read_own

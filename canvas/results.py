@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..host import comfyui, devices, paths, resident
+from ..host import comfyui, devices, paths
 from ..trainer.types import RUN_NODE
 from ..trainer.workflow import lineage
 from . import payloads
@@ -199,10 +199,10 @@ def release() -> int:
         Busy: a prompt with our nodes is running.
     """
     # Asked under the lock: a prompt that starts after this question waits until all have left, then takes them back.
-    with resident.moving:
+    with devices.moving:
         if comfyui.our_prompt_running():
             raise Busy("a prompt that uses the models is running. Fix: stop it, or wait until it has finished")
-        return resident.release_all()
+        return devices.release_all()
 
 
 def let_go(run: str) -> None:
@@ -216,7 +216,7 @@ def let_go(run: str) -> None:
     from ..trainer.run.opening import run_at
     from . import ownership
 
-    with resident.moving:
+    with devices.moving:
         opened = run_at(paths.runs_folder() / run)
         if opened is None:
             return

@@ -156,7 +156,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _workflows(arguments: argparse.Namespace) -> dict[str, Workflow]:
-    from ..host.names import named_path
+    from ..host.text import named_path
 
     workflows = {}
     for text in arguments.workflows:

@@ -3,8 +3,7 @@
 what was asked for     terminal     a headless command line: output folder, devices, downloads
                        stopping     Stop: ComfyUI's button, a signal, a file; progress bars
                        comfyui      ComfyUI's queue and pages, where it runs us
-devices and memory     devices      the accelerator and its free memory, shared with ComfyUI's models; its inference mode
-                       resident     networks that make room when they are asked to, and come back
+devices and memory     devices      the accelerator, its free memory, and the networks that make room and come back
 several processes      distributed  who they are, which samples are whose, where they meet, sharded models
                        claim        one process trains in a run's folder, every other one is refused
                        machine      which machine and which start of it, living processes, locks on files
@@ -14,7 +13,6 @@ folders                paths        where runs, models and input files are
 files                  files        one plain file: opened as it is, written whole or not at all
                        json_files   JSON, read strictly
                        checks       what a value of a file must be
-                       names        names that become files on any system
-                       text         text of bounded length
+                       text         names that become files on any system, and text that can be shown
 permission             access/      what a workflow may read, reach, download and run
 """

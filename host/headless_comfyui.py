@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .names import plain_name
+from .text import plain_name
 
 PATH = "COMFYUI_PATH"  # environment variables: ComfyUI's folder,
 ARGUMENTS = "COMFYUI_ARGUMENTS"  # its own options as they stand behind its main.py,

@@ -11,8 +11,8 @@ import reprlib
 from pathlib import Path
 
 from . import comfyui
-from .names import plain_name
 from .terminal import terminal
+from .text import plain_name
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 RUNS = "OTCA_RUNS"  # an environment variable: the folder of runs. The page sets it for the trainer that it starts

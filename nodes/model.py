@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..host import claim, comfyui, devices, paths, search
-from ..host.names import plain_name
+from ..host.text import plain_name
 from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS

@@ -1,7 +1,7 @@
 """Stage 1 for what ComfyUI has loaded: MODEL, CLIP and VAE in, and a tuned MODEL out; and the embedded model as such."""
 
 from ..host import comfyui, devices, paths
-from ..host.names import plain_name
+from ..host.text import plain_name
 from ..trainer.types import CHECKPOINTING, MEMORY
 from .inputs import choice, integer, number, seed, socket, switch, text
 from .model import MODELS, MOST_RANK, wrong_rank, wrong_resume, wrong_start

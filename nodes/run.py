@@ -7,7 +7,7 @@ import weakref
 
 from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
-from ..host.names import plain_name
+from ..host.text import plain_name
 from ..trainer.types import RunSettings
 from .inputs import complaint, integer, lines, socket, text
 from .training import TRAIN

@@ -16,8 +16,7 @@ from aiohttp import web
 
 from ..bundle import contents, making
 from ..host import files
-from ..host.names import plain_name
-from ..host.text import quoted, shortened
+from ..host.text import plain_name, quoted, shortened
 from ..trainer.workflow.foreign import Needs
 from ..trainer.workflow.problem import WorkflowError, errors
 from ..trainer.workflow.running import Workflow

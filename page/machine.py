@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ..host import resident
+from ..host import devices
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _accelerators() -> list[Memory]:
 
 def _held(kind: str, number: int) -> int | None:
     try:
-        return resident.held_on(kind, number)
+        return devices.held_on(kind, number)
     except RuntimeError:  # a model is being put together at this moment, and its list of weights changes
         return None
 

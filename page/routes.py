@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from ..host.names import plain_name
 from ..host.questions import desk
+from ..host.text import plain_name
 from ..trainer.run.folder import METRICS
 from ..trainer.run.status import REMOTE
 from ..trainer.types import RUN_NODE

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..host import claim, files, own_folders
 from ..host.files import beside, is_plain_file, open_plain, present, put_in_place, write_text
-from ..host.names import SEPARATORS
+from ..host.text import SEPARATORS
 from ..trainer import keys
 from ..trainer.pictures import sheet
 from ..trainer.run import status, verdicts

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 
 from ..host import paths
-from ..host.access import given, permissions, remembered
+from ..host.access import permissions, remembered
 from ..host.access.remembered import FILE
 from ..host.access.wants import wants_of
 from ..host.files import Damaged
@@ -36,7 +36,7 @@ class PermissionRoutes:
     node_classes: Mapping[str, type]
 
     async def all_given(self, request: web.Request) -> dict:
-        return {"given": [asdict(each) for each in await asyncio.to_thread(given.given)]}
+        return {"given": [asdict(each) for each in await asyncio.to_thread(permissions.given)]}
 
     async def wants(self, request: web.Request) -> dict:
         asked = await body(request, WANTS)
@@ -56,7 +56,7 @@ class PermissionRoutes:
     async def take_back(self, request: web.Request) -> None:
         asked = await body(request, ALLOW)
         try:
-            await asyncio.to_thread(given.take_back, asked["kind"], asked["what"])
+            await asyncio.to_thread(permissions.take_back, asked["kind"], asked["what"])
         except Damaged as error:
             raise Refused(409, str(error)) from error
         except ValueError as error:

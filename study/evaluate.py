@@ -21,7 +21,7 @@ from ..host import stopping
 from ..host.checks import OBJECTS, TEXT, TEXTS, WHOLE, check, maybe
 from ..host.files import sha256, write_text
 from ..host.json_files import read_json
-from ..host.names import named_path, plain_name
+from ..host.text import named_path, plain_name
 from ..inference import guidance, loading
 from ..inference.guidance import Guide
 from ..trainer import rollout

@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from ..names import is_windows_device
-from ..text import shortened
+from ..text import is_windows_device, shortened
 
 WINDOWS = os.name == "nt"
 SECONDS = 10.0  # that reading a file may take: a hanging network drive must not hold ComfyUI up

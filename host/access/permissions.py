@@ -24,6 +24,7 @@ FOLDERS, HOSTS, DOWNLOADS = "OTCA_ALLOW_FOLDERS", "OTCA_ALLOW_HOSTS", "OTCA_ALLO
 PYTHON = "OTCA_ALLOW_PYTHON_REWARDS"  # folders whose files may be run as rewards; none by default
 FROM_PAGE = "OTCA_STARTED_BY_PAGE"  # set for a trainer that nobody typed: the folder it runs in is not the user's word
 READ, POST, DOWNLOAD, RUN = "read", "post", "download", "run"
+_VARIABLES = ((READ, FOLDERS, os.pathsep), (POST, HOSTS, ","), (DOWNLOAD, DOWNLOADS, ","), (RUN, PYTHON, os.pathsep))
 # Which kinds a click can allow, and where that is remembered.
 BY_CLICK = {READ: remembered.FOLDERS, POST: remembered.HOSTS, DOWNLOAD: remembered.DOWNLOADS}
 PROMPTS, PAIRS = "prompts", "pairs"  # what a want to read a prompt file, or a folder of pairs, is for
@@ -377,6 +378,36 @@ def _checked_repository(what: str) -> str:
     if not is_hub_id(what):
         raise ValueError("is no repository of the hub. Fix: for example black-forest-labs/FLUX.1-dev")
     return what
+
+
+@dataclass(frozen=True)
+class Given:
+    """Something that workflows may have because the user said so; `by`: the variable that says it, "" for a click."""
+
+    kind: str
+    what: str
+    by: str
+
+
+def given() -> list[Given]:
+    """What the user has allowed so far: by clicks, then by the environment."""
+    clicked = remembered.entries()
+    return [
+        *(Given(kind, what, "") for kind, name in BY_CLICK.items() for what in clicked[name]),
+        *(Given(kind, what, name) for kind, name, separator in _VARIABLES for what in _entries(name, separator)),
+    ]
+
+
+def take_back(kind: str, what: str) -> None:
+    """Forgets what a click allowed; nothing where no click has.
+
+    Raises:
+        ValueError: a kind that no click allows.
+        Damaged, OSError: the file cannot be read or written.
+    """
+    if kind not in BY_CLICK:
+        raise ValueError(f"must be one of {', '.join(BY_CLICK)}. Fix: what a variable allows is taken back there")
+    remembered.remove(BY_CLICK[kind], what)
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------

@@ -273,7 +273,7 @@ class RewardVote(RewardNode):
     def VALIDATE_INPUTS(cls, votes, url="", token_variable="", learn=False, encoder="", clip=""):
         from ...host import search
         from ...host.access.permissions import check_token
-        from ...host.names import plain_name
+        from ...host.text import plain_name
         from ...trainer.networks.features import MARKER
         from ...trainer.rewards.server import check_host, check_token_variable
 

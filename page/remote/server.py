@@ -18,7 +18,7 @@ from typing import Any
 from aiohttp import web
 
 from ...host.checks import MOMENT, TEXT, WHOLE, check, is_whole, maybe, one_of
-from ...host.names import plain_name
+from ...host.text import plain_name
 from ...trainer.run.folder import (
     ADAPTERS,
     CANVAS,

@@ -19,7 +19,7 @@ from ...host import files, own_folders
 from ...host.access import permissions
 from ...host.access.addresses import host_of
 from ...host.json_files import parse
-from ...host.names import plain_name
+from ...host.text import plain_name
 from ...trainer.run import status
 from ...trainer.run.folder import REMOTE, read_own
 from ..requests import Field, Refused, text

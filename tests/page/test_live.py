@@ -48,7 +48,7 @@ def cuda(monkeypatch):
     torch = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_hasPrimaryContext=lambda number: number == 1))
     monkeypatch.setitem(machine.sys.modules, "torch", torch)
     monkeypatch.setattr(
-        machine.resident, "held_on", lambda kind, number: 2 * GB if (kind, number) == ("cuda", 1) else None
+        machine.devices, "held_on", lambda kind, number: 2 * GB if (kind, number) == ("cuda", 1) else None
     )
     cuda.torch = torch
     return cuda

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 
-from comfyui_otca.host.names import plain_name
+from comfyui_otca.host.text import plain_name
 from comfyui_otca.page.requests import LARGEST_BODY
 
 POSTS = [

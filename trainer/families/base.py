@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...host import devices
-from ...host.resident import Resident
+from ...host.devices import Resident
 from ..policy.policy import Policy
 from ..types import NextRollout
 from .condition import Condition

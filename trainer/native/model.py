@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...host import devices
-from ...host.resident import moving
+from ...host.devices import moving
 from .. import schedule
 from ..families.base import FlowModel, frame_size, noise_levels
 from ..memory import fitting

@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import devices
-from ...host.resident import Resident
+from ...host.devices import Resident
 from ..families.loading import DTYPES, resolve_device
 
 if TYPE_CHECKING:

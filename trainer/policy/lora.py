@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...host.names import plain_name
+from ...host.text import plain_name
 from ..workflow.graph import plain
 from .adapters import TRAINED, Adapter
 from .files import header, opened, read_tensors, write_tensors

@@ -16,7 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...host import distributed, stopping
-from ...host.resident import Resident
+from ...host.devices import Resident
 from ..networks import RewardError
 from ..networks.network import Network, shared
 from ..types import FAILED, LEFT_OUT, Scores

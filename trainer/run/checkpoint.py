@@ -20,8 +20,8 @@ from ...host import distributed
 from ...host.checks import FLAG, NUMBER, WHOLE, Check, check
 from ...host.files import Damaged, open_plain
 from ...host.json_files import read_json
-from ...host.names import plain_name
 from ...host.own_folders import is_own, mark_own, new_folder, put_back, remove_own
+from ...host.text import plain_name
 from ..credit.learned import StepShares
 from ..policy.files import read_metadata, read_tensors, write_tensors
 from ..types import NextRollout

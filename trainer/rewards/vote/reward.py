@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....host import paths
-from ....host.names import plain_name
 from ....host.questions import desk
+from ....host.text import plain_name
 from ...networks import RewardError
 from ..base import GroupReward, Reward
 from ..http import HTTPReward

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from comfyui_otca.host import resident
-from comfyui_otca.host.resident import Resident
+from comfyui_otca.host import devices
+from comfyui_otca.host.devices import Resident
 
 
 class Network(torch.nn.Linear):
@@ -35,15 +35,15 @@ class Model(Resident):
 def _alone(monkeypatch):
     import weakref
 
-    monkeypatch.setattr(resident, "_residents", weakref.WeakSet())
+    monkeypatch.setattr(devices, "_residents", weakref.WeakSet())
 
 
 def test_leaves_and_comes_back():
     model = Model()
     model.settle(torch.device("cuda:1"))
-    assert resident.release_all() == 1
+    assert devices.release_all() == 1
     assert model.devices == ["cpu", "cpu"]
-    assert resident.release_all() == 0, "it is gone already"
+    assert devices.release_all() == 0, "it is gone already"
     model.come_back()
     assert model.devices == ["cuda:1", "cuda:1"]
     model.come_back()
@@ -53,7 +53,7 @@ def test_leaves_and_comes_back():
 def test_on_the_cpu_there_is_nothing_to_release():
     model = Model()
     model.settle(torch.device("cpu"))
-    assert resident.release_all() == 0
+    assert devices.release_all() == 0
     model.come_back()
     assert model.devices == ["cpu", "cpu"]
 
@@ -64,7 +64,7 @@ def test_a_reward_without_networks():
 
 def test_is_not_kept_alive():
     Model().settle(torch.device("cuda"))
-    assert resident.release_all() == 0
+    assert devices.release_all() == 0
 
 
 def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, monkeypatch):
@@ -93,7 +93,7 @@ def test_a_flow_model_moves_with_all_that_it_learned(model, sample, perturb, mon
 def test_weights_are_counted_where_they_are():
     model = Model()
     model.networks = [torch.nn.Linear(3, 2), torch.nn.Linear(2, 2, device="meta")]
-    resident._residents.add(model)
-    assert resident.held_on("cpu", 0) == 4 * (3 * 2 + 2)
-    assert resident.held_on("meta", 0) == 4 * (2 * 2 + 2)
-    assert resident.held_on("cuda", 0) is None
+    devices._residents.add(model)
+    assert devices.held_on("cpu", 0) == 4 * (3 * 2 + 2)
+    assert devices.held_on("meta", 0) == 4 * (2 * 2 + 2)
+    assert devices.held_on("cuda", 0) is None
