@@ -17,7 +17,7 @@ from ..trainer.networks import features
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
 from ..trainer.rewards.vote import head, votes
 from ..trainer.rewards.vote.head import Head, Scaling
-from ..trainer.rewards.vote.posterior import Choice, Posterior, choices_of, fit, preferred
+from ..trainer.rewards.vote.utility import Utility, fit, preferred
 from .statistics import Interval, bootstrap
 
 FOLDS = 5
@@ -38,8 +38,22 @@ class Comparison:
     files: tuple[Path, ...]
     order: tuple[tuple[int, ...], ...]
 
-    def choices(self) -> list[list[tuple[Path, Path]]]:
-        return [[(self.files[better], self.files[worse]) for better, worse in act] for act in choices_of(self.order)]
+    def picks(self) -> list[list[tuple[Path, Path]]]:
+        """For each picture its pairs (better, worse) with those of every lower level, at most OTHERS of a level."""
+        generator = random.Random(0)
+        levels = [[self.files[number] for number in level] for level in self.order]
+        picks = []
+        for place, better in enumerate(levels):
+            for worse in levels[place + 1 :]:
+                if len(worse) <= OTHERS and len(better) <= OTHERS:
+                    picks += [[(good, bad) for bad in worse] for good in better]
+                    continue
+                picks += [[(good, bad) for bad in generator.sample(worse, min(OTHERS, len(worse)))] for good in better]
+                picks += [[(good, bad) for good in generator.sample(better, min(OTHERS, len(better)))] for bad in worse]
+        return picks
+
+    def pairs(self) -> list[tuple[Path, Path]]:
+        return [pair for pick in self.picks() for pair in pick]
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -134,12 +148,11 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
     folder = features.find(encoder)
     files = list(dict.fromkeys(file for comparison in comparisons for file in comparison.files))
     rows = dict(zip(files, _features(network, files, batch_size), strict=True))
-    scaling, posterior = _fitted(comparisons, rows)
-    about = {"votes": len(comparisons), "pictures": len(files), "choices": sum(len(_acts(c)) for c in comparisons)}
+    scaling, utility = _fitted(comparisons, rows)
+    about = {"votes": len(comparisons), "pictures": len(files), "pairs": sum(len(c.pairs()) for c in comparisons)}
     tested = held_out(comparisons, rows)
-    return Head(
-        scaling, posterior, folder.name, head.fingerprint(folder), {**about, **(tested.about() if tested else {})}
-    )
+    about |= tested.about() if tested else {}
+    return Head(scaling, utility.mean, folder.name, head.fingerprint(folder), about)
 
 
 def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
@@ -165,23 +178,11 @@ def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
-def _acts(comparison: Comparison) -> list[list[tuple[Path, Path]]]:
-    """The choices of a vote. Of many pictures on two sides each is one act, against at most OTHERS of the other side."""
-    if len(comparison.order) != 2 or min(map(len, comparison.order)) < 2:
-        return comparison.choices()
-    generator = random.Random(0)
-    better, worse = ([comparison.files[number] for number in level] for level in comparison.order)
-    acts = [[(good, bad) for bad in generator.sample(worse, min(OTHERS, len(worse)))] for good in better]
-    return acts + [[(good, bad) for good in generator.sample(better, min(OTHERS, len(better)))] for bad in worse]
-
-
-def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Posterior]:
+def _fitted(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray]) -> tuple[Scaling, Utility]:
     scaling = Scaling.of([np.stack([rows[file] for file in comparison.files]) for comparison in comparisons])
     number = {file: place for place, file in enumerate(rows)}
-    choices: list[Choice] = [
-        [(number[better], number[worse]) for better, worse in act] for c in comparisons for act in _acts(c)
-    ]
-    return scaling, fit(scaling(np.stack([*rows.values()])), choices)
+    pairs = [(number[better], number[worse]) for comparison in comparisons for better, worse in comparison.pairs()]
+    return scaling, fit(scaling(np.stack([*rows.values()])), pairs)
 
 
 # --- held out ---------------------------------------------------------------------------------------------------------
@@ -225,22 +226,14 @@ def held_out(comparisons: Sequence[Comparison], rows: Mapping[Path, np.ndarray])
         test = [r for c in comparisons if (r := _restricted(c, fold))]
         if not training or not test:
             continue
-        scaling, posterior = _fitted(training, {f: rows[f] for c in training for f in c.files})
-        units = [[_acts(c)] for c in test] if len(parts) >= FOLDS else [[[act]] for c in test for act in _acts(c)]
-        for unit in units:
-            pairs = [pair for acts in unit for act in acts for pair in act]
+        scaling, utility = _fitted(training, {f: rows[f] for c in training for f in c.files})
+        units = [c.pairs() for c in test] if len(parts) >= FOLDS else [pick for c in test for pick in c.picks()]
+        for pairs in units:
             better, worse = (scaling(np.stack([rows[pair[side]] for pair in pairs])) for side in (0, 1))
-            probability = _preferred(posterior, better - worse)
+            probability = preferred(*utility.of(better - worse))
             right.append(float(((probability > 0.5) + 0.5 * (probability == 0.5)).mean()))
             predicted += [(max(p, 1 - p), float(p > 0.5)) for p in probability]
     return _summary(right, predicted) if right else None
-
-
-def _preferred(posterior: Posterior, differences: np.ndarray) -> np.ndarray:
-    inside = differences @ posterior.basis
-    outside = (differences**2).sum(1) - (inside**2).sum(1)
-    variance = np.einsum("nr,rs,ns->n", inside, posterior.covariance, inside) + posterior.strength * outside
-    return preferred(differences @ posterior.mean, np.sqrt(np.maximum(variance, 0)))
 
 
 def _summary(right: Sequence[float], predicted: Sequence[tuple[float, float]]) -> HeldOut:
@@ -301,10 +294,7 @@ def _restricted(comparison: Comparison, files: Collection[Path]) -> Comparison |
 def report(taste: Head) -> str:
     """Markdown: what it was fitted on, and how well it predicts what it has not seen."""
     about = taste.about
-    lines = [
-        f"{about['votes']} votes, {about['choices']} choices, {about['pictures']} pictures; encoder {taste.encoder}, "
-        f"prior variance {taste.posterior.strength:.3g}"
-    ]
+    lines = [f"{about['votes']} votes, {about['pairs']} pairs, {about['pictures']} pictures; encoder {taste.encoder}"]
     if "accuracy" not in about:
         return "\n".join([*lines, _NOTHING_LEFT_OUT])
     accuracy = about["accuracy"]

@@ -48,7 +48,7 @@ def fit(capsys, *arguments):
 
 def test_votes_to_a_head(tmp_path, capsys):
     code, shown = fit(capsys, voted(tmp_path / "v"), "--output", tmp_path / "taste.safetensors")
-    assert code == 0 and "12 votes, 12 choices, 36 pictures; encoder shapes-clip" in shown.out
+    assert code == 0 and "12 votes, 24 pairs, 36 pictures; encoder shapes-clip" in shown.out
     loaded = Head.load(tmp_path / "taste.safetensors")
     accuracy = loaded.about["accuracy"]
     assert accuracy["mean"] > 0.85 and accuracy["low"] > 0.5 and accuracy["count"] == 12
@@ -83,8 +83,8 @@ def test_liked_and_disliked_pictures(tmp_path, capsys):
         tmp_path / "t.safetensors",
     )
     about = Head.load(tmp_path / "t.safetensors").about
-    assert code == 0 and (about["votes"], about["choices"], about["pictures"]) == (1, 24, 24)
-    assert about["accuracy"]["mean"] > 0.9 and about["accuracy"]["count"] == 24
+    assert code == 0 and (about["votes"], about["pairs"], about["pictures"]) == (1, 144, 24)
+    assert about["accuracy"]["mean"] > 0.9 and about["accuracy"]["count"] == 12
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_pair_files(tmp_path, first, second):
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, (first, second, alike))) + "\n")
     red, red2, blue = (tmp_path / name for name in ("r.png", "r2.png", "b.png"))
     found = taste.read_source(tmp_path / "p.jsonl")
-    assert [c.choices() for c in found] == [[[(red, blue)]], [[(red2, blue)]]]
+    assert [c.pairs() for c in found] == [[(red, blue)], [(red2, blue)]]
 
 
 @pytest.mark.parametrize(

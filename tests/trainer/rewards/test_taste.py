@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.networks import RewardError
 from comfyui_otca.trainer.rewards.taste import MyTaste
 from comfyui_otca.trainer.rewards.vote.head import read
-from comfyui_otca.trainer.rewards.vote.learning import Learner
+from comfyui_otca.trainer.rewards.vote.learner import Learner
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def taste(tmp_path_factory):
     for first in range(0, 30, 3):
         order = red[first : first + 3].argsort(descending=True).tolist()
         rows = read(learner.network, colours[first : first + 3])
-        learner.add_features(rows, [[number] for number in order])
+        learner.add(rows, [*itertools.combinations(order, 2)])
     path = tmp_path_factory.mktemp("taste") / "red.safetensors"
     learner.head().save(path)
     return path

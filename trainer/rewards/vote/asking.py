@@ -21,7 +21,7 @@ from .votes import FILE, FOLDER, WITHDRAWN, Answer, Vote
 if TYPE_CHECKING:
     import numpy as np
 
-    from .apprentice import Apprentice
+    from .learner import Apprentice
 
 Score = float | None
 
@@ -62,7 +62,7 @@ class VoteFolder:
     def apprentice(self) -> Apprentice | None:
         if not self.encoder:
             return None
-        from .apprentice import Apprentice
+        from .learner import Apprentice
 
         return Apprentice(self.folder, self.encoder)
 
@@ -135,9 +135,7 @@ class VoteFolder:
         with apprentice.busy:
             apprentice.learn(said)
             unsure = [group for group in groups if not apprentice.is_sure(group.pictures)]
-            shown = [
-                apprentice.most_telling(group.pictures) if apprentice.ready else group.pictures for group in unsure
-            ]
+            shown = [apprentice.shown_of(group.pictures) for group in unsure]
             learned = apprentice.report(len(groups) - len(unsure), len(groups))
         return [self._question(group.prompt, of, learned) for group, of in zip(unsure, shown, strict=True)]
 
@@ -180,9 +178,10 @@ class VoteFolder:
             return votes.group_scores(about, group.prompt, group.pictures)
         with apprentice.busy:
             apprentice.learn(said)
-            if not about and not apprentice.is_sure(group.pictures):
+            opinion = apprentice.opinion_of(group.pictures)
+            if opinion is None or not (about or opinion.sure):
                 return [None] * len(group.pictures)
-            return apprentice.scores(group.pictures)
+            return opinion.scores
 
 
 def as_pictures(samples) -> list[np.ndarray | None]:

@@ -1,4 +1,4 @@
-"""A taste as a file: a linear head on the features of one frozen encoder, with what it is sure of."""
+"""A taste as a file: a linear head on the features of one frozen encoder."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from ....host import json_files
 from ...networks import RewardError, features
-from .posterior import Posterior
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 FORMAT, VERSION = "otca-taste", "1"
-TENSORS = ("centre", "scale", "mean", "basis", "covariance")
+TENSORS = ("centre", "scale", "mean")
 _FIX = "make it again with `otca taste fit`"
 
 
@@ -54,23 +51,24 @@ class Head:
     """Scores pictures by their features: log-odds, so that σ(score_a - score_b) is about how often a is preferred to b.
 
     Attributes:
+        weights: [D], of the scaled features.
         encoder: the name of the encoder's folder.
         fingerprint: of the encoder's weights.
         about: what else its file says: counts, accuracy, calibration.
     """
 
     scaling: Scaling
-    posterior: Posterior
+    weights: np.ndarray
     encoder: str
     fingerprint: str
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def scores(self, rows: np.ndarray) -> np.ndarray:
         """[N], of features [N, D]."""
-        return self.scaling(rows) @ self.posterior.mean
+        return self.scaling(rows) @ self.weights
 
     def check(self, folder: Path) -> None:
-        """Raises RewardError where the encoder in that folder is not the one that this head was fitted on."""
+        """Raises RewardError if the encoder in that folder is not the one that this head was fitted on."""
         there = fingerprint(folder)
         if there != self.fingerprint:
             raise RewardError(
@@ -80,28 +78,16 @@ class Head:
             )
 
     def save(self, path: Path) -> None:
-        from safetensors.torch import save_file
-
-        arrays = (
-            self.scaling.centre,
-            self.scaling.scale,
-            self.posterior.mean,
-            self.posterior.basis,
-            self.posterior.covariance,
-        )
-        tensors = {
-            name: torch.from_numpy(np.ascontiguousarray(array, np.float32))
-            for name, array in zip(TENSORS, arrays, strict=True)
-        }
+        arrays = (self.scaling.centre, self.scaling.scale, self.weights)
+        tensors = {name: np.ascontiguousarray(array, np.float32) for name, array in zip(TENSORS, arrays, strict=True)}
         about = {"format": FORMAT, "version": VERSION, "encoder": self.encoder, "encoder_sha256": self.fingerprint}
-        about |= {"strength": repr(self.posterior.strength)}
         about |= {name: json.dumps(value) for name, value in self.about.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, about)
 
     @classmethod
     def load(cls, path: Path) -> Head:
-        """Raises RewardError where the file is no taste, or one of another version."""
+        """Raises RewardError if the file is not a taste, or one of another version."""
         try:
             with safe_open(path, "np") as file:
                 about = dict(file.metadata() or {})
@@ -109,33 +95,22 @@ class Head:
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             raise RewardError(f"{path} cannot be read as a taste ({error}). Fix: {_FIX}") from error
         if about.pop("format", None) != FORMAT:
-            raise RewardError(f"{path} is no taste: its metadata have no format {FORMAT!r}. Fix: {_FIX}")
+            raise RewardError(f"{path} is not a taste: its metadata have no format {FORMAT!r}. Fix: {_FIX}")
         if (version := about.pop("version", None)) != VERSION:
             raise RewardError(f"{path} is a taste of version {version}, and this version reads {VERSION}. Fix: {_FIX}")
-        centre, scale, mean, basis, covariance = cls._checked(path, arrays)
+        for name in TENSORS:
+            if name not in arrays:
+                raise RewardError(f"{path} has no {name!r}, which every taste has. Fix: {_FIX}")
+            array = arrays[name]
+            infinite = name != "scale" and np.isinf(array).any()  # a scale is infinite for what does not vary
+            if array.shape != (arrays["mean"].size,) or np.isnan(array).any() or infinite:
+                raise RewardError(f"{path} has a {name!r} of shape {array.shape} that is damaged. Fix: {_FIX}")
         try:
-            encoder, digest, strength = about.pop("encoder"), about.pop("encoder_sha256"), float(about.pop("strength"))
+            encoder, digest = about.pop("encoder"), about.pop("encoder_sha256")
             more = {name: json_files.parse(value) for name, value in about.items()}
         except (KeyError, ValueError) as error:
             raise RewardError(f"{path} has damaged metadata ({error}). Fix: {_FIX}") from error
-        return cls(Scaling(centre, scale), Posterior(mean, basis, covariance, strength), encoder, digest, more)
-
-    @staticmethod
-    def _checked(path: Path, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        missing = [name for name in TENSORS if name not in arrays]
-        if missing:
-            raise RewardError(f"{path} has no {missing[0]!r}, which every taste has. Fix: {_FIX}")
-        width, rank = arrays["mean"].size, len(np.atleast_1d(arrays["covariance"]))
-        shapes = ((width,), (width,), (width,), (width, rank), (rank, rank))
-        for name, shape in zip(TENSORS, shapes, strict=True):
-            if arrays[name].shape != shape or _damaged(name, arrays[name]):
-                raise RewardError(f"{path} has a {name!r} of shape {arrays[name].shape} that is damaged. Fix: {_FIX}")
-        return [arrays[name] for name in TENSORS]
-
-
-def _damaged(name: str, array: np.ndarray) -> bool:
-    """An infinite scale alone is right: of what does not vary."""
-    return bool(np.isnan(array).any() or (name != "scale" and np.isinf(array).any()))
+        return cls(Scaling(arrays["centre"], arrays["scale"]), arrays["mean"], encoder, digest, more)
 
 
 @functools.cache
@@ -154,11 +129,11 @@ def fingerprint(folder: Path) -> str:
     return _digest(tuple((path, path.stat().st_size, path.stat().st_mtime_ns) for path in files))
 
 
-def read(network, images: Tensor, batch_size: int = 0) -> np.ndarray:
+def read(network, images: torch.Tensor, batch_size: int = 0) -> np.ndarray:
     """Features [B, D] of pictures [B, H, W, 3], as float64; the same ones for rewards that share the encoder."""
     size = batch_size or len(images)
 
-    def compute() -> Tensor:
+    def compute() -> torch.Tensor:
         network.come_back()
         with torch.no_grad():
             return torch.cat([features.of_layers(network, part) for part in images.split(size)])

@@ -72,11 +72,9 @@ class VoteReward(GroupReward):
         apprentice = None if self.server else self.folder.apprentice
         if apprentice is None or not apprentice.ready:
             return None
-        from .learned import TasteReward
+        from ..taste import TasteReward
 
         with apprentice.busy:
-            learned = TasteReward(
-                self.name, apprentice.learner.head(), coefficient=self.coefficient, held_out=self.held_out
-            )
+            learned = TasteReward(self.name, apprentice.head(), coefficient=self.coefficient, held_out=self.held_out)
         learned.rescale, learned.bounds = self.rescale, self.bounds
         return learned

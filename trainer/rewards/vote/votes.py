@@ -23,14 +23,14 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ....host import json_lines
 from ....host.checks import MOMENT, TEXT, TEXTS, check, is_whole, maybe, one_of
 from ....host.text import quoted
-
-if TYPE_CHECKING:
-    import numpy as np
+from .utility import Pair, fit
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,6 @@ PICTURE = re.compile(rf"{FOLDER}/([0-9a-f]{{16}})\.(png|mp4)")
 # Prior on a picture's score in the Bradley-Terry model: with it an order without contradictions has finite scores too.
 PRIOR_STD = 1.0
 FIX = "correct or remove that line"
-
-Pair = tuple[int, int]  # the numbers of the better and the worse picture
 
 
 @dataclass(frozen=True)
@@ -198,35 +196,9 @@ def picture_path(pixels: np.ndarray) -> str:
 def bradley_terry(pairs: Sequence[Pair], count: int, prior_std: float = PRIOR_STD) -> list[float]:
     """Scores s of `count` pictures, most likely by P(i better than j) = σ(s_i - s_j), s ~ N(0, prior_std²): their mean is 0.
 
-    The maximum of Σ log σ(s_i - s_j) - Σ s²/(2 prior_std²), which is concave, by Newton's method with halved steps.
+    Rounded, so that pictures of which the same is said have the same score.
     """
-    import numpy as np
-
-    scores = np.zeros(count)
-    if not pairs:
-        return scores.tolist()
-    better, worse = np.array(pairs).T
-    precision = prior_std**-2
-
-    def objective(scores: np.ndarray) -> float:
-        return float(-np.logaddexp(0, scores[worse] - scores[better]).sum() - precision * (scores @ scores) / 2)
-
-    while True:
-        missed = 1 / (1 + np.exp(scores[better] - scores[worse]))  # the probability of the other answer
-        gradient = -precision * scores
-        np.add.at(gradient, better, missed)
-        np.add.at(gradient, worse, -missed)
-        curvature = precision * np.eye(count)
-        weight = missed * (1 - missed)
-        for rows, columns, sign in ((better, better, 1), (worse, worse, 1), (better, worse, -1), (worse, better, -1)):
-            np.add.at(curvature, (rows, columns), sign * weight)
-        step = np.linalg.solve(curvature, gradient)
-        before = objective(scores)
-        while objective(scores + step) < before and np.abs(step).max() > 1e-12:
-            step /= 2
-        if np.abs(step).max() <= 1e-12 * max(1.0, float(np.abs(scores).max())):
-            return scores.tolist()
-        scores = scores + step
+    return fit(np.eye(count), pairs, prior_std**2).mean.round(12).tolist()
 
 
 def group_scores(votes: Iterable[Vote], prompt: str, pictures: Sequence[str]) -> list[float | None]:

@@ -288,7 +288,7 @@ def test_a_picture_that_is_far_too_large_is_not_learned(tmp_path, monkeypatch, c
     folder, (pixels, _) = VoteFolder(tmp_path / "votes", encoder="shapes-clip"), shapes(2, 0)
     name = folder._kept(pixels, 16.0)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert folder.apprentice.scores([name]) == [None]
+    assert folder.apprentice.opinion_of([name]) is None
     assert "cannot be read" in caplog.text
 
 
@@ -302,16 +302,16 @@ def test_a_corrected_vote_is_learned_anew_and_an_unreadable_picture_is_not_learn
     first = votes.Vote("p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
     wrong = votes.Vote("p", tuple(names[1:]), votes.parse_answer({"kind": "pair", "winner": 0, "loser": 1}, 2))
     folder.apprentice.learn([first, wrong])
-    low, high = folder.apprentice.scores(names[:2])
-    assert low > high and folder.apprentice.learner.votes == 1
+    low, high = folder.apprentice.opinion_of(names[:2]).scores
+    assert low > high and folder.apprentice.votes == 1
     assert names[2] in caplog.text and "cannot be read" in caplog.text
-    assert folder.apprentice.scores(names) == [None] * 3
+    assert folder.apprentice.opinion_of(names) is None
     second = votes.Vote(
         "p", tuple(names[:2]), votes.parse_answer({"kind": "pair", "winner": 1, "loser": 0}, 2), first.id
     )
     folder.apprentice.learn([first, wrong, second])
-    low, high = folder.apprentice.scores(names[:2])
-    assert low < high and folder.apprentice.learner.votes == 1
+    low, high = folder.apprentice.opinion_of(names[:2]).scores
+    assert low < high and folder.apprentice.votes == 1
 
 
 def test_videos_are_kept_as_mp4(folder, ask):

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from comfyui_otca.trainer.networks import RewardError, features
 from comfyui_otca.trainer.rewards.vote import head
 from comfyui_otca.trainer.rewards.vote.head import Head, Scaling
-from comfyui_otca.trainer.rewards.vote.learning import LEAST_VOTES, Accuracy, Learner
+from comfyui_otca.trainer.rewards.vote.learner import LEAST_VOTES, Accuracy, Learner
 
 WIDTH = 8
 
@@ -29,9 +29,9 @@ def groups(count, seed=0, size=6):
 def taught(learner, count=40):
     """Picks of a voter who likes the first feature."""
     for rows in groups(count):
-        question = learner.question_of_features([rows], 3)
-        best = max(question.pictures, key=lambda number: rows[number, 0])
-        learner.add_features(rows, ((best,), tuple(n for n in question.pictures if n != best)))
+        shown = learner.most_telling(rows, 3)
+        best = max(shown, key=lambda number: rows[number, 0])
+        learner.add(rows, [(best, other) for other in shown if other != best])
     return learner
 
 
@@ -54,19 +54,19 @@ def test_it_learns_what_the_voter_likes(learner):
 
 def test_each_vote_is_predicted_before_it_is_learned(learner):
     rows = np.eye(2, WIDTH)
-    learner.add_features(rows, ((0,), (1,)))
+    learner.add(rows, [(0, 1)])
     assert learner.accuracy.votes == 0  # nothing was there to predict it by
-    learner.add_features(rows, ((1,), (0,)))  # the contrary
+    learner.add(rows, [(1, 0)])  # the contrary
     assert learner.accuracy.mean == 0
-    learner.add_features(rows, ((0, 1),))  # alike: no choice
+    learner.add(rows, [])  # alike: no choice
     assert learner.votes == 2
 
 
 def test_it_is_sure_only_after_votes(learner):
     rows = groups(1, seed=2)[0]
-    before = learner.opinion_of_features(rows)
+    before = learner.opinion(rows)
     assert before.scores == [0] * 6 and not before.sure and before.certainty == pytest.approx(0.5)
-    after = taught(learner, 60).opinion_of_features(rows)
+    after = taught(learner, 60).opinion(rows)
     assert after.certainty > 0.75
 
 
@@ -74,11 +74,12 @@ def test_its_certainty_by_hand(learner):
     """Φ(|mean| / deviation) of the difference of two pictures, by the error function."""
     taught(learner, 5)
     rows = groups(1, seed=2)[0][:2]
-    learned = learner.head()
-    difference = learned.scaling(rows)[0] - learned.scaling(rows)[1]
-    covariance = learned.posterior.covariance_of(np.eye(WIDTH))
-    ratio = abs(difference @ learned.posterior.mean) / (difference @ covariance @ difference) ** 0.5
-    assert learner.opinion_of_features(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
+    scaling, utility = learner._fit()
+    difference = scaling(rows)[0] - scaling(rows)[1]
+    covariance = utility.basis @ utility.covariance @ utility.basis.T
+    covariance += utility.strength * (np.eye(WIDTH) - utility.basis @ utility.basis.T)
+    ratio = abs(difference @ learner.head().weights) / (difference @ covariance @ difference) ** 0.5
+    assert learner.opinion(rows).certainty == pytest.approx((1 + math.erf(ratio / 2**0.5)) / 2)
 
 
 def test_it_is_sure_of_pictures_far_apart_and_asks_about_the_others(learner):
@@ -87,15 +88,14 @@ def test_it_is_sure_of_pictures_far_apart_and_asks_about_the_others(learner):
     clear[:, 0] = [-30, -10, 10, 30]
     close = np.zeros((4, WIDTH))
     close[:, 3] = [-1, -0.5, 0.5, 1]
-    assert learner.opinion_of_features(clear).sure and not learner.opinion_of_features(close).sure
-    question = learner.question_of_features([clear, close], 2)
-    assert question.group == 1 and len(question.pictures) == 2
+    assert learner.opinion(clear).sure and not learner.opinion(close).sure
+    assert sorted(learner.most_telling(close, 2)) == [0, 3], "the two of which it knows least"
 
 
 def test_it_is_sure_of_nothing_by_few_votes(learner):
     for _ in range(LEAST_VOTES - 1):
-        learner.add_features(100 * np.eye(2, WIDTH), ((0,), (1,)))
-    assert not learner.opinion_of_features(np.eye(2, WIDTH)).sure
+        learner.add(100 * np.eye(2, WIDTH), [(0, 1)])
+    assert not learner.opinion(np.eye(2, WIDTH)).sure
 
 
 def test_there_is_no_head_before_a_vote(learner):
@@ -133,9 +133,18 @@ def test_a_saved_head_scores_the_same(learner, tmp_path):
     loaded = Head.load(tmp_path / "taste.safetensors")
     rows = np.concatenate(groups(3, seed=3))
     assert loaded.scores(rows) == pytest.approx(learned.scores(rows), abs=1e-4)
-    assert (loaded.encoder, loaded.about) == ("shapes-clip", {"votes": 40, "choices": 40})
-    assert loaded.posterior.covariance_of(rows) == pytest.approx(learned.posterior.covariance_of(rows), abs=1e-2)
+    assert (loaded.encoder, loaded.about) == ("shapes-clip", {"votes": 40, "pairs": 80})
     loaded.check(features.find("shapes-clip"))
+
+
+def test_a_head_of_an_earlier_version_scores_as_then(learner, tmp_path):
+    """Its file had a covariance too, which no score needs."""
+    rows, path = groups(1)[0], tmp_path / "taste.safetensors"
+    tensors = {"centre": torch.ones(WIDTH), "scale": torch.full((WIDTH,), 2.0), "mean": torch.arange(WIDTH * 1.0)}
+    more = {"basis": torch.eye(WIDTH)[:, :2].contiguous(), "covariance": torch.eye(2)}
+    about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y", "strength": "1.0"}
+    save_file({**tensors, **more}, path, about)
+    assert Head.load(path).scores(rows) == pytest.approx((rows - 1) / 2 @ np.arange(WIDTH))
 
 
 def test_another_encoder_is_refused_by_name(learner, tiny):
@@ -150,16 +159,16 @@ def test_damaged_files_are_refused(learner, tmp_path):
     path = tmp_path / "taste.safetensors"
     taught(learner, 3).head().save(path)
     tensors = load_file(path)
-    about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y", "strength": "1.0"}
+    about = {"format": "otca-taste", "version": "1", "encoder": "x", "encoder_sha256": "y"}
     for wrong, metadata, says in (
         ({}, {}, "its metadata have no format"),
         ({}, {**about, "version": "2"}, "of version 2, and this version reads 1"),
         ({"mean": torch.full_like(tensors["mean"], torch.nan)}, about, r"'mean' of shape \(8,\) that is damaged"),
-        ({"basis": tensors["basis"][:-1].clone()}, about, "'basis' of shape .* that is damaged"),
+        ({"scale": tensors["scale"][:-1].clone()}, about, "'scale' of shape .* that is damaged"),
         ({"mean": torch.full_like(tensors["mean"], torch.inf)}, about, "'mean' of shape .* that is damaged"),
         ({"mean": torch.tensor(1.0)}, about, "that is damaged"),
         ({"mean": tensors["mean"].bfloat16()}, about, "cannot be read as a taste"),
-        ({}, {**about, "strength": "strong"}, "damaged metadata"),
+        ({}, {**about, "votes": "many"}, "damaged metadata"),
         ({}, {**about, "votes": "[" * 200000}, "damaged metadata"),
     ):
         save_file({**tensors, **wrong}, path, metadata)

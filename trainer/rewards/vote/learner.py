@@ -1,0 +1,235 @@
+"""A taste that is learned while somebody votes: it predicts each vote before it learns it, and says what to ask next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from ...networks import features
+from ...pictures import media
+from . import head
+from .head import Head, Scaling
+from .utility import Pair, Utility, fit, most_telling
+from .votes import Vote, standing
+
+logger = logging.getLogger(__name__)
+
+SURE = (
+    0.85  # mean probability that the order of two of a group's pictures is right; above it the group is not asked about
+)
+LEAST_VOTES = 5  # before which the learner is sure of nothing, whatever it computes
+SHOWN = 4  # pictures to one pick: about half the clicks that pairs take (bench/REWARDS.md, My Taste)
+_TWO_SIGMA = 1.96
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How often votes were predicted before they were learned, with Wilson's 95 % interval over votes; NaN without votes."""
+
+    mean: float
+    low: float
+    high: float
+    votes: int
+
+    @classmethod
+    def of(cls, right: Sequence[float]) -> Accuracy:
+        count = len(right)
+        if not count:
+            return cls(np.nan, np.nan, np.nan, 0)
+        mean, z2 = float(np.mean(right)), _TWO_SIGMA**2
+        middle = (mean + z2 / (2 * count)) / (1 + z2 / count)
+        half = _TWO_SIGMA / (1 + z2 / count) * (mean * (1 - mean) / count + z2 / (4 * count**2)) ** 0.5
+        return cls(mean, middle - half, middle + half, count)
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the learner thinks of one group of n pictures.
+
+    Attributes:
+        scores: [n], the mean of each picture's utility: log-odds, comparable within the group.
+        certainty: mean over pairs of the probability that the order by `scores` is right.
+        sure: whether the group can be scored without a question: `certainty` is at least SURE, after LEAST_VOTES votes.
+    """
+
+    scores: list[float]
+    certainty: float
+    sure: bool
+
+
+class Learner:
+    """Learns what somebody likes from votes, by a linear head on a frozen encoder.
+
+    How it is used:
+
+        rows = head.read(learner.network, images)      # features [n, D] of pictures [n, H, W, 3]
+        learner.add(rows, vote.pairs)                  # every vote there is, and every new one
+        opinion = learner.opinion(rows)                # of a group: if it is sure, take its scores and ask nothing
+        numbers = learner.most_telling(rows, 4)        # else show these, and ask for the best; 2: a pair
+        learner.accuracy                               # for the panel: mean, low, high, votes
+
+    Skipped and "all alike" votes have no pairs, and are not added. The head is fitted when it is next asked after an `add`.
+
+    Args:
+        encoder: a folder, the name of one, or a hub id in the local cache; see `features.find`.
+        device: auto, or a torch device.
+
+    Raises:
+        FileNotFoundError: there is no such encoder.
+        RewardError: its weights cannot be read.
+    """
+
+    def __init__(self, encoder: str = "shapes-clip", device: str = "auto"):
+        self.folder: Path = features.find(encoder)
+        self.encoder = encoder
+        self.network = features.load(encoder, device)
+        self.forget()
+
+    def forget(self) -> None:
+        self._seen: list[np.ndarray] = []  # features of the pictures of every vote
+        self._pairs: list[Pair] = []
+        self._right: list[float] = []
+        self._fitted: tuple[Scaling, Utility] | None = None
+
+    def add(self, rows: np.ndarray, pairs: Sequence[Pair]) -> None:
+        """Learns one vote on pictures [n, D]: the numbers of the better and the worse one of each pair, as `Answer.pairs`."""
+        if not pairs:
+            return
+        if self._pairs:
+            scores = self.head().scores(rows)
+            self._right.append(float(np.mean([scores[better] > scores[worse] for better, worse in pairs])))
+        first = sum(map(len, self._seen))
+        self._seen.append(rows)
+        self._pairs += [(first + better, first + worse) for better, worse in pairs]
+        self._fitted = None
+
+    @property
+    def votes(self) -> int:
+        return len(self._seen)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Of each vote the share of its pairs that was predicted before it was learned. The first vote has no prediction."""
+        return Accuracy.of(self._right)
+
+    def head(self) -> Head:
+        """What is learned so far, as `otca taste fit` would save it.
+
+        Raises:
+            ValueError: no vote was added.
+        """
+        if not self._seen:
+            raise ValueError("nothing is learned before the first vote. Fix: vote, then ask")
+        scaling, utility = self._fit()
+        about = {"votes": self.votes, "pairs": len(self._pairs)}
+        return Head(scaling, utility.mean, self.encoder, head.fingerprint(self.folder), about)
+
+    def opinion(self, rows: np.ndarray) -> Opinion:
+        """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
+        rows, utility = self._prepared(rows)
+        mean, deviation = utility.differences(rows)
+        # P(f > 0) of f ~ N(mean, deviation²); 0.5 if it is surely 0.
+        known = torch.special.ndtr(torch.from_numpy(mean / np.maximum(deviation, 1e-12))).numpy()
+        pairs = np.triu_indices(len(rows), 1)
+        certainty = float(np.maximum(known, 1 - known)[pairs].mean()) if len(rows) > 1 else 1.0
+        sure = certainty >= SURE and self.votes >= LEAST_VOTES
+        return Opinion((rows @ utility.mean).tolist(), certainty, sure)
+
+    def most_telling(self, rows: np.ndarray, size: int = SHOWN) -> tuple[int, ...]:
+        """The numbers of the pictures, at most `size`, of a group [n, D] whose pick tells most about the taste."""
+        rows, utility = self._prepared(rows)
+        return most_telling(*utility.differences(rows), size)
+
+    def _fit(self) -> tuple[Scaling, Utility]:
+        if self._fitted is None:
+            scaling = Scaling.of(self._seen)
+            self._fitted = scaling, fit(scaling(np.concatenate(self._seen)), self._pairs)
+        return self._fitted
+
+    def _prepared(self, rows: np.ndarray) -> tuple[np.ndarray, Utility]:
+        """The features as the head reads them, and what is known of their utility."""
+        if not self._seen:
+            return Scaling.of([rows])(rows), Utility.before(rows.shape[1])
+        scaling, utility = self._fit()
+        return scaling(rows), utility
+
+
+class Apprentice(Learner):
+    """A learner of the votes in a folder, asked by the names of their pictures. It sees the middle frame of a video.
+
+    Args:
+        pictures: the folder.
+        encoder, device: see `Learner`.
+    """
+
+    def __init__(self, pictures: Path, encoder: str, device: str = "auto"):
+        super().__init__(encoder, device)
+        self.pictures = pictures
+        self.busy = threading.Lock()  # held by each caller that asks it anything
+        self._rows: dict[str, np.ndarray | None] = {}  # features of each picture; None if it cannot be read
+        self._learned: list[str] = []  # ids of votes
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has learned enough votes to be sure of anything."""
+        return self.votes >= LEAST_VOTES
+
+    def learn(self, votes: Sequence[Vote]) -> None:
+        """Learns those of the standing votes that it does not know; all again if one that it knows was corrected."""
+        said = [vote for vote in standing(votes) if vote.pairs]
+        if not set(self._learned) <= {vote.id for vote in said}:
+            self.forget()
+            self._learned = []
+        for vote in said:
+            if vote.id in self._learned:
+                continue
+            rows = self.features_of(vote.pictures)
+            if rows is not None:
+                self.add(rows, vote.pairs)
+            self._learned.append(vote.id)
+
+    def opinion_of(self, pictures: Sequence[str]) -> Opinion | None:
+        """What it thinks of one group; None if one of its pictures cannot be read."""
+        rows = self.features_of(pictures)
+        return None if rows is None else self.opinion(rows)
+
+    def is_sure(self, pictures: Sequence[str]) -> bool:
+        opinion = self.opinion_of(pictures)
+        return opinion is not None and opinion.sure
+
+    def shown_of(self, pictures: Sequence[str]) -> tuple[str, ...]:
+        """The pictures of a group that are shown: once enough is learned the few whose pick tells most, else all."""
+        rows = self.features_of(pictures) if self.ready else None
+        return tuple(pictures) if rows is None else tuple(pictures[number] for number in self.most_telling(rows))
+
+    def report(self, sure: int, groups: int) -> str:
+        """Its accuracy so far, for the panel, and of how many of the groups at hand it is sure."""
+        seen = self.accuracy
+        if not seen.votes:
+            return ""
+        interval = f"95 % interval {seen.low:.0%} to {seen.high:.0%}"
+        foretold = f"Learned from {self.votes} votes: {seen.mean:.0%} of them foretold ({interval})"
+        return f"{foretold}, and sure of {sure} of {groups} groups here."
+
+    def features_of(self, pictures: Sequence[str]) -> np.ndarray | None:
+        for picture in pictures:
+            if picture not in self._rows:
+                self._rows[picture] = self._read(picture)
+        rows = [row for picture in pictures if (row := self._rows[picture]) is not None]
+        return np.stack(rows) if len(rows) == len(pictures) else None
+
+    def _read(self, picture: str) -> np.ndarray | None:
+        try:
+            pixels = media.read(self.pictures / picture)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            logger.warning("%s cannot be read (%s): nothing is learned of votes on it", self.pictures / picture, error)
+            return None
+        frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels
+        return head.read(self.network, torch.from_numpy(frame.copy())[None].float() / 255)[0]
