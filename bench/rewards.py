@@ -73,9 +73,8 @@ from comfyui_otca.trainer.rewards import aesthetic, hps, image_reward, reward_cl
 from comfyui_otca.trainer.rewards.base import GroupReward, Reward, score, score_stack
 from comfyui_otca.trainer.rewards.judge import VLMJudge, number_instruction
 from comfyui_otca.trainer.rewards.shapes import accuracy
-from comfyui_otca.trainer.rewards.taste import TasteReward
+from comfyui_otca.trainer.rewards.taste import Head, TasteReward, read_features
 from comfyui_otca.trainer.rewards.text import likeness
-from comfyui_otca.trainer.rewards.vote import head
 from comfyui_otca.trainer.rewards.vote.learner import Learner
 from comfyui_otca.trainer.rewards.vote.votes import Answer, bradley_terry
 from comfyui_otca.trainer.run.loop import only
@@ -631,7 +630,7 @@ def sampled(file: str, count: int, seed: int) -> tuple[list[torch.Tensor], list[
     prompts = [Prompts((lines[number],), (number,)) for number in chosen]
     groups = [rollout.sample(model, each, SETTINGS, group_size=GROUP, seed=seed).images for each in prompts]
     network = Learner().network
-    return groups, [head.read(network, group) for group in groups]
+    return groups, [read_features(network, group) for group in groups]
 
 
 def click(utilities: np.ndarray, shown: Sequence[int], random: np.random.Generator) -> Answer:
@@ -664,7 +663,7 @@ def curve(rows, unseen, voter, learns: bool, shown: int, seed: int) -> list[tupl
     ]
 
 
-def pair_accuracy(learned: head.Head, rows: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> tuple[float, float]:
+def pair_accuracy(learned: Head, rows: Sequence[np.ndarray], true: Sequence[np.ndarray]) -> tuple[float, float]:
     scores = [learned.scores(group) for group in rows]
 
     def share(ours: np.ndarray, theirs: np.ndarray) -> float:

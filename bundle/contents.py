@@ -246,7 +246,7 @@ class _Collector:
 
     def _copy_taste(self, node_id: str, value: str, path: Path | None) -> str:
         from ..trainer.networks import features
-        from ..trainer.rewards.vote.head import Head
+        from ..trainer.rewards.taste import Head
 
         if path is None:
             raise FileNotFoundError(f"{value} was not found")

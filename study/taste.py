@@ -15,8 +15,8 @@ from ..host import json_lines
 from ..host.text import quoted
 from ..trainer.networks import features
 from ..trainer.pictures.media import PICTURES, VIDEOS, read
-from ..trainer.rewards.vote import head, votes
-from ..trainer.rewards.vote.head import Head, Scaling
+from ..trainer.rewards.taste import Head, Scaling, fingerprint, read_features
+from ..trainer.rewards.vote import votes
 from ..trainer.rewards.vote.utility import Utility, fit, preferred
 from .statistics import Interval, bootstrap
 
@@ -152,7 +152,7 @@ def fit_taste(comparisons: Sequence[Comparison], encoder: str, device: str = "au
     about = {"votes": len(comparisons), "pictures": len(files), "pairs": sum(len(c.pairs()) for c in comparisons)}
     tested = held_out(comparisons, rows)
     about |= tested.about() if tested else {}
-    return Head(scaling, utility.mean, folder.name, head.fingerprint(folder), about)
+    return Head(scaling, utility.mean, folder.name, fingerprint(folder), about)
 
 
 def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
@@ -161,7 +161,7 @@ def _features(network, files: Sequence[Path], batch_size: int) -> np.ndarray:
 
     def flush() -> None:
         images = torch.from_numpy(np.stack(waiting)).float() / 255
-        rows.append(head.read(network, images))
+        rows.append(read_features(network, images))
         waiting.clear()
 
     for file in files:

@@ -10,8 +10,7 @@ import torch
 
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.trainer.networks import RewardError
-from comfyui_otca.trainer.rewards.taste import MyTaste
-from comfyui_otca.trainer.rewards.vote.head import read
+from comfyui_otca.trainer.rewards.taste import MyTaste, read_features
 from comfyui_otca.trainer.rewards.vote.learner import Learner
 
 
@@ -23,7 +22,7 @@ def taste(tmp_path_factory):
     learner = Learner("shapes-clip", "cpu")
     for first in range(0, 30, 3):
         order = red[first : first + 3].argsort(descending=True).tolist()
-        rows = read(learner.network, colours[first : first + 3])
+        rows = read_features(learner.network, colours[first : first + 3])
         learner.add(rows, [*itertools.combinations(order, 2)])
     path = tmp_path_factory.mktemp("taste") / "red.safetensors"
     learner.head().save(path)

@@ -14,8 +14,7 @@ from PIL import Image
 
 from ...networks import features
 from ...pictures import media
-from . import head
-from .head import Head, Scaling
+from ..taste import Head, Scaling, fingerprint, read_features
 from .utility import Pair, Utility, fit, most_telling
 from .votes import Vote, standing
 
@@ -69,7 +68,7 @@ class Learner:
 
     How it is used:
 
-        rows = head.read(learner.network, images)      # features [n, D] of pictures [n, H, W, 3]
+        rows = read_features(learner.network, images)      # features [n, D] of pictures [n, H, W, 3]
         learner.add(rows, vote.pairs)                  # every vote there is, and every new one
         opinion = learner.opinion(rows)                # of a group: if it is sure, take its scores and ask nothing
         numbers = learner.most_telling(rows, 4)        # else show these, and ask for the best; 2: a pair
@@ -129,7 +128,7 @@ class Learner:
             raise ValueError("nothing is learned before the first vote. Fix: vote, then ask")
         scaling, utility = self._fit()
         about = {"votes": self.votes, "pairs": len(self._pairs)}
-        return Head(scaling, utility.mean, self.encoder, head.fingerprint(self.folder), about)
+        return Head(scaling, utility.mean, self.encoder, fingerprint(self.folder), about)
 
     def opinion(self, rows: np.ndarray) -> Opinion:
         """What it thinks of one group's pictures [n, D]. Before the first vote: nothing, all scores 0."""
@@ -232,4 +231,4 @@ class Apprentice(Learner):
             logger.warning("%s cannot be read (%s): nothing is learned of votes on it", self.pictures / picture, error)
             return None
         frame = pixels[len(pixels) // 2] if pixels.ndim == 4 else pixels
-        return head.read(self.network, torch.from_numpy(frame.copy())[None].float() / 255)[0]
+        return read_features(self.network, torch.from_numpy(frame.copy())[None].float() / 255)[0]

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from comfyui_otca.trainer.networks import RewardError, features
-from comfyui_otca.trainer.rewards.vote import head
-from comfyui_otca.trainer.rewards.vote.head import Head, Scaling
+from comfyui_otca.trainer.rewards.taste import Head, Scaling, read_features
 from comfyui_otca.trainer.rewards.vote.learner import LEAST_VOTES, Accuracy, Learner
 
 WIDTH = 8
@@ -111,8 +110,8 @@ def test_pictures_are_read_by_their_encoder(learner, images):
     with torch.no_grad():
         output = learner.network.model.vision_model(**pixels, output_hidden_states=True)
     expected = torch.cat([*(output.hidden_states[number].mean(1) for number in (1, 2, 3)), output.pooler_output], 1)
-    assert head.read(learner.network, images) == pytest.approx(expected.double().numpy(), abs=1e-5)
-    alone = np.concatenate([head.read(learner.network, images[row : row + 1]) for row in range(3)])
+    assert read_features(learner.network, images) == pytest.approx(expected.double().numpy(), abs=1e-5)
+    alone = np.concatenate([read_features(learner.network, images[row : row + 1]) for row in range(3)])
     assert alone == pytest.approx(expected.double().numpy(), abs=1e-4)
 
 
