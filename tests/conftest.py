@@ -14,6 +14,7 @@ import types
 from dataclasses import replace
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -113,6 +114,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if (config.getoption("--device") or "").startswith(pretend.NAME):
         pretend.register()
+    if config.getoption("--everything"):  # ten times as many made-up cases, where a test does not say how many
+        hypothesis.settings.register_profile("everything", max_examples=1000)
+        hypothesis.settings.load_profile("everything")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from comfyui_otca.nodes import NODE_CLASS_MAPPINGS
 from comfyui_otca.tests.documents import CHECKS, HELP, ROOT, Page, slugs, subcommands
 from comfyui_otca.trainer.rewards import REWARDS
@@ -26,10 +24,8 @@ def named(path):
 # --- what pages claim ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("path", PAGES, ids=named)
-def test_what_a_page_says_holds(path, check):
-    assert not list(check(Page.read(path)))
+def test_what_pages_say_holds():
+    assert not [f"{named(path)}: {line}" for path in PAGES for check in CHECKS for line in check(Page.read(path))]
 
 
 # A text, and what has to be said against it by the check of that name; without it, nothing by any.
@@ -78,10 +74,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("check", "text", "complaint"), WRONG, ids=range(len(WRONG)))
-def test_a_wrong_page_is_seen_to_be_wrong(check, text, complaint):
-    said = list({other.__name__: other for other in CHECKS}[check](Page(ROOT / "docs" / "made_up.md", text)))
-    assert [complaint in line for line in said] == [True]
+def test_a_wrong_page_is_seen_to_be_wrong():
+    checks = {check.__name__: check for check in CHECKS}
+    for check, text, complaint in WRONG:
+        said = list(checks[check](Page(ROOT / "docs" / "made_up.md", text)))
+        assert [complaint in line for line in said] == [True], (text, said)
 
 
 RIGHT = """# Made up
@@ -124,11 +121,11 @@ def test_the_readme_leads_to_every_guide():
     assert not [path.name for path in GUIDES if f"](docs/{path.name})" not in text]
 
 
-@pytest.mark.parametrize("path", GUIDES, ids=named)
-def test_a_guide_begins_with_its_use_and_ends_with_a_way_on(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.split("\n\n")[1].startswith("You ")
-    assert re.findall(r"^## (.+)$", text, re.M)[-1] == "Where to go next"
+def test_a_guide_begins_with_its_use_and_ends_with_a_way_on():
+    for path in GUIDES:
+        text = path.read_text(encoding="utf-8")
+        assert text.split("\n\n")[1].startswith("You "), path
+        assert re.findall(r"^## (.+)$", text, re.M)[-1] == "Where to go next", path
 
 
 def test_every_node_stands_in_the_list_of_nodes():
@@ -188,27 +185,21 @@ def pictures(text):
     return re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text)
 
 
-@pytest.mark.parametrize("node", NODE_CLASS_MAPPINGS)
-def test_a_page_has_its_nodes_title_and_all_sections(node):
-    text = page(node)
-    assert text.startswith(f"# {NODE_CLASS_MAPPINGS[node].TITLE}\n")
-    assert re.findall(r"^## (.*)", text, re.M) == SECTIONS
+def test_a_help_page_has_its_title_all_sections_and_every_input_and_output():
+    for name, node in NODE_CLASS_MAPPINGS.items():
+        text, declared = page(name), node.INPUT_TYPES()
+        assert text.startswith(f"# {node.TITLE}\n"), name
+        assert re.findall(r"^## (.*)", text, re.M) == SECTIONS, name
+        assert table(text, "Inputs") == [*declared["required"], *declared.get("optional", {})], name
+        assert table(text, "Outputs") == list(getattr(node, "RETURN_NAMES", ())), name
 
 
-@pytest.mark.parametrize("node", NODE_CLASS_MAPPINGS)
-def test_a_page_names_every_input_and_output_and_no_other(node):
-    declared = NODE_CLASS_MAPPINGS[node].INPUT_TYPES()
-    assert table(page(node), "Inputs") == [*declared["required"], *declared.get("optional", {})]
-    assert table(page(node), "Outputs") == list(getattr(NODE_CLASS_MAPPINGS[node], "RETURN_NAMES", ()))
-
-
-@pytest.mark.parametrize("node", NODE_CLASS_MAPPINGS)
-def test_pictures_are_there_described_and_small(node):
-    for description, path in pictures(page(node)):
-        assert description
-        # The panel puts the pack's own address before a relative path, and before nothing else.
-        assert path.startswith("pictures/") and (HELP / path).is_file()
-        assert (HELP / path).stat().st_size <= MOST_BYTES
+def test_pictures_are_there_described_and_small():
+    for node in NODE_CLASS_MAPPINGS:
+        for description, path in pictures(page(node)):
+            # The panel puts the pack's own address before a relative path, and before nothing else.
+            assert description and path.startswith("pictures/") and (HELP / path).is_file(), (node, path)
+            assert (HELP / path).stat().st_size <= MOST_BYTES, (node, path)
 
 
 def test_there_is_no_page_of_an_unknown_node():

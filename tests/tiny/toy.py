@@ -101,9 +101,9 @@ class ToyModel(FlowModel):
         return f"transformer.{name}"
 
 
-def load(path, *, training="lora", lora_rank=16, lora_alpha=16.0, lora_targets="", seed=0, files=None, **options):
+def load(path, *, training="lora", lora_rank=16, lora_alpha=16.0, lora_targets="", seed=0, **options):
     """As `load_flow_model`, of a folder that must be one that it takes."""
-    check_model_folder(Path(path), files or {})
+    check_model_folder(Path(path))
     model = ToyModel(Path(path))
     if training == "lora":
         model.policy.add_adapter(Adapter(lora_rank, lora_alpha, lora_targets, seed))
