@@ -3,9 +3,6 @@
 Nothing here imports torch at import time: ComfyUI and `otca nodes` read this table in milliseconds.
 """
 
-import functools
-from collections.abc import Callable
-
 from . import credit, data, fusion, guidance, model, native, run, sampling, training
 from .rewards import external, images, stack, videos
 
@@ -34,20 +31,5 @@ _NODES = [
 ]
 
 
-def _called(node: type) -> type:
-    """The class itself, whose INPUT_TYPES tells from now on what each input is called."""
-    declared: Callable[[], dict[str, dict]] = node.INPUT_TYPES  # pyright: ignore[reportAttributeAccessIssue]
-
-    @functools.wraps(declared)
-    def input_types(_cls) -> dict[str, dict]:
-        return {
-            section: table if section == "hidden" else {name: given.named(name) for name, given in table.items()}
-            for section, table in declared().items()
-        }
-
-    node.INPUT_TYPES = classmethod(input_types)  # pyright: ignore[reportAttributeAccessIssue]
-    return node
-
-
-NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": _called(node) for node in _NODES}
+NODE_CLASS_MAPPINGS = {f"OTCA_{node.__name__}": node for node in _NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {f"OTCA_{node.__name__}": node.TITLE for node in _NODES}

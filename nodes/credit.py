@@ -3,12 +3,12 @@
 from ..canvas import payloads, results
 from ..host import devices, search
 from ..trainer.types import FLOORS, NORMALIZATIONS, PROXIES
-from .inputs import DEVICE, choice, complaint, dtype, integer, miswired, number, seed, socket, text
+from .inputs import DEVICE, Node, choice, complaint, dtype, integer, miswired, number, seed, socket, text
 
 CREDIT = ("credit", "credit assignment", "step weights", "timestep weights", "heatmap")
 
 
-class _Credit:
+class _Credit(Node):
     """A credit node: its method is a function of trainer/credit/steps.py."""
 
     CATEGORY = "OTCA/credit"
@@ -19,10 +19,8 @@ class _Credit:
     RESCALES_RATIO = False  # whether the credit holds factors of the log-ratio, of which there can be one set
     NEEDS_NOISE = False  # whether it asks how much noise the steps add
     OUTPUT_NODE = True  # its heatmap is worth a run of its own, with nothing connected below
-
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"trajectories": socket("OTCA_TRAJECTORIES")}, "hidden": {"node_id": "UNIQUE_ID"}}
+    REQUIRED = {"trajectories": socket("OTCA_TRAJECTORIES")}
+    HIDDEN = {"node_id": "UNIQUE_ID"}
 
     def _weighed(self, trajectories, node_id, method, *options):
         """The credit, with the seconds it took, and its heatmap."""
@@ -57,41 +55,32 @@ class TCDWeights(_Credit):
     def asks_rewards_again(cls, proxy="latents", **_):
         return proxy == "measured_gain"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
-                    "Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
-                ),
-                "floor": choice(FLOORS, label="how it is applied").tip(
-                    "How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
-                    "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1."
-                ),
-                "normalize": choice(NORMALIZATIONS, label="scale of weights", advanced=True).tip(
-                    "mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8)."
-                ),
-            },
-            "optional": {
-                "proxy": choice(PROXIES, label="measure of progress").tip(
-                    "What measures a step's progress. latents: the latent, as published, without a model call. "
-                    "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
-                    "picture. measured_gain: the rewards of the predicted picture, the upper bound."
-                ),
-                "model": socket("OTCA_MODEL").tip(
-                    "The model that sampled. Every measure of progress but latents needs it."
-                ),
-                "scores": socket("OTCA_SCORES").tip(
-                    "Scores of these trajectories. The measure measured_gain needs them."
-                ),
-                "features": text("shapes-clip", suggest="encoders", label="image encoder").tip(
-                    "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
-                    "of one, or a hub id in the local cache."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
+            "Smallest weight of a step. 1: plain GRPO (not with clamp). 0: TCD alone."
+        ),
+        "floor": choice(FLOORS, label="how it is applied").tip(
+            "How the smallest weight is applied. affine: TCD is mixed with equal weights. waterfill: only smaller "
+            "weights are raised, and the mean stays 1. clamp: they are raised, and the mean may exceed 1."
+        ),
+        "normalize": choice(NORMALIZATIONS, label="scale of weights", advanced=True).tip(
+            "mean: the weights average 1. sum: they add up to 1, without a smallest weight (Eq. 8)."
+        ),
+    }
+    OPTIONAL = {
+        "proxy": choice(PROXIES, label="measure of progress").tip(
+            "What measures a step's progress. latents: the latent, as published, without a model call. "
+            "prediction: the latent that the model predicts. image_features: an encoder's features of the predicted "
+            "picture. measured_gain: the rewards of the predicted picture, the upper bound."
+        ),
+        "model": socket("OTCA_MODEL").tip("The model that sampled. Every measure of progress but latents needs it."),
+        "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. The measure measured_gain needs them."),
+        "features": text("shapes-clip", suggest="encoders", label="image encoder").tip(
+            "The encoder of image_features: a folder of a CLIP or DINOv2 model in transformers layout, the name "
+            "of one, or a hub id in the local cache."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types, proxy="latents", features="shapes-clip"):
@@ -137,18 +126,13 @@ class UniformWeights(_Credit):
     DESCRIPTION = "Every trained step has the same weight (DanceGRPO, Flow-GRPO)."
     SEARCH_ALIASES = [*CREDIT, "uniform", "grpo", "flow-grpo", "dancegrpo", "plain grpo"]
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(
-                    "Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6)."
-                ),
-                "seed": seed(advances=True).tip("Seed of that choice. It advances by one with every iteration."),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "timestep_fraction": number(1, 0.05, 1, step=0.05, label="share of steps").tip(
+            "Share of its steps that each sample trains, drawn at random (DanceGRPO: 0.6)."
+        ),
+        "seed": seed(advances=True).tip("Seed of that choice. It advances by one with every iteration."),
+    }
 
     @devices.outside_inference
     def weigh(self, trajectories, timestep_fraction, seed, node_id=""):
@@ -214,28 +198,19 @@ class LearnedCredit(_Credit):
     def asks_rewards_again(cls, **_):
         return True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "scores": socket("OTCA_SCORES").tip(
-                    "Scores of these trajectories. Their trained rewards are asked again."
-                ),
-                "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
-                "measure_every": integer(10, 1, 10**6).tip(
-                    "Updates between two measurements. Each predicts and scores a picture for every step."
-                ),
-                "groups": integer(2, 0, 4096).tip("Number of prompts whose samples are measured. 0: all."),
-                "decay": number(0.8, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
-                    "Decay of the averages over the measurements. 0: the last one."
-                ),
-                "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip(
-                    "Smallest weight of a step. 1: plain GRPO."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. Their trained rewards are asked again."),
+        "model": socket("OTCA_MODEL").tip("The model that sampled. It keeps what has been measured."),
+        "measure_every": integer(10, 1, 10**6).tip(
+            "Updates between two measurements. Each predicts and scores a picture for every step."
+        ),
+        "groups": integer(2, 0, 4096).tip("Number of prompts whose samples are measured. 0: all."),
+        "decay": number(0.8, 0, 0.999, step=0.01, fine=True, label="averaging decay").tip(
+            "Decay of the averages over the measurements. 0: the last one."
+        ),
+        "w_min": number(0.5, 0, 1, step=0.05, label="smallest weight").tip("Smallest weight of a step. 1: plain GRPO."),
+    }
 
     @devices.outside_inference
     def weigh(self, trajectories, scores, model, node_id="", **how):
@@ -249,16 +224,11 @@ class CombineCredit(_Credit):
     DESCRIPTION = "Two credits at once: their weights are multiplied, and scaled to mean 1 again."
     SEARCH_ALIASES = [*CREDIT, "multiply weights"]
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit_1": socket("OTCA_CREDIT").tip("The first credit. MOCA Fuse takes the movement from this one."),
-                "credit_2": socket("OTCA_CREDIT").tip("Second credit, of the same trajectories."),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "credit_1": socket("OTCA_CREDIT").tip("The first credit. MOCA Fuse takes the movement from this one."),
+        "credit_2": socket("OTCA_CREDIT").tip("Second credit, of the same trajectories."),
+    }
 
     @devices.outside_inference
     def weigh(self, trajectories, credit_1, credit_2, node_id=""):
@@ -276,30 +246,25 @@ class SpatialCredit(_Credit):
     OUTPUT_LABELS = {"places": "regions"}
     OUTPUT_TOOLTIPS = (*_Credit.OUTPUT_TOOLTIPS, "The pictures, bright in the regions where the credit goes.")
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "credit": socket("OTCA_CREDIT").tip("The weights of the steps, which stay as they are."),
-                "model": text("shapes-clip", suggest="encoders").tip(
-                    "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
-                    "facebook/dinov2-base."
-                ),
-                "components": integer(3, 1, 64, label="principal components").tip(
-                    "Number of principal components that are added up (K)."
-                ),
-                "smoothing": number(1, 0, 16, step=0.1).tip("Radius of the map's smoothing, in patches. 0: none."),
-                "floor": number(0, 0, 1, step=0.05, label="smallest share").tip(
-                    "Share of its credit that every position keeps. 1: the map has no effect."
-                ),
-            },
-            "optional": {
-                "device": DEVICE,
-                "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "credit": socket("OTCA_CREDIT").tip("The weights of the steps, which stay as they are."),
+        "model": text("shapes-clip", suggest="encoders").tip(
+            "A vision transformer: a folder, the name of one, or a hub id in the local cache, such as "
+            "facebook/dinov2-base."
+        ),
+        "components": integer(3, 1, 64, label="principal components").tip(
+            "Number of principal components that are added up (K)."
+        ),
+        "smoothing": number(1, 0, 16, step=0.1).tip("Radius of the map's smoothing, in patches. 0: none."),
+        "floor": number(0, 0, 1, step=0.05, label="smallest share").tip(
+            "Share of its credit that every position keeps. 1: the map has no effect."
+        ),
+    }
+    OPTIONAL = {
+        "device": DEVICE,
+        "dtype": dtype(advanced=True).tip("Precision of the vision model. auto: float32."),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):

@@ -2,13 +2,13 @@
 
 from ..host import comfyui, devices, stopping
 from ..trainer.types import SamplerSettings
-from .inputs import complaint, counter, integer, lines, seed, socket, switch, text
+from .inputs import Node, complaint, counter, integer, lines, seed, socket, switch, text
 from .rewards.stack import reward_sockets
 from .sampling import BATCH_SIZE, GUIDANCE, GUIDANCE_2, NEGATIVE_PROMPT, SHIFT, as_images, belongs, sampled_again
 from .training import TRAIN
 
 
-class PromptDataset:
+class PromptDataset(Node):
     TITLE = "Prompt Dataset"
     CATEGORY = "OTCA/data"
     DESCRIPTION = (
@@ -20,29 +20,23 @@ class PromptDataset:
     OUTPUT_TOOLTIPS = ("The prompts of this iteration, one group each.",)
     FUNCTION = "take"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "prompts": lines(label="prompts, if no file", hint="Prompts, one a line, if no file is named").tip(
-                    "The prompts, one a line. Used when no file is named."
-                ),
-                "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
-                "index": counter().tip(
-                    "Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
-                ),
-                "shuffle": switch(True, advanced=True).tip(
-                    "Puts the prompts into a new order in every pass over them."
-                ),
-                "seed": seed(advanced=True).tip("Seed of the shuffling."),
-            },
-            "optional": {
-                "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
-                    "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
-                    "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box."
-                ),
-            },
-        }
+    REQUIRED = {
+        "prompts": lines(label="prompts, if no file", hint="Prompts, one a line, if no file is named").tip(
+            "The prompts, one a line. Used when no file is named."
+        ),
+        "prompts_per_iteration": integer(4, 1, 4096).tip("Prompts in one iteration; each makes one group."),
+        "index": counter().tip(
+            "Selects the prompts. Advances by one with every iteration (canvas: set it to increment)."
+        ),
+        "shuffle": switch(True, advanced=True).tip("Puts the prompts into a new order in every pass over them."),
+        "seed": seed(advanced=True).tip("Seed of the shuffling."),
+    }
+    OPTIONAL = {
+        "file": text(suggest="prompt_files", hint="prompts.txt, in the input folder").tip(
+            "A .txt file with one prompt a line, or a .jsonl file whose objects have a `prompt`, and for image to "
+            "video an `image`, in ComfyUI's input folder or one that you allow. Used instead of the text box."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, prompts, file=""):
@@ -75,7 +69,7 @@ class PromptDataset:
 _FITTED = "of the pictures, in pixels. Each is scaled until it covers width x height, and cropped about its centre."
 
 
-class PreferencePairs:
+class PreferencePairs(Node):
     TITLE = "Preference Pairs"
     CATEGORY = "OTCA/data"
     DESCRIPTION = (
@@ -92,42 +86,37 @@ class PreferencePairs:
     )
     FUNCTION = "take"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        default = SamplerSettings
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL"),
-                "folder": text(suggest="pair_folders", hint="a folder with pairs.jsonl").tip(
-                    "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
-                    "ComfyUI's input folder, or one that you allow."
-                ),
-                "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; each makes a group of two."),
-                "index": counter().tip(
-                    "Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
-                ),
-                "shuffle": switch(True, advanced=True).tip("Puts the pairs into a new order in every pass over them."),
-                "seed": seed(advanced=True).tip(
-                    "Seed of the shuffling, and of the noise, which is another in every iteration."
-                ),
-                "width": integer(default.width, 8, 8192, step=8).tip(f"Width {_FITTED}"),
-                "height": integer(default.height, 8, 8192, step=8).tip(f"Height {_FITTED}"),
-                "levels": integer(default.steps, 2, 1000, label="noise levels", advanced=True).tip(
-                    "Noise levels that are trained (T). Evaluations take as many steps."
-                ),
-                "shift": SHIFT,
-                "guidance": GUIDANCE,
-            },
-            "optional": {
-                "negative_prompt": NEGATIVE_PROMPT,
-                "guidance_2": GUIDANCE_2,
-                "batch_size": BATCH_SIZE,
-                **reward_sockets(
-                    "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
-                ),
-            },
-            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL"),
+        "folder": text(suggest="pair_folders", hint="a folder with pairs.jsonl").tip(
+            "A folder with pairs.jsonl, whose lines name a prompt and a chosen and a rejected picture in it. In "
+            "ComfyUI's input folder, or one that you allow."
+        ),
+        "pairs_per_iteration": integer(4, 1, 4096).tip("Pairs in one iteration; each makes a group of two."),
+        "index": counter().tip(
+            "Selects the pairs. Advances by one with every iteration (canvas: set it to increment)."
+        ),
+        "shuffle": switch(True, advanced=True).tip("Puts the pairs into a new order in every pass over them."),
+        "seed": seed(advanced=True).tip(
+            "Seed of the shuffling, and of the noise, which is another in every iteration."
+        ),
+        "width": integer(SamplerSettings.width, 8, 8192, step=8).tip(f"Width {_FITTED}"),
+        "height": integer(SamplerSettings.height, 8, 8192, step=8).tip(f"Height {_FITTED}"),
+        "levels": integer(SamplerSettings.steps, 2, 1000, label="noise levels", advanced=True).tip(
+            "Noise levels that are trained (T). Evaluations take as many steps."
+        ),
+        "shift": SHIFT,
+        "guidance": GUIDANCE,
+    }
+    OPTIONAL = {
+        "negative_prompt": NEGATIVE_PROMPT,
+        "guidance_2": GUIDANCE_2,
+        "batch_size": BATCH_SIZE,
+        **reward_sockets(
+            "A reward that judges evaluations. Its switch held out has to be on: pairs are what is trained on."
+        ),
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, folder):

@@ -4,7 +4,7 @@ from ..canvas import payloads, results
 from ..host import devices
 from ..trainer.types import EXPLORATIONS, RECENTERINGS, STD_SCOPES, WEIGHTED_FUSIONS
 from .credit import CREDIT
-from .inputs import choice, integer, socket, switch
+from .inputs import Node, choice, integer, socket, switch
 
 _FUSE = ("fuse", "combine rewards", "multi-objective", "multi-reward", "advantage")
 _STD_SCOPE = choice(STD_SCOPES, label="spread is taken over").tip(
@@ -12,12 +12,13 @@ _STD_SCOPE = choice(STD_SCOPES, label="spread is taken over").tip(
 )
 
 
-class _Advantages:
+class _Advantages(Node):
     CATEGORY = "OTCA/fusion"
     RETURN_TYPES = ("OTCA_ADVANTAGES", "IMAGE")
     RETURN_NAMES = ("advantages", "heatmap")
     OUTPUT_TOOLTIPS = ("One advantage for each sample and trained step.", "The effective advantages as a picture.")
     OUTPUT_NODE = True  # it completes the credit node's heatmap, also with nothing connected below
+    HIDDEN = {"node_id": "UNIQUE_ID"}
 
     def _shown(self, node_id, advantages, credit=None, trajectories=None):
         """`credit` is the payload of a node that gives credit too, and so has the heatmap of both."""
@@ -30,26 +31,18 @@ class _Advantages:
 
 
 class _Fuse(_Advantages):
-    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one."""
+    """A fusion node: its METHOD is a row of `trainer.advantages.METHODS`, unless an input names one.
+
+    REQUIRED has its own inputs.
+    """
 
     FUNCTION = "fuse"
     METHOD = ""
 
     @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "scores": socket("OTCA_SCORES"),
-                "credit": socket("OTCA_CREDIT"),
-                **cls.own_inputs(),
-                "std_scope": _STD_SCOPE,
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
-
-    @classmethod
-    def own_inputs(cls):
-        return {}
+    def inputs(cls):
+        links = {"scores": socket("OTCA_SCORES"), "credit": socket("OTCA_CREDIT")}
+        return {**links, **cls.REQUIRED, "std_scope": _STD_SCOPE}, {}
 
     @devices.outside_inference
     def fuse(self, scores, credit, node_id="", **options):
@@ -70,17 +63,15 @@ class MOCAFuse(_Fuse):
     ESSENTIALS_CATEGORY = "Training"
     METHOD = "moca"
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "exploration": choice(EXPLORATIONS, label="measure of movement").tip(
-                "How a sample's movement is measured. literal: as published, where λ is nearly always 0 or 1. centered: by "
-                "its distance from the group's mean."
-            ),
-            "recenter": choice(RECENTERINGS, label="recentering").tip(
-                "group: subtracts each group's mean of z, which literal MOCA leaves positive."
-            ),
-        }
+    REQUIRED = {
+        "exploration": choice(EXPLORATIONS, label="measure of movement").tip(
+            "How a sample's movement is measured. literal: as published, where λ is nearly always 0 or 1. centered: by "
+            "its distance from the group's mean."
+        ),
+        "recenter": choice(RECENTERINGS, label="recentering").tip(
+            "group: subtracts each group's mean of z, which literal MOCA leaves positive."
+        ),
+    }
 
     def fuse(self, recenter, **inputs):
         return super().fuse(recentering=recenter, **inputs)
@@ -93,10 +84,11 @@ class WeightedFuse(_Fuse):
     )
     SEARCH_ALIASES = [*_FUSE, "weighted sum", "gdpo", "flow-grpo", "dancegrpo", "sum rewards"]
 
-    @classmethod
-    def own_inputs(cls):
-        tip = "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
-        return {"mode": choice(WEIGHTED_FUSIONS, label="what is added up").tip(tip)}
+    REQUIRED = {
+        "mode": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
+            "weighted_advantages: normalise each reward, then add. weighted_sum: add the raw rewards, then normalise."
+        )
+    }
 
     def fuse(self, mode, **inputs):
         return super().fuse(method=mode, **inputs)
@@ -108,20 +100,15 @@ class BestOfN(_Advantages):
     SEARCH_ALIASES = ["best of n", "filter samples", "select", "dancegrpo", "cheaper update"]
     FUNCTION = "select"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "advantages": socket("OTCA_ADVANTAGES"),
-                "best": integer(4, 1, 1024, label="best samples").tip(
-                    "Samples of each prompt that are kept for their high advantage."
-                ),
-                "worst": integer(4, 0, 1024, label="worst samples").tip(
-                    "Samples of each prompt that are kept for their low advantage."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "advantages": socket("OTCA_ADVANTAGES"),
+        "best": integer(4, 1, 1024, label="best samples").tip(
+            "Samples of each prompt that are kept for their high advantage."
+        ),
+        "worst": integer(4, 0, 1024, label="worst samples").tip(
+            "Samples of each prompt that are kept for their low advantage."
+        ),
+    }
 
     @devices.outside_inference
     def select(self, advantages, best, worst, node_id=""):
@@ -150,30 +137,23 @@ class StepwiseGain(_Advantages):
     def asks_rewards_again(cls, **_):
         return True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),
-                "trajectories": socket("OTCA_TRAJECTORIES"),
-                "scores": socket("OTCA_SCORES").tip(
-                    "Scores of these trajectories. Their trained rewards are asked again."
-                ),
-                "tweedie_steps": integer(5, 1, 100, label="prediction steps").tip(
-                    "Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at high "
-                    "noise. The paper takes 5."
-                ),
-                "per_step": switch(label="each step by itself").tip(
-                    "Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
-                    "separately."
-                ),
-                "fusion": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
-                    "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
-                    "normalise."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL").tip("The model that sampled. It predicts the picture at every step."),
+        "trajectories": socket("OTCA_TRAJECTORIES"),
+        "scores": socket("OTCA_SCORES").tip("Scores of these trajectories. Their trained rewards are asked again."),
+        "tweedie_steps": integer(5, 1, 100, label="prediction steps").tip(
+            "Model calls that predict the picture from a step's latent. 1: Tweedie's formula, blurred at high "
+            "noise. The paper takes 5."
+        ),
+        "per_step": switch(label="each step by itself").tip(
+            "Off: a group's gains are normalised over all its steps together, as in the paper. On: for every step "
+            "separately."
+        ),
+        "fusion": choice(WEIGHTED_FUSIONS, label="what is added up").tip(
+            "weighted_advantages: normalise each reward's gains, then add. weighted_sum: add the raw gains, then "
+            "normalise."
+        ),
+    }
 
     @devices.outside_inference
     def fuse(self, model, trajectories, scores, tweedie_steps, per_step, fusion, node_id=""):

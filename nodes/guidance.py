@@ -2,11 +2,11 @@
 
 from ..host import devices
 from ..trainer.types import SamplerSettings
-from .inputs import complaint, integer, lines, seed, socket
+from .inputs import Node, complaint, integer, lines, seed, socket
 from .sampling import BATCH_SIZE, FRAMES, GUIDANCE, GUIDANCE_2, HEIGHT, NEGATIVE_PROMPT, SHIFT, WIDTH, as_images
 
 
-class ImplicitRewardGuidance:
+class ImplicitRewardGuidance(Node):
     TITLE = "Implicit Reward Guidance"
     CATEGORY = "OTCA/sampling"
     DESCRIPTION = (
@@ -18,33 +18,29 @@ class ImplicitRewardGuidance:
     OUTPUT_TOOLTIPS = ("The pictures, prompt by prompt; of videos their frames.",)
     FUNCTION = "sample"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL").tip("The model that all guides began with, without its adapter."),
-                "guides": lines(hint="Guides, one a line: my_run = 1.5").tip(
-                    "RUN = γ, one a line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
-                    "beyond it, 0 is the base. RUN = 0:1.5, 8:0.5 is γ from each of these steps on."
-                ),
-                "prompts": lines(hint="Prompts, one a line").tip("The prompts, one a line."),
-                "steps": integer(28, 1, 1000).tip("Number of denoising steps (T)."),
-                "width": WIDTH,
-                "height": HEIGHT,
-                "guidance": GUIDANCE.advanced(),
-                "seed": seed().tip("Seed of each prompt's first picture; the next picture has the next seed."),
-                "pictures": integer(1, 1, 4096, advanced=True).tip(
-                    "Number of pictures to each prompt, each with a seed of its own."
-                ),
-            },
-            "optional": {
-                "shift": SHIFT,
-                "negative_prompt": NEGATIVE_PROMPT,
-                "guidance_2": GUIDANCE_2,
-                "frames": FRAMES,
-                "batch_size": BATCH_SIZE,
-            },
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL").tip("The model that all guides began with, without its adapter."),
+        "guides": lines(hint="Guides, one a line: my_run = 1.5").tip(
+            "RUN = γ, one a line: a run's name or folder, or a LoRA file. γ = 1 is the tuned model, more goes "
+            "beyond it, 0 is the base. RUN = 0:1.5, 8:0.5 is γ from each of these steps on."
+        ),
+        "prompts": lines(hint="Prompts, one a line").tip("The prompts, one a line."),
+        "steps": integer(28, 1, 1000).tip("Number of denoising steps (T)."),
+        "width": WIDTH,
+        "height": HEIGHT,
+        "guidance": GUIDANCE.advanced(),
+        "seed": seed().tip("Seed of each prompt's first picture; the next picture has the next seed."),
+        "pictures": integer(1, 1, 4096, advanced=True).tip(
+            "Number of pictures to each prompt, each with a seed of its own."
+        ),
+    }
+    OPTIONAL = {
+        "shift": SHIFT,
+        "negative_prompt": NEGATIVE_PROMPT,
+        "guidance_2": GUIDANCE_2,
+        "frames": FRAMES,
+        "batch_size": BATCH_SIZE,
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, guides, prompts):

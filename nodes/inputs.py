@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 from ..trainer.types import DTYPES
 
 Options = dict[str, Any]
+Type = str | list[str] | Callable[[], list[str]]  # a choice has the list of its values, or what lists them
 
 LARGEST_SEED = 2**63 - 1
 
 
 class Input(NamedTuple):
-    """An input as ComfyUI reads it; a list of texts as its type is a choice."""
+    """An input, as ComfyUI reads it once it is named."""
 
-    type: str | list[str]
+    type: Type
     options: Options
 
     def tip(self, text: str) -> Input:
@@ -38,19 +39,34 @@ class Input(NamedTuple):
 
     def named(self, name: str) -> Input:
         """The same with its label, or else its name, as the shown name; the tooltip tells a name that is not shown."""
+        type_ = self.type() if callable(self.type) else self.type
         label: str = self.options.get("display_name", "")
         told = f" In files and messages: {name}." if label else ""
         shown = label or name.replace("_", " ")
-        return Input(self.type, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told})
+        return Input(type_, {**self.options, "display_name": shown, "tooltip": self.options["tooltip"] + told})
+
+
+class Node:
+    """What every node class says of its inputs. INPUT_TYPES makes of it what ComfyUI reads."""
+
+    REQUIRED: Mapping[str, Input] = {}
+    OPTIONAL: Mapping[str, Input] = {}
+    HIDDEN: Mapping[str, str] = {}
+
+    @classmethod
+    def inputs(cls) -> tuple[Mapping[str, Input], Mapping[str, Input]]:
+        """(required, optional)."""
+        return cls.REQUIRED, cls.OPTIONAL
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, dict[str, Any]]:
+        required, optional = ({name: given.named(name) for name, given in table.items()} for table in cls.inputs())
+        sections = {"required": required, "optional": optional, "hidden": dict(cls.HIDDEN)}
+        return {section: table for section, table in sections.items() if table or section == "required"}
 
 
 def _input(
-    type_: str | list[str],
-    options: Options,
-    *,
-    label: str | None = None,
-    hint: str | None = None,
-    advanced: bool = False,
+    type_: Type, options: Options, *, label: str | None = None, hint: str | None = None, advanced: bool = False
 ) -> Input:
     shown = {"display_name": label, "placeholder": hint, "advanced": advanced or None}
     return Input(type_, {name: value for name, value in {**options, **shown}.items() if value is not None})
@@ -96,9 +112,9 @@ def choice(options: Iterable[str], default: str | None = None, **shown: Any) -> 
     return _input(listed, {"default": listed[0] if default is None else default}, **shown)
 
 
-def found(options: list[str], **shown: Any) -> Input:
-    """One of the files or folders that were found on this machine, possibly none; a default would differ between machines."""
-    return _input(options, {}, **shown)
+def found(options: Callable[[], list[str]], default: str | None = None, **shown: Any) -> Input:
+    """One of what `options` finds on this machine whenever it is asked, possibly nothing."""
+    return _input(options, {"default": default}, **shown)
 
 
 def switch(default: bool = False, **shown: Any) -> Input:

@@ -7,7 +7,7 @@ from ..host.text import plain_name
 from ..trainer.flow import LoadOptions
 from ..trainer.run.folder import CHECKPOINTS
 from ..trainer.types import ATTENTIONS, QUANTIZATIONS, TRAININGS
-from .inputs import DEVICE, choice, dtype, found, integer, number, seed, socket, switch, text
+from .inputs import DEVICE, Node, choice, dtype, found, integer, number, seed, socket, switch, text
 from .training import RL, TRAIN
 
 # Families by which people look for a loader.
@@ -15,8 +15,23 @@ MODELS = ("flux", "sd3", "wan", "z-image", "qwen-image")
 MARKER = "model_index.json"
 MOST_RANK = 1024
 
+ADAPTER = {
+    "lora_rank": integer(16, 1, MOST_RANK, label="adapter rank").tip("Rank of the adapter: how much it can change."),
+    "lora_alpha": number(16, 0.01, 4096, step=0.5, label="adapter alpha").tip(
+        "Alpha of the adapter, which is scaled by alpha / rank."
+    ),
+    "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
+}
+RESUME_RUN = found(lambda: ["", *paths.list_runs()], "").tip(
+    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume it, another to branch "
+    "off. Empty: a fresh adapter. Headlessly: --resume."
+)
+START_FROM = found(lambda: ["", *paths.list_adapters()], "", label="start from adapter").tip(
+    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
+)
 
-class LoadFlowModel:
+
+class LoadFlowModel(Node):
     TITLE = "Load Flow Model"
     CATEGORY = "OTCA/model"
     DESCRIPTION = (
@@ -30,55 +45,40 @@ class LoadFlowModel:
     OUTPUT_TOOLTIPS = ("The model with its adapter, optimizer and average; the update changes it in place.",)
     FUNCTION = "load"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": found(paths.list_models(MARKER)).tip(
-                    "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."
-                ),
-                "lora_rank": integer(16, 1, MOST_RANK, label="adapter rank").tip(
-                    "Rank of the adapter: how much it can change."
-                ),
-                "lora_alpha": number(16, 0.01, 4096, step=0.5, label="adapter alpha").tip(
-                    "Alpha of the adapter, which is scaled by alpha / rank."
-                ),
-                "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
-                "dtype": dtype(advanced=True).tip(
-                    "Precision of the frozen weights. auto: bfloat16 on an accelerator, else float32. The adapter is always "
-                    "float32."
-                ),
-            },
-            "optional": {
-                "path": text(label="another model folder", hint="a folder, or owner/name").tip(
-                    "A model folder anywhere else. Used instead of model when not empty."
-                ),
-                "lora_targets": text(
-                    suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
-                ).tip(
-                    "Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
-                    "feed-forward layers."
-                ),
-                "device": DEVICE,
-                "max_sequence_length": integer(
-                    LoadOptions.max_sequence_length, 0, 4096, label="prompt tokens", advanced=True
-                ).tip("Tokens of the text encoder. 0: the tokenizer's own limit, at most 512."),
-                "resume_run": choice(["", *paths.list_runs()]).tip(
-                    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
-                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume."
-                ),
-                "training": choice(TRAININGS, label="what is trained").tip(
-                    "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
-                ),
-                "download": switch(advanced=True).tip(
-                    "A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
-                ),
-                "memory": socket("OTCA_MEMORY").tip("From Model Memory: ways to hold a large model in little memory."),
-                "start_from": choice(["", *paths.list_adapters()], label="start from adapter", advanced=True).tip(
-                    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
-                ),
-            },
-        }
+    REQUIRED = {
+        "model": found(lambda: paths.list_models(MARKER)).tip(
+            "A diffusers model folder from ComfyUI's model folders, $OTCA_MODELS or assets/."
+        ),
+        **ADAPTER,
+        "dtype": dtype(advanced=True).tip(
+            "Precision of the frozen weights. auto: bfloat16 on an accelerator, else float32. The adapter is always "
+            "float32."
+        ),
+    }
+    OPTIONAL = {
+        "path": text(label="another model folder", hint="a folder, or owner/name").tip(
+            "A model folder anywhere else. Used instead of model when not empty."
+        ),
+        "lora_targets": text(
+            suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
+        ).tip(
+            "Layers that get the adapter: comma-separated ends of module names. Empty: the family's attention and "
+            "feed-forward layers."
+        ),
+        "device": DEVICE,
+        "max_sequence_length": integer(
+            LoadOptions.max_sequence_length, 0, 4096, label="prompt tokens", advanced=True
+        ).tip("Tokens of the text encoder. 0: the tokenizer's own limit, at most 512."),
+        "resume_run": RESUME_RUN,
+        "training": choice(TRAININGS, label="what is trained").tip(
+            "lora: a small adapter. full: all weights, in float32: 22 to 24 bytes a parameter."
+        ),
+        "download": switch(advanced=True).tip(
+            "A hub id (owner/name) as another model folder may be downloaded. Off: only the local cache is searched."
+        ),
+        "memory": socket("OTCA_MEMORY").tip("From Model Memory: ways to hold a large model in little memory."),
+        "start_from": START_FROM.advanced(),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(
@@ -123,8 +123,6 @@ class LoadFlowModel:
         start_from="",
         **options,
     ):
-        from ..canvas.ownership import Start, start
-        from ..inference import guidance
         from ..trainer.flow import load_flow_model
 
         devices.make_room()
@@ -133,9 +131,17 @@ class LoadFlowModel:
             search.download(path)
         folder, device = search.model(path or model, MARKER), devices.chosen_device(device)
         loaded = load_flow_model(folder, device=device, **options, **(memory or {}))
-        run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
-        start(loaded, Start(run, guidance.find(start_from) if start_from else None))
+        begin(loaded, resume_run, start_from)
         return (loaded,)
+
+
+def begin(model, resume_run, start_from):
+    """Has the model's training begin where its node says."""
+    from ..canvas.ownership import Start, start
+    from ..inference import guidance
+
+    run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
+    start(model, Start(run, guidance.find(start_from) if start_from else None))
 
 
 def wrong_rank(rank):
@@ -209,7 +215,7 @@ def _wrong_model(model, path, download):
     return None
 
 
-class ModelMemory:
+class ModelMemory(Node):
     TITLE = "Model Memory"
     CATEGORY = "OTCA/model"
     DESCRIPTION = "How a large model is held in little memory and computed fast; for Load Flow Model's memory socket."
@@ -220,37 +226,31 @@ class ModelMemory:
     FUNCTION = "choose"
     PURE = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "quantize": choice(QUANTIZATIONS, label="bits of the weights").tip(
-                    "Bits in which bitsandbytes holds the frozen transformer's weights."
-                ),
-                "offload_encoders": switch().tip("Text encoders are on the device only while they embed new prompts."),
-                "vae_tiling": switch(label="decode in tiles").tip(
-                    "Decodes large pictures in tiles: less memory, faint seams."
-                ),
-                "gradient_checkpointing": switch().tip(
-                    "Computes activations twice instead of storing them: much less memory, a third slower."
-                ),
-                "attention": choice(ATTENTIONS, advanced=True).tip(
-                    "Attention backend of diffusers. auto: the one that diffusers chooses."
-                ),
-                "compile": switch(advanced=True).tip(
-                    "torch.compile of the transformer's blocks: a slow first call, faster ones after it."
-                ),
-            },
-            "optional": {
-                "offload_vae": switch(label="offload autoencoder").tip(
-                    "The autoencoder is on the device only while it decodes."
-                ),
-                "shard": switch(label="split over GPUs").tip(
-                    "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
-                    "them. Loading takes main memory for each process. On one GPU it does nothing."
-                ),
-            },
-        }
+    REQUIRED = {
+        "quantize": choice(QUANTIZATIONS, label="bits of the weights").tip(
+            "Bits in which bitsandbytes holds the frozen transformer's weights."
+        ),
+        "offload_encoders": switch().tip("Text encoders are on the device only while they embed new prompts."),
+        "vae_tiling": switch(label="decode in tiles").tip("Decodes large pictures in tiles: less memory, faint seams."),
+        "gradient_checkpointing": switch().tip(
+            "Computes activations twice instead of storing them: much less memory, a third slower."
+        ),
+        "attention": choice(ATTENTIONS, advanced=True).tip(
+            "Attention backend of diffusers. auto: the one that diffusers chooses."
+        ),
+        "compile": switch(advanced=True).tip(
+            "torch.compile of the transformer's blocks: a slow first call, faster ones after it."
+        ),
+    }
+    OPTIONAL = {
+        "offload_vae": switch(label="offload autoencoder").tip(
+            "The autoencoder is on the device only while it decodes."
+        ),
+        "shard": switch(label="split over GPUs").tip(
+            "Each of several GPUs (--gpus) holds a part of the frozen transformer: for models that fit none of "
+            "them. Loading takes main memory for each process. On one GPU it does nothing."
+        ),
+    }
 
     def choose(self, **options):
         return (options,)

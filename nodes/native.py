@@ -1,14 +1,13 @@
 """Stage 1 for what ComfyUI has loaded: MODEL, CLIP and VAE in, and a tuned MODEL out; and the embedded model as such."""
 
-from ..host import comfyui, devices, paths
-from ..host.text import plain_name
+from ..host import comfyui, devices
 from ..trainer.types import CHECKPOINTING, MEMORY
-from .inputs import choice, integer, number, seed, socket, switch, text
-from .model import MODELS, MOST_RANK, wrong_rank, wrong_resume, wrong_start
+from .inputs import Node, choice, number, socket, switch, text
+from .model import ADAPTER, MODELS, RESUME_RUN, START_FROM, begin, wrong_rank, wrong_resume, wrong_start
 from .training import RL, TRAIN
 
 
-class MakeTrainable:
+class MakeTrainable(Node):
     TITLE = "Make Trainable"
     CATEGORY = "OTCA/model"
     DESCRIPTION = (
@@ -23,63 +22,47 @@ class MakeTrainable:
     FUNCTION = "make"
     NEEDS_COMFYUI = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("MODEL").tip("From a loader node, with its patches such as ModelSampling."),
-                "clip": socket("CLIP").tip("The text encoders that belong to the model."),
-                "vae": socket("VAE").tip("The autoencoder that belongs to the model."),
-                "lora_rank": integer(16, 1, MOST_RANK, label="adapter rank").tip(
-                    "Rank of the adapter: how much it can change."
-                ),
-                "lora_alpha": number(16, 0.01, 4096, step=0.5, label="adapter alpha").tip(
-                    "Alpha of the adapter, which is scaled by alpha / rank."
-                ),
-                "seed": seed(advanced=True).tip("Seed of the adapter's initial weights."),
-            },
-            "optional": {
-                "low_noise_model": socket("MODEL").tip(
-                    "The second model of a family with two, as Wan 2.2 14B: it works below the noise level of the switch."
-                ),
-                "conditioning": socket("CONDITIONING").tip(
-                    "What it carries besides its text goes along with every prompt: reference latents of an edit model, the "
-                    "first frame of an image-to-video model, FluxGuidance."
-                ),
-                "lora_targets": text(
-                    suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
-                ).tip(
-                    "Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
-                    "of all blocks. A name that fits nothing is refused with the list of those that there are."
-                ),
-                "resume_run": choice(["", *paths.list_runs()]).tip(
-                    "On the canvas: a run whose last checkpoint to begin with. Give Training Run the same name to resume "
-                    "it, another to branch off. Empty: a fresh adapter. Headlessly: --resume."
-                ),
-                "start_from": choice(["", *paths.list_adapters()], label="start from adapter").tip(
-                    "A LoRA file, or a run's adapter, to begin a new run with, of the same rank. Empty: a fresh adapter."
-                ),
-                "checkpointing": choice(CHECKPOINTING, advanced=True).tip(
-                    "Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
-                    "where they would take more than half of the memory that the weights leave."
-                ),
-                "memory": choice(MEMORY).tip(
-                    "auto: ComfyUI decides how much of the weights is on the device. low: they visit it layer by layer, "
-                    "slowly."
-                ),
-                "vae_tiling": switch(label="decode in tiles", advanced=True).tip(
-                    "Decodes large pictures in tiles: less memory, faint seams."
-                ),
-                "boundary": number(0.875, 0, 1, step=0.005, label="noise level of the switch", advanced=True).tip(
-                    "Noise level below which the low noise model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
-                    "to video."
-                ),
-                "check_gradients": switch(True, advanced=True).tip(
-                    "Before the first update compares derivatives with finite differences, and trains nothing if one "
-                    "is wrong. Costs about thirty model calls of one sample, once."
-                ),
-            },
-        }
+    REQUIRED = {
+        "model": socket("MODEL").tip("From a loader node, with its patches such as ModelSampling."),
+        "clip": socket("CLIP").tip("The text encoders that belong to the model."),
+        "vae": socket("VAE").tip("The autoencoder that belongs to the model."),
+        **ADAPTER,
+    }
+    OPTIONAL = {
+        "low_noise_model": socket("MODEL").tip(
+            "The second model of a family with two, as Wan 2.2 14B: it works below the noise level of the switch."
+        ),
+        "conditioning": socket("CONDITIONING").tip(
+            "What it carries besides its text goes along with every prompt: reference latents of an edit model, the "
+            "first frame of an image-to-video model, FluxGuidance."
+        ),
+        "lora_targets": text(
+            suggest="layers", label="layers with adapter", hint="attention and feed-forward", advanced=True
+        ).tip(
+            "Layers that get the adapter: comma-separated ends of their names. Empty: attention and feed-forward "
+            "of all blocks. A name that fits nothing is refused with the list of those that there are."
+        ),
+        "resume_run": RESUME_RUN,
+        "start_from": START_FROM,
+        "checkpointing": choice(CHECKPOINTING, advanced=True).tip(
+            "Computes activations twice instead of storing them: much less memory, a third slower. auto: on "
+            "where they would take more than half of the memory that the weights leave."
+        ),
+        "memory": choice(MEMORY).tip(
+            "auto: ComfyUI decides how much of the weights is on the device. low: they visit it layer by layer, slowly."
+        ),
+        "vae_tiling": switch(label="decode in tiles", advanced=True).tip(
+            "Decodes large pictures in tiles: less memory, faint seams."
+        ),
+        "boundary": number(0.875, 0, 1, step=0.005, label="noise level of the switch", advanced=True).tip(
+            "Noise level below which the low noise model works: 0.875 for Wan 2.2's text to video, 0.9 for its image "
+            "to video."
+        ),
+        "check_gradients": switch(True, advanced=True).tip(
+            "Before the first update compares derivatives with finite differences, and trains nothing if one "
+            "is wrong. Costs about thirty model calls of one sample, once."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, resume_run="", start_from="", lora_rank=None):
@@ -111,19 +94,16 @@ class MakeTrainable:
         start_from="",
         **options,
     ):
-        from ..canvas.ownership import Start, start
-        from ..inference import guidance
         from ..trainer.native.loading import make_trainable
         from ..trainer.policy.adapters import Adapter
 
         adapter = Adapter(lora_rank, lora_alpha, lora_targets, seed)
         made = make_trainable(model, clip, vae, adapter, low_noise=low_noise_model, **options)
-        run = paths.run_folder(plain_name(resume_run)).resolve() if resume_run else None
-        start(made, Start(run, guidance.find(start_from) if start_from else None))
+        begin(made, resume_run, start_from)
         return (made,)
 
 
-class TunedModel:
+class TunedModel(Node):
     TITLE = "Tuned Model"
     CATEGORY = "OTCA/model"
     DESCRIPTION = (
@@ -142,16 +122,12 @@ class TunedModel:
     FUNCTION = "tuned"
     NEEDS_COMFYUI = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL").tip(
-                    "The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
-                    "Trainable."
-                )
-            }
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL").tip(
+            "The model as GRPO Step or Matching Step gives it, so that the update is in it. It comes from Make "
+            "Trainable."
+        )
+    }
 
     @classmethod
     def IS_CHANGED(cls, **_):
@@ -174,7 +150,7 @@ class TunedModel:
 MODELS = ("shapes-flux", "scenes-flux")
 
 
-class EmbeddedModel:
+class EmbeddedModel(Node):
     TITLE = "Embedded Model"
     CATEGORY = "OTCA/model"
     DESCRIPTION = (
@@ -191,9 +167,7 @@ class EmbeddedModel:
     FUNCTION = "load"
     NEEDS_COMFYUI = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {"required": {"model": choice(MODELS).tip("Which of the models that come with the pack.")}}
+    REQUIRED = {"model": choice(MODELS).tip("Which of the models that come with the pack.")}
 
     @classmethod
     def VALIDATE_INPUTS(cls, model):

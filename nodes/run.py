@@ -9,13 +9,13 @@ from ..canvas import results
 from ..host import comfyui, devices, paths, stopping
 from ..host.text import plain_name
 from ..trainer.types import RunSettings
-from .inputs import complaint, integer, lines, socket, text
+from .inputs import Node, complaint, integer, lines, socket, text
 from .training import TRAIN
 
 logger = logging.getLogger(__name__)
 
 
-class TrainingRun:
+class TrainingRun(Node):
     TITLE = "Training Run"
     CATEGORY = "OTCA/training"
     DESCRIPTION = "Keeps the run's folder: metrics, curves, heatmaps, evaluations, checkpoints and the adapter."
@@ -26,55 +26,49 @@ class TrainingRun:
     FUNCTION = "record"
     OUTPUT_NODE = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        default = RunSettings
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL"),
-                "report": socket("OTCA_REPORT"),
-                "run_name": text("otca", suggest="runs", hint="my_run").tip("Name of the run's folder."),
-                "iterations": integer(300, 1, 10**7, label="headless iterations").tip(
-                    "Length of a headless training, in iterations. On the canvas the number beside Run says how many."
-                ),
-                "checkpoint_every": integer(default.checkpoint_every, 1, 10**6).tip("Iterations between checkpoints."),
-                "evaluate_every": integer(default.evaluate_every, 0, 10**6).tip(
-                    "Iterations between evaluations, and between new plots. 0: no evaluation."
-                ),
-                "evaluation_prompts": lines(
-                    default.evaluation_prompts,
-                    hint="Evaluation prompts, one a line; empty: the first iteration's",
-                    advanced=True,
-                ).tip("Prompts of evaluations, one a line. Empty: the first iteration's."),
-                "evaluation_seeds": integer(
-                    default.evaluation_seeds, 1, 1024, label="seeds a prompt", advanced=True
-                ).tip("Number of fixed seeds to each evaluation prompt."),
-            },
-            "optional": {
-                "evaluation_steps": integer(default.evaluation_steps, 0, 1000, advanced=True).tip(
-                    "Denoising steps of evaluations. 0: as many as the sampler's."
-                ),
-                "keep_checkpoints": integer(default.keep_checkpoints, 1, 1000, advanced=True).tip(
-                    "Number of last checkpoints that are kept. Older ones are deleted."
-                ),
-                "best_metric": text(
-                    default.best_metric, suggest="metrics", label="keep best by", hint="evaluation/sum", advanced=True
-                ).tip(
-                    "Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
-                    "reward's name. Empty: none is kept."
-                ),
-                "stop_after_decline": integer(
-                    default.stop_after_decline, 0, 1000, label="stop after declines", advanced=True
-                ).tip(
-                    "Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: "
-                    "never."
-                ),
-                "wandb_project": text(default.wandb_project, label="W&B project", hint="none", advanced=True).tip(
-                    "Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none."
-                ),
-            },
-            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL"),
+        "report": socket("OTCA_REPORT"),
+        "run_name": text("otca", suggest="runs", hint="my_run").tip("Name of the run's folder."),
+        "iterations": integer(300, 1, 10**7, label="headless iterations").tip(
+            "Length of a headless training, in iterations. On the canvas the number beside Run says how many."
+        ),
+        "checkpoint_every": integer(RunSettings.checkpoint_every, 1, 10**6).tip("Iterations between checkpoints."),
+        "evaluate_every": integer(RunSettings.evaluate_every, 0, 10**6).tip(
+            "Iterations between evaluations, and between new plots. 0: no evaluation."
+        ),
+        "evaluation_prompts": lines(
+            RunSettings.evaluation_prompts,
+            hint="Evaluation prompts, one a line; empty: the first iteration's",
+            advanced=True,
+        ).tip("Prompts of evaluations, one a line. Empty: the first iteration's."),
+        "evaluation_seeds": integer(RunSettings.evaluation_seeds, 1, 1024, label="seeds a prompt", advanced=True).tip(
+            "Number of fixed seeds to each evaluation prompt."
+        ),
+    }
+    OPTIONAL = {
+        "evaluation_steps": integer(RunSettings.evaluation_steps, 0, 1000, advanced=True).tip(
+            "Denoising steps of evaluations. 0: as many as the sampler's."
+        ),
+        "keep_checkpoints": integer(RunSettings.keep_checkpoints, 1, 1000, advanced=True).tip(
+            "Number of last checkpoints that are kept. Older ones are deleted."
+        ),
+        "best_metric": text(
+            RunSettings.best_metric, suggest="metrics", label="keep best by", hint="evaluation/sum", advanced=True
+        ).tip(
+            "Metric by which the best evaluation's adapter is kept in best/: evaluation/sum, or evaluation/ and a "
+            "reward's name. Empty: none is kept."
+        ),
+        "stop_after_decline": integer(
+            RunSettings.stop_after_decline, 0, 1000, label="stop after declines", advanced=True
+        ).tip(
+            "Ends a headless training when a held-out reward has declined for so many evaluations in a row. 0: never."
+        ),
+        "wandb_project": text(RunSettings.wandb_project, label="W&B project", hint="none", advanced=True).tip(
+            "Weights & Biases project that all metrics are sent to as well; needs pip install wandb. Empty: none."
+        ),
+    }
+    HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, run_name, wandb_project="", evaluation_prompts=None):
@@ -136,7 +130,7 @@ def _marked(run, iterations, node):
     run.mark("finished" if run.iteration >= iterations else "idle", iterations, reason=run.early_stop())
 
 
-class SaveLoRA:
+class SaveLoRA(Node):
     TITLE = "Save LoRA"
     CATEGORY = "OTCA/training"
     DESCRIPTION = "Writes the adapter as a .safetensors file that ComfyUI's LoraLoader and diffusers read."
@@ -146,15 +140,11 @@ class SaveLoRA:
     OUTPUT_NODE = True
     RUN_AT_END = True  # headlessly once, when training is done; a stopped run has its lora.safetensors
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL"),
-                "filename": text("otca_lora", hint="my_lora").tip("Name of the file, without .safetensors."),
-            },
-            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"},
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL"),
+        "filename": text("otca_lora", hint="my_lora").tip("Name of the file, without .safetensors."),
+    }
+    HIDDEN = {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, filename):

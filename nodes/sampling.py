@@ -6,7 +6,7 @@ from ..canvas import results
 from ..host import comfyui, devices, stopping
 from ..trainer.sde import KINDS
 from ..trainer.types import KEEP_GRAPH, LOG_PROB_NORMS, ODE_SOLVERS, WINDOW_MODES, SamplerSettings
-from .inputs import choice, counter, integer, lines, number, seed, socket, switch
+from .inputs import Node, choice, counter, integer, lines, number, seed, socket, switch
 
 WIDTH = integer(SamplerSettings.width, 8, 8192, step=8).tip("Width of the pictures, in pixels.")
 HEIGHT = integer(SamplerSettings.height, 8, 8192, step=8).tip("Height of the pictures, in pixels.")
@@ -31,7 +31,7 @@ BATCH_SIZE = integer(SamplerSettings.batch_size, 0, 4096, advanced=True).tip(
 )
 
 
-class SDESampler:
+class SDESampler(Node):
     TITLE = "SDE Sampler"
     CATEGORY = "OTCA/sampling"
     DESCRIPTION = "Samples a group of stochastic trajectories for every prompt, and decodes their pictures."
@@ -57,76 +57,69 @@ class SDESampler:
 
         self.overlap = Overlap()
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        default = SamplerSettings
-        return {
-            "required": {
-                "model": socket("OTCA_MODEL"),
-                "prompts": socket("OTCA_PROMPTS"),
-                "group_size": integer(12, 2, 1024, label="samples per prompt").tip(
-                    "Samples to a prompt (G), which are compared with each other."
-                ),
-                "steps": integer(default.steps, 2, 1000).tip("Number of denoising steps (T)."),
-                "width": WIDTH,
-                "height": HEIGHT,
-                "kind": choice(
-                    [*(kind for kind in KINDS if kind != "ode"), "ode"],
-                    default.kind,
-                    label="kind of noise",
-                    advanced=True,
-                ).tip(
-                    "How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
-                    "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
-                    "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared noise off."
-                ),
-                "eta": number(default.eta, 0.001, 4, step=0.01, label="amount of noise", advanced=True).tip(
-                    "How much noise each step adds (η). cps: at most 1."
-                ),
-                "shift": SHIFT,
-                "guidance": GUIDANCE,
-                "seed": seed(advances=True).tip(
-                    "Seed of all noise. Advances by one with every iteration (canvas: set it to increment)."
-                ),
-            },
-            "optional": {
-                "shared_noise": switch(default.shared_noise, advanced=True).tip(
-                    "A group's samples start from the same noise (OTCA, DanceGRPO)."
-                ),
-                "train_last_step": switch(default.train_last_step, advanced=True).tip(
-                    "The last step is stochastic too. Its noise never reaches the picture."
-                ),
-                "window_start": integer(0, 0, 999, advanced=True).tip(
-                    "Number of the first stochastic step of a fixed window."
-                ),
-                "window_length": integer(0, 0, 1000, advanced=True).tip(
-                    "Number of stochastic, trained steps. 0: all from window start on."
-                ),
-                "batch_size": BATCH_SIZE,
-                "keep_graph": choice(KEEP_GRAPH, label="keep autograd graph", advanced=True).tip(
-                    "Keeps the autograd graph, so that the update needs no second forward pass. Takes memory. auto: when "
-                    "training headlessly and it fits."
-                ),
-                "log_prob_norm": choice(LOG_PROB_NORMS, label="log-probability", advanced=True).tip(
-                    "Which log-probability is taken. full: the Gaussian density. squared_error: as public CPS code has it."
-                ),
-                "frames": FRAMES,
-                "negative_prompt": NEGATIVE_PROMPT,
-                "guidance_2": GUIDANCE_2,
-                "merge_adapter": switch(default.merge_adapter, advanced=True).tip(
-                    "Adds the LoRA to the weights while sampling: faster, and takes the memory of the weights again. Where "
-                    "the autograd graph is kept (auto decides first), nothing is merged."
-                ),
-                "ode_solver": choice(ODE_SOLVERS, advanced=True).tip(
-                    "Solver of the deterministic steps. adams_bashforth: second order without more model calls, so that "
-                    "fewer steps are enough (as in MixGRPO-Flash)."
-                ),
-                "fraction_after_window": number(
-                    default.fraction_after_window, 0.05, 1, step=0.05, label="share after window", advanced=True
-                ).tip("How many of the steps after the window are taken. Below 1: fewer and larger ones."),
-            },
-            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "model": socket("OTCA_MODEL"),
+        "prompts": socket("OTCA_PROMPTS"),
+        "group_size": integer(12, 2, 1024, label="samples per prompt").tip(
+            "Samples to a prompt (G), which are compared with each other."
+        ),
+        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of denoising steps (T)."),
+        "width": WIDTH,
+        "height": HEIGHT,
+        "kind": choice(
+            [*(kind for kind in KINDS if kind != "ode"), "ode"],
+            SamplerSettings.kind,
+            label="kind of noise",
+            advanced=True,
+        ).tip(
+            "How a step adds noise. dance_sde: a constant amount (OTCA). flow_sde: Flow-GRPO. cps: keeps the "
+            "schedule's noise level exactly. ddim_sde: Stepwise-Flow-GRPO; ddim_sde_schedule: DDIM's own variance. "
+            "precise: flow_sde solved exactly over each step. ode: none, for Matching Step; with shared noise off."
+        ),
+        "eta": number(SamplerSettings.eta, 0.001, 4, step=0.01, label="amount of noise", advanced=True).tip(
+            "How much noise each step adds (η). cps: at most 1."
+        ),
+        "shift": SHIFT,
+        "guidance": GUIDANCE,
+        "seed": seed(advances=True).tip(
+            "Seed of all noise. Advances by one with every iteration (canvas: set it to increment)."
+        ),
+    }
+    OPTIONAL = {
+        "shared_noise": switch(SamplerSettings.shared_noise, advanced=True).tip(
+            "A group's samples start from the same noise (OTCA, DanceGRPO)."
+        ),
+        "train_last_step": switch(SamplerSettings.train_last_step, advanced=True).tip(
+            "The last step is stochastic too. Its noise never reaches the picture."
+        ),
+        "window_start": integer(0, 0, 999, advanced=True).tip("Number of the first stochastic step of a fixed window."),
+        "window_length": integer(0, 0, 1000, advanced=True).tip(
+            "Number of stochastic, trained steps. 0: all from window start on."
+        ),
+        "batch_size": BATCH_SIZE,
+        "keep_graph": choice(KEEP_GRAPH, label="keep autograd graph", advanced=True).tip(
+            "Keeps the autograd graph, so that the update needs no second forward pass. Takes memory. auto: when "
+            "training headlessly and it fits."
+        ),
+        "log_prob_norm": choice(LOG_PROB_NORMS, label="log-probability", advanced=True).tip(
+            "Which log-probability is taken. full: the Gaussian density. squared_error: as public CPS code has it."
+        ),
+        "frames": FRAMES,
+        "negative_prompt": NEGATIVE_PROMPT,
+        "guidance_2": GUIDANCE_2,
+        "merge_adapter": switch(SamplerSettings.merge_adapter, advanced=True).tip(
+            "Adds the LoRA to the weights while sampling: faster, and takes the memory of the weights again. Where "
+            "the autograd graph is kept (auto decides first), nothing is merged."
+        ),
+        "ode_solver": choice(ODE_SOLVERS, advanced=True).tip(
+            "Solver of the deterministic steps. adams_bashforth: second order without more model calls, so that "
+            "fewer steps are enough (as in MixGRPO-Flash)."
+        ),
+        "fraction_after_window": number(
+            SamplerSettings.fraction_after_window, 0.05, 1, step=0.05, label="share after window", advanced=True
+        ).tip("How many of the steps after the window are taken. Below 1: fewer and larger ones."),
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def IS_CHANGED(cls, prompt=None, **_):
@@ -191,7 +184,7 @@ def as_images(images):
     return images if images.ndim == 4 else images.flatten(0, 1)
 
 
-class MixGRPOWindow:
+class MixGRPOWindow(Node):
     TITLE = "MixGRPO Window"
     CATEGORY = "OTCA/sampling"
     DESCRIPTION = "Moves the SDE Sampler's stochastic window over the steps in the course of the training (MixGRPO)."
@@ -202,37 +195,31 @@ class MixGRPOWindow:
     FUNCTION = "place"
     PURE = True
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "iteration": counter().tip(
-                    "Number of the iteration. Advances with every iteration (canvas: set it to increment)."
-                ),
-                "steps": integer(SamplerSettings.steps, 2, 1000).tip(
-                    "Number of steps (T), the same as on the SDE Sampler."
-                ),
-                "length": integer(4, 1, 1000, label="window length").tip(
-                    "Number of stochastic, trained steps in one iteration."
-                ),
-                "mode": choice(WINDOW_MODES).tip(
-                    "How the window moves. progressive: step by step, and then from the start again. progressive_decay: it "
-                    "stays for fewer iterations at late steps. random: to another step in every iteration."
-                ),
-                "every": integer(25, 1, 10**6, label="iterations a move").tip(
-                    "Iterations before the window moves (progressive)."
-                ),
-                "stride": integer(1, 1, 1000, label="steps a move").tip(
-                    "Number of steps by which the window moves (progressive)."
-                ),
-            },
-            "optional": {
-                "seed": seed(advanced=True).tip("Seed of the random windows."),
-                "train_last_step": switch(advanced=True).tip(
-                    "The same as on the SDE Sampler. Off: the window ends before the last step."
-                ),
-            },
-        }
+    REQUIRED = {
+        "iteration": counter().tip(
+            "Number of the iteration. Advances with every iteration (canvas: set it to increment)."
+        ),
+        "steps": integer(SamplerSettings.steps, 2, 1000).tip("Number of steps (T), the same as on the SDE Sampler."),
+        "length": integer(4, 1, 1000, label="window length").tip(
+            "Number of stochastic, trained steps in one iteration."
+        ),
+        "mode": choice(WINDOW_MODES).tip(
+            "How the window moves. progressive: step by step, and then from the start again. progressive_decay: it "
+            "stays for fewer iterations at late steps. random: to another step in every iteration."
+        ),
+        "every": integer(25, 1, 10**6, label="iterations a move").tip(
+            "Iterations before the window moves (progressive)."
+        ),
+        "stride": integer(1, 1, 1000, label="steps a move").tip(
+            "Number of steps by which the window moves (progressive)."
+        ),
+    }
+    OPTIONAL = {
+        "seed": seed(advanced=True).tip("Seed of the random windows."),
+        "train_last_step": switch(advanced=True).tip(
+            "The same as on the SDE Sampler. Off: the window ends before the last step."
+        ),
+    }
 
     def place(self, iteration, steps, length, **options):
         from ..trainer.schedule import window_start

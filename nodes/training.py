@@ -2,7 +2,7 @@
 
 from ..host import comfyui, devices, stopping
 from ..trainer.types import LOSS_NAMES, MATCHING_LOSSES, OLD_POLICIES, MatchingSettings, UpdateSettings
-from .inputs import choice, integer, number, socket, switch
+from .inputs import Node, choice, integer, number, socket, switch
 
 # What somebody types into the search who has no node in mind.
 TRAIN = ("train lora", "lora training", "fine-tune", "finetune", "fine tuning", "post-training")
@@ -26,7 +26,7 @@ def learning_rate(default):
     return number(default, 0, 1, step=1e-6, fine=True).tip("Learning rate of AdamW. LoRA on large models: 1e-4 … 3e-4.")
 
 
-class _Step:
+class _Step(Node):
     """A node that moves the policy."""
 
     CATEGORY = "OTCA/training"
@@ -55,45 +55,40 @@ class GRPOStep(_Step):
     SEARCH_ALIASES = [*TRAIN, *RL, "grpo", "ppo", "flow-grpo", "dancegrpo", "dppo", "optimizer", "train step"]
     ESSENTIALS_CATEGORY = "Training"
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        default = UpdateSettings
-        return {
-            "required": {
-                **MODEL,
-                "learning_rate": learning_rate(1e-4),
-                "clip_range": number(default.clip_range, 1e-7, 1, step=1e-6, fine=True).tip(
-                    "How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper."
-                ),
-                "kl_coefficient": number(default.kl_coefficient, 0, 100, step=0.001, label="pull to original").tip(
-                    "Pull towards the untrained model (β)."
-                ),
-            },
-            "optional": {
-                "weight_decay": WEIGHT_DECAY,
-                "max_grad_norm": MAX_GRAD_NORM,
-                "epochs": EPOCHS,
-                "batch_size": integer(default.batch_size, 0, 4096, advanced=True).tip(
-                    "Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
-                    "step. Changes memory and speed only."
-                ),
-                "ema_decay": EMA_DECAY,
-                "sampled_steps": integer(default.sampled_steps, 0, 1000, label="steps to train").tip(
-                    "Steps of each sample that are trained, drawn by credit; the gradient is the same on average. 0: all."
-                ),
-                "unconditional_gradient": switch(
-                    default.unconditional_gradient, label="gradient of both halves", advanced=True
-                ).tip(
-                    "Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. Saves time "
-                    "and memory, and changes the gradient."
-                ),
-                "objective": choice(LOSS_NAMES, label="loss").tip(
-                    "The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
-                    "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move."
-                ),
-            },
-            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        **MODEL,
+        "learning_rate": learning_rate(1e-4),
+        "clip_range": number(UpdateSettings.clip_range, 1e-7, 1, step=1e-6, fine=True).tip(
+            "How far the importance ratio may leave 1. With the loss dppo: the divergence τ, 1e-5 in its paper."
+        ),
+        "kl_coefficient": number(UpdateSettings.kl_coefficient, 0, 100, step=0.001, label="pull to original").tip(
+            "Pull towards the untrained model (β)."
+        ),
+    }
+    OPTIONAL = {
+        "weight_decay": WEIGHT_DECAY,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "epochs": EPOCHS,
+        "batch_size": integer(UpdateSettings.batch_size, 0, 4096, advanced=True).tip(
+            "Samples to one forward and backward pass, of several steps where there is room. 0: all samples of one "
+            "step. Changes memory and speed only."
+        ),
+        "ema_decay": EMA_DECAY,
+        "sampled_steps": integer(UpdateSettings.sampled_steps, 0, 1000, label="steps to train").tip(
+            "Steps of each sample that are trained, drawn by credit; the gradient is the same on average. 0: all."
+        ),
+        "unconditional_gradient": switch(
+            UpdateSettings.unconditional_gradient, label="gradient of both halves", advanced=True
+        ).tip(
+            "Off: the negative half of classifier-free guidance (SD3, Wan) is computed without gradient. Saves time "
+            "and memory, and changes the gradient."
+        ),
+        "objective": choice(LOSS_NAMES, label="loss").tip(
+            "The loss. clipped: PPO's. log_hinge: PCPO's, on the logarithm of the ratio, with the clip range as its "
+            "margin. dppo: Flow-DPPO's, for epochs above 1: the clip range is how far a step's mean may move."
+        ),
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @devices.outside_inference
     def update(self, model, trajectories, advantages, prompt=None, node_id="", **options):
@@ -128,58 +123,53 @@ class MatchingStep(_Step):
         "train step",
     ]
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        default = MatchingSettings
-        return {
-            "required": {
-                **MODEL,
-                "loss": choice(MATCHING_LOSSES, default.loss).tip(
-                    "The loss, and what keeps it from running away. nft: DiffusionNFT's, around the old policy. awm: "
-                    "advantage-weighted matching, a clipped ratio. dgpo: a group against the untrained model, a clipped ratio. "
-                    "dpo: the group's best against its worst, a sigmoid."
-                ),
-                "learning_rate": learning_rate(3e-4),
-                "beta": number(default.beta, 0, 1e4, step=0.1, label="strength of the loss", advanced=True).tip(
-                    "β of the loss. 0: its authors' own (nft 1, dgpo 10, dpo 100; awm has none)."
-                ),
-                "old_policy": choice(OLD_POLICIES, default.old_policy).tip(
-                    "How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
-                    "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one."
-                ),
-                "sampled_steps": integer(default.sampled_steps, 0, 1000, label="steps to train").tip(
-                    "Noise levels of each sample that are trained, drawn by credit; the gradient is the same on average. "
-                    "0: all."
-                ),
-                "kl_coefficient": number(
-                    default.kl_coefficient, 0, 100, step=1e-4, fine=True, label="pull to original"
-                ).tip("Pull towards the untrained model (κ), a brake."),
-            },
-            "optional": {
-                "ema_kl_coefficient": number(
-                    default.ema_kl_coefficient, 0, 100, step=0.001, label="pull to average", advanced=True
-                ).tip(
-                    "Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
-                    "with a decay of 0.3."
-                ),
-                "guidance": switch(default.guidance, label="train with guidance", advanced=True).tip(
-                    "On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
-                    "half the cost."
-                ),
-                "advantage_limit": number(default.advantage_limit, 0.01, 100, step=0.1, advanced=True).tip(
-                    "Advantages are clipped to this size (nft, awm)."
-                ),
-                "weight_decay": WEIGHT_DECAY,
-                "max_grad_norm": MAX_GRAD_NORM,
-                "epochs": EPOCHS.advanced(),
-                "batch_size": integer(default.batch_size, 0, 4096, advanced=True).tip(
-                    "Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
-                    "keep a group together. Changes memory and speed only."
-                ),
-                "ema_decay": EMA_DECAY,
-            },
-            "hidden": {"prompt": "PROMPT", "node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        **MODEL,
+        "loss": choice(MATCHING_LOSSES, MatchingSettings.loss).tip(
+            "The loss, and what keeps it from running away. nft: DiffusionNFT's, around the old policy. awm: "
+            "advantage-weighted matching, a clipped ratio. dgpo: a group against the untrained model, a clipped ratio. "
+            "dpo: the group's best against its worst, a sigmoid."
+        ),
+        "learning_rate": learning_rate(3e-4),
+        "beta": number(MatchingSettings.beta, 0, 1e4, step=0.1, label="strength of the loss", advanced=True).tip(
+            "β of the loss. 0: its authors' own (nft 1, dgpo 10, dpo 100; awm has none)."
+        ),
+        "old_policy": choice(OLD_POLICIES, MatchingSettings.old_policy).tip(
+            "How the policy that samples follows the trained one, a brake. gradual: it lags a little more with every "
+            "update. late: not at all for 75 updates, then more and more. on_policy: it is the trained one."
+        ),
+        "sampled_steps": integer(MatchingSettings.sampled_steps, 0, 1000, label="steps to train").tip(
+            "Noise levels of each sample that are trained, drawn by credit; the gradient is the same on average. "
+            "0: all."
+        ),
+        "kl_coefficient": number(
+            MatchingSettings.kl_coefficient, 0, 100, step=1e-4, fine=True, label="pull to original"
+        ).tip("Pull towards the untrained model (κ), a brake."),
+    }
+    OPTIONAL = {
+        "ema_kl_coefficient": number(
+            MatchingSettings.ema_kl_coefficient, 0, 100, step=0.001, label="pull to average", advanced=True
+        ).tip(
+            "Pull towards the average of the trained weights, a brake; needs an averaging decay. AWM's authors: 1, "
+            "with a decay of 0.3."
+        ),
+        "guidance": switch(MatchingSettings.guidance, label="train with guidance", advanced=True).tip(
+            "On: the velocity is trained with the sampler's classifier-free guidance (SD3, Wan). Off: without it, at "
+            "half the cost."
+        ),
+        "advantage_limit": number(MatchingSettings.advantage_limit, 0.01, 100, step=0.1, advanced=True).tip(
+            "Advantages are clipped to this size (nft, awm)."
+        ),
+        "weight_decay": WEIGHT_DECAY,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "epochs": EPOCHS.advanced(),
+        "batch_size": integer(MatchingSettings.batch_size, 0, 4096, advanced=True).tip(
+            "Samples times levels to one forward and backward pass. 0: as many as there are samples. dgpo and dpo "
+            "keep a group together. Changes memory and speed only."
+        ),
+        "ema_decay": EMA_DECAY,
+    }
+    HIDDEN = {"prompt": "PROMPT", "node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, ema_kl_coefficient=0.0, ema_decay=0.0):

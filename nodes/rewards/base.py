@@ -1,14 +1,16 @@
 """What reward nodes share: their common inputs, and how a reward is built."""
 
+from collections.abc import Mapping
+
 from ...host import devices
-from ..inputs import DEVICE, complaint, dtype, integer, number, switch, text
+from ..inputs import DEVICE, Input, Node, complaint, dtype, integer, number, switch, text
 
 REWARD = ("reward", "reward model", "score image", "objective")
 JUDGE = ("preference", "human preference", "quality", "image quality")
 
 
-class RewardNode:
-    """A reward node: its KIND is a row of `trainer.rewards.REWARDS`."""
+class RewardNode(Node):
+    """A reward node: its KIND is a row of `trainer.rewards.REWARDS`. REQUIRED and OPTIONAL have its own inputs."""
 
     CATEGORY = "OTCA/rewards"
     RETURN_TYPES = ("OTCA_REWARD",)
@@ -19,44 +21,28 @@ class RewardNode:
     HELD_OUT = False
     MODEL_INPUTS: tuple[str, ...] = ()  # inputs that name a model's folder or file
 
+    NETWORK: Mapping[str, Input] = {}  # the inputs of a network
+
     @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                **cls.own_inputs(),
-                "coefficient": number(1, 0.01, 100, step=0.05).tip(
-                    "Weight of this reward's advantage in the fusion. To only log the reward, use held out."
-                ),
-            },
-            "optional": {
-                **cls.own_optional_inputs(),
-                "held_out": switch(cls.HELD_OUT).tip(
-                    "The reward is scored and logged, and never trained on: the guard against reward hacking."
-                ),
-                "name": text(hint="its own name", advanced=True).tip(
-                    "Name of the reward in metrics. Empty: its own name."
-                ),
-                **cls.network_inputs(),
-                "rescale": number(1, 1e-6, 1e6, step=0.01, label="factor of the score", advanced=True).tip(
-                    "Factor of the score. It counts in a weighted_sum, and has no effect on advantages."
-                ),
-                "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True).tip(
-                    "Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
-                ),
-            },
+    def inputs(cls):
+        coefficient = number(1, 0.01, 100, step=0.05).tip(
+            "Weight of this reward's advantage in the fusion. To only log the reward, use held out."
+        )
+        optional = {
+            **cls.OPTIONAL,
+            "held_out": switch(cls.HELD_OUT).tip(
+                "The reward is scored and logged, and never trained on: the guard against reward hacking."
+            ),
+            "name": text(hint="its own name", advanced=True).tip("Name of the reward in metrics. Empty: its own name."),
+            **cls.NETWORK,
+            "rescale": number(1, 1e-6, 1e6, step=0.01, label="factor of the score", advanced=True).tip(
+                "Factor of the score. It counts in a weighted_sum, and has no effect on advantages."
+            ),
+            "clip": text(label="bounds of the score", hint="0.1, 0.4", advanced=True).tip(
+                "Bounds of the rescaled score, as in 0.1, 0.4: beyond them there is nothing to win. Empty: no bounds."
+            ),
         }
-
-    @classmethod
-    def own_inputs(cls):
-        return {}
-
-    @classmethod
-    def own_optional_inputs(cls):
-        return {}
-
-    @classmethod
-    def network_inputs(cls):
-        return {}
+        return {**cls.REQUIRED, "coefficient": coefficient}, optional
 
     @classmethod
     def WANTS(cls, **inputs):
@@ -96,13 +82,51 @@ class RewardNode:
 class NetworkReward(RewardNode):
     """A reward that asks a network: where that lives, and how many pictures it takes at once."""
 
+    NETWORK = {
+        "device": DEVICE,
+        "dtype": dtype(advanced=True).tip("Precision of the network. auto: what its published scores were made with."),
+        "batch_size": integer(0, 0, 4096, advanced=True).tip("Pictures to one forward pass. 0: all at once."),
+        "offload": switch(advanced=True).tip("Between two uses the network waits in main memory."),
+    }
+
+
+class SeveralRewards(RewardNode):
+    """A node of several rewards that one network or server gives: a socket, a coefficient and a held_out switch for each."""
+
+    ENDS: tuple[str, ...]  # of the names of these inputs
+    EXAMPLE: str  # how the name of one in metrics ends
+
     @classmethod
-    def network_inputs(cls):
-        return {
-            "device": DEVICE,
-            "dtype": dtype(advanced=True).tip(
-                "Precision of the network. auto: what its published scores were made with."
-            ),
-            "batch_size": integer(0, 0, 4096, advanced=True).tip("Pictures to one forward pass. 0: all at once."),
-            "offload": switch(advanced=True).tip("Between two uses the network waits in main memory."),
-        }
+    def inputs(cls):
+        required, optional = super().inputs()
+        coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
+        optional["name"] = optional["name"].tip(
+            f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {cls.KIND}_{cls.EXAMPLE}."
+        )
+        required |= {f"coefficient_{end}": coefficient for end in cls.ENDS}
+        return required, {f"held_out_{end}": held_out.advanced() for end in cls.ENDS} | optional
+
+    @classmethod
+    def names(cls, name, inputs):
+        """Each reward's name in metrics."""
+        return [f"{name or cls.KIND}_{end}" for end in cls.ENDS]
+
+    def own(self, inputs):
+        """The settings of each reward; takes those inputs that the rewards do not share out of `inputs`."""
+        raise NotImplementedError
+
+    @classmethod
+    def announced(cls, name="", **inputs):
+        names = cls.names(name, inputs)
+        return tuple(
+            (own, inputs.get(f"held_out_{end}", cls.HELD_OUT)) for end, own in zip(cls.ENDS, names, strict=True)
+        )
+
+    @devices.outside_inference
+    def build(self, name="", rescale=1.0, clip="", **inputs):
+        coefficients = [inputs.pop(f"coefficient_{end}") for end in self.ENDS]
+        held_out = [inputs.pop(f"held_out_{end}", None) for end in self.ENDS]
+        names, settings, rewards = self.names(name, inputs), self.own(inputs), ()
+        for own, coefficient, out, more in zip(names, coefficients, held_out, settings, strict=True):
+            rewards += super().build(coefficient, out, own, rescale, clip, **more, **inputs)
+        return rewards

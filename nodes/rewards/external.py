@@ -1,23 +1,22 @@
 """Rewards that are not ours: a server's, a function's in a file of the user's, and the user's own votes."""
 
-from ...host import devices
 from ...host.access import permissions
 from ...trainer.types import JUDGE_ANSWERS
 from ..inputs import choice, complaint, integer, lines, number, switch, text
-from .base import JUDGE, REWARD, RewardNode
+from .base import JUDGE, REWARD, RewardNode, SeveralRewards
 
 
 class _ServerReward(RewardNode):
     """A reward that asks a server: its address, tokens, patience, and whether it may be asked about other pictures."""
 
     @classmethod
-    def INPUT_TYPES(cls):
-        declared = super().INPUT_TYPES()
-        declared["optional"]["groups_only"] = switch(label="only trained pictures", advanced=True).tip(
+    def inputs(cls):
+        required, optional = super().inputs()
+        optional["groups_only"] = switch(label="only trained pictures", advanced=True).tip(
             "It may only be asked about the pictures that are trained on: evaluations leave it out, and credit that asks "
             "rewards again refuses it. For a server whose answers cost money or time."
         )
-        return declared
+        return required, optional
 
     @classmethod
     def wrong_address(cls, url, token_variable):
@@ -56,36 +55,32 @@ class RewardHTTP(_ServerReward):
     SEARCH_ALIASES = [*REWARD, "api", "server", "remote", "custom reward", "webhook"]
     KIND = "http"
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "url": text("http://127.0.0.1:8189/score", label="address").tip(
-                "Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
-                "allow any machine but this one."
-            )
-        }
+    REQUIRED = {
+        "url": text("http://127.0.0.1:8189/score", label="address").tip(
+            "Address where the server takes pictures to score, by POST. Pictures and prompts go there, so you have to "
+            "allow any machine but this one."
+        )
+    }
 
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "score_key": text(hint="score").tip(
-                "Name of the score, of a server that gives several; they share one request."
-            ),
-            "timeout": number(60, 0.1, 86400, step=1, advanced=True).tip("Seconds that one request may take."),
-            "retries": RETRIES,
-            "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
-            "token_variable": TOKEN_VARIABLE,
-            "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
-                "Frames per second of the mp4 files that videos are sent as."
-            ),
-        }
+    OPTIONAL = {
+        "score_key": text(hint="score").tip(
+            "Name of the score, of a server that gives several; they share one request."
+        ),
+        "timeout": number(60, 0.1, 86400, step=1, advanced=True).tip("Seconds that one request may take."),
+        "retries": RETRIES,
+        "batch_size": integer(16, 0, 4096, advanced=True).tip("Samples to one request. 0: all."),
+        "token_variable": TOKEN_VARIABLE,
+        "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
+            "Frames per second of the mp4 files that videos are sent as."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, token_variable="", clip=""):
         return cls.wrong_address(url, token_variable) or super().VALIDATE_INPUTS(clip)
 
 
-class RewardVLMJudge(_ServerReward):
+class RewardVLMJudge(SeveralRewards, _ServerReward):
     TITLE = "Reward: VLM Judge"
     DESCRIPTION = (
         "Asks a vision-language model on any OpenAI-compatible server (vLLM, Ollama, llama.cpp, LM Studio …) questions about "
@@ -93,65 +88,47 @@ class RewardVLMJudge(_ServerReward):
     )
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vlm", "llm", "qwen-vl", "openai", "ollama", "vllm", "unified reward", "judge"]
     KIND = "vlm_judge"
-    SOCKETS = 4
-    RETURN_TYPES = ("OTCA_REWARD",) * SOCKETS
-    RETURN_NAMES = tuple(f"question_{number}" for number in range(1, SOCKETS + 1))
-    OUTPUT_TOOLTIPS = tuple(f"The answer to line {number} of questions." for number in range(1, SOCKETS + 1))
+    ENDS = ("1", "2", "3", "4")
+    EXAMPLE = "quality"
+    RETURN_TYPES = ("OTCA_REWARD",) * len(ENDS)
+    RETURN_NAMES = tuple(f"question_{end}" for end in ENDS)
+    OUTPUT_TOOLTIPS = tuple(f"The answer to line {end} of questions." for end in ENDS)
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        declared = super().INPUT_TYPES()
-        required, optional = declared["required"], declared["optional"]
-        coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
-        optional["name"] = text(hint="its own name", advanced=True).tip(
-            "Start of the rewards' names in metrics. Empty: vlm_judge, as in vlm_judge_quality."
-        )
-        names = range(1, cls.SOCKETS + 1)
-        return {
-            "required": required
-            | {f"coefficient_{n}": coefficient if n < 3 else coefficient.advanced() for n in names},
-            "optional": {f"held_out_{number}": held_out.advanced() for number in names} | optional,
-        }
+    REQUIRED = {
+        "url": text("http://127.0.0.1:8000/v1", label="address").tip(
+            "Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
+            "any machine but this one."
+        ),
+        "model": text("Qwen/Qwen3-VL-8B-Instruct").tip("Name of the model on that server."),
+        "questions": lines(
+            "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
+            hint="Questions, one a line: Is this a good picture?",
+        ).tip(
+            "A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
+            "with its name and a colon."
+        ),
+    }
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "url": text("http://127.0.0.1:8000/v1", label="address").tip(
-                "Address of the server, as clients of OpenAI take it. Pictures and prompts go there, so you have to allow "
-                "any machine but this one."
-            ),
-            "model": text("Qwen/Qwen3-VL-8B-Instruct").tip("Name of the model on that server."),
-            "questions": lines(
-                "alignment: Does this picture show {prompt}?\nquality: Is this a good picture, without mistakes?",
-                hint="Questions, one a line: Is this a good picture?",
-            ).tip(
-                "A question a line, one to four: each is a reward. prompt in braces stands for the prompt. A line may begin "
-                "with its name and a colon."
-            ),
-        }
-
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "answer": choice(JUDGE_ANSWERS).tip(
-                "yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
-                "gives log-probabilities, else number."
-            ),
-            "scale": text("0, 10", advanced=True).tip(
-                "Lowest and highest number of an answer, which become the scores 0 and 1."
-            ),
-            "max_tokens": integer(16, 1, 65536, advanced=True).tip(
-                "Tokens of an answer. More only for models that think first."
-            ),
-            "concurrency": integer(4, 1, 256, advanced=True).tip("Questions under way at once."),
-            "frames": integer(4, 1, 64, advanced=True).tip("Frames of a video that it sees, evenly spread."),
-            "timeout": number(120, 0.1, 86400, step=1, advanced=True).tip("Seconds that one question may take."),
-            "retries": RETRIES,
-            "token_variable": TOKEN_VARIABLE.advanced(),
-            "extra": text(label="more request fields", hint='{"temperature": 0}', advanced=True).tip(
-                "More fields of the request, as a JSON object: for example those that stop a model from thinking first."
-            ),
-        }
+    OPTIONAL = {
+        "answer": choice(JUDGE_ANSWERS).tip(
+            "yes_no: how likely yes is, by log-probabilities. number: a number in scale. auto: yes_no where the server "
+            "gives log-probabilities, else number."
+        ),
+        "scale": text("0, 10", advanced=True).tip(
+            "Lowest and highest number of an answer, which become the scores 0 and 1."
+        ),
+        "max_tokens": integer(16, 1, 65536, advanced=True).tip(
+            "Tokens of an answer. More only for models that think first."
+        ),
+        "concurrency": integer(4, 1, 256, advanced=True).tip("Questions under way at once."),
+        "frames": integer(4, 1, 64, advanced=True).tip("Frames of a video that it sees, evenly spread."),
+        "timeout": number(120, 0.1, 86400, step=1, advanced=True).tip("Seconds that one question may take."),
+        "retries": RETRIES,
+        "token_variable": TOKEN_VARIABLE.advanced(),
+        "extra": text(label="more request fields", hint='{"temperature": 0}', advanced=True).tip(
+            "More fields of the request, as a JSON object: for example those that stop a model from thinking first."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, url, questions, scale="0, 10", token_variable="", extra="", clip=""):
@@ -159,40 +136,34 @@ class RewardVLMJudge(_ServerReward):
 
         return (
             cls.wrong_address(url, token_variable)
-            or complaint("questions", judge.parse_questions, questions, cls.SOCKETS)
+            or complaint("questions", judge.parse_questions, questions, len(cls.ENDS))
             or complaint("scale", judge.parse_scale, scale)
             or complaint("extra", judge.parse_extra, extra)
             or super().VALIDATE_INPUTS(clip)
         )
 
     @classmethod
-    def announced(cls, questions="", name="", **own):
+    def inputs(cls):
+        required, optional = super().inputs()
+        return required | {name: required[name].advanced() for name in ("coefficient_3", "coefficient_4")}, optional
+
+    @classmethod
+    def names(cls, name, inputs):
         from ...trainer.rewards.judge import names_of
 
-        names = names_of(questions, name or cls.KIND, cls.SOCKETS)
-        return tuple(
-            (own_name, own.get(f"held_out_{number}", cls.HELD_OUT)) for number, own_name in enumerate(names, 1)
-        )
+        return names_of(inputs.get("questions", ""), name or cls.KIND, len(cls.ENDS))
 
     @classmethod
     def unasked(cls, index, questions=None, **_):
         """Whether an output is known to have no line of questions, so that nothing may be connected to it."""
         return questions is not None and index >= len([line for line in questions.splitlines() if line.strip()])
 
-    @devices.outside_inference
-    def build(self, questions, name="", rescale=1.0, clip="", **inputs):
-        from ...trainer.rewards.judge import names_of, parse_questions
+    def own(self, inputs):
+        from ...trainer.rewards.judge import parse_questions
 
-        numbers = range(1, self.SOCKETS + 1)
-        coefficients = [inputs.pop(f"coefficient_{number}") for number in numbers]
-        held_out = [inputs.pop(f"held_out_{number}", None) for number in numbers]
-        asked = parse_questions(questions, self.SOCKETS)
-        asked += [""] * (self.SOCKETS - len(asked))  # what is connected to these says so when it is asked
-        names = names_of(questions, name or self.KIND, self.SOCKETS)
-        rewards = []
-        for own, question, coefficient, out in zip(names, asked, coefficients, held_out, strict=True):
-            rewards += super().build(coefficient, out, own, rescale, clip, question=question, **inputs)
-        return tuple(rewards)
+        asked = parse_questions(inputs.pop("questions"), len(self.ENDS))
+        asked += [""] * (len(self.ENDS) - len(asked))  # what is connected to these says so when it is asked
+        return [{"question": question} for question in asked]
 
 
 class RewardPython(RewardNode):
@@ -201,16 +172,14 @@ class RewardPython(RewardNode):
     SEARCH_ALIASES = [*REWARD, "custom reward", "python", "function", "script"]
     KIND = "python"
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "file": text("my_reward.py").tip(
-                "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing."
-            ),
-            "function": text("score").tip(
-                "Name of the function, which takes images [B, H, W, 3] and prompts, and returns B scores."
-            ),
-        }
+    REQUIRED = {
+        "file": text("my_reward.py").tip(
+            "A file in a folder that OTCA_ALLOW_PYTHON_REWARDS names. A workflow alone runs nothing."
+        ),
+        "function": text("score").tip(
+            "Name of the function, which takes images [B, H, W, 3] and prompts, and returns B scores."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, file, clip=""):
@@ -235,39 +204,35 @@ class RewardVote(RewardNode):
     SEARCH_ALIASES = [*REWARD, *JUDGE, "vote", "human feedback", "rlhf", "rate images", "choose"]
     KIND = "vote"
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "votes": text("votes", suggest="votes", label="folder of votes").tip(
-                "Name of the folder below output/otca_votes that keeps the votes and their pictures. Pictures that were "
-                "voted on before are not asked about again."
-            )
-        }
+    REQUIRED = {
+        "votes": text("votes", suggest="votes", label="folder of votes").tip(
+            "Name of the folder below output/otca_votes that keeps the votes and their pictures. Pictures that were "
+            "voted on before are not asked about again."
+        )
+    }
 
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "url": text(label="address", hint="this page asks").tip(
-                "Address of a server that otca vote started, as in http://127.0.0.1:8190/score. It asks in a browser "
-                "elsewhere, and keeps the votes there. Needed where the training does not run on the canvas. "
-                "Empty: this page asks."
-            ),
-            "token_variable": text(hint="OTCA_REWARD_TOKEN", advanced=True).tip(
-                "Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
-                "goes only to the host that the variable of that name and _HOST names."
-            ),
-            "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
-                "Frames per second of the videos that are shown."
-            ),
-            "learn": switch().tip(
-                "A small head learns from your votes. After some of them it scores the groups that it is sure of, and you "
-                "are asked about four pictures at most of each of the others."
-            ),
-            "encoder": text("shapes-clip", suggest="encoders").tip(
-                "What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
-                "cache. shapes-clip knows small pictures of shapes only."
-            ),
-        }
+    OPTIONAL = {
+        "url": text(label="address", hint="this page asks").tip(
+            "Address of a server that otca vote started, as in http://127.0.0.1:8190/score. It asks in a browser "
+            "elsewhere, and keeps the votes there. Needed where the training does not run on the canvas. "
+            "Empty: this page asks."
+        ),
+        "token_variable": text(hint="OTCA_REWARD_TOKEN", advanced=True).tip(
+            "Name of the environment variable with that server's token: OTCA_REWARD_TOKEN, or one that begins so. It "
+            "goes only to the host that the variable of that name and _HOST names."
+        ),
+        "fps": number(16, 1, 240, step=1, label="frames a second", advanced=True).tip(
+            "Frames per second of the videos that are shown."
+        ),
+        "learn": switch().tip(
+            "A small head learns from your votes. After some of them it scores the groups that it is sure of, and you "
+            "are asked about four pictures at most of each of the others."
+        ),
+        "encoder": text("shapes-clip", suggest="encoders").tip(
+            "What it sees pictures by: a CLIP, SigLIP 2 or DINOv2 folder, the name of one, or a hub id in the local "
+            "cache. shapes-clip knows small pictures of shapes only."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, votes, url="", token_variable="", learn=False, encoder="", clip=""):

@@ -15,18 +15,16 @@ class RewardClipT(NetworkReward):
     KIND = "clip_t"
     MODEL_INPUTS = ("model", "path")
 
-    @classmethod
-    def own_inputs(cls):
-        tip = "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
-        return {"model": found(paths.list_models(MARKER)).tip(tip)}
-
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "path": text(hint="a folder, or owner/name").tip(
-                "A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
-            )
-        }
+    REQUIRED = {
+        "model": found(lambda: paths.list_models(MARKER)).tip(
+            "A CLIP model folder (transformers layout) from ComfyUI's folders, $OTCA_MODELS or assets/."
+        )
+    }
+    OPTIONAL = {
+        "path": text(hint="a folder, or owner/name").tip(
+            "A CLIP model folder anywhere else, or a hub id in the local cache. Used instead of model when not empty."
+        )
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, path="", clip=""):
@@ -45,17 +43,15 @@ class RewardAesthetic(NetworkReward):
     KIND = "aesthetic"
     MODEL_INPUTS = ("path", "model")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights").tip(
-                "The head's file: a path, or its name in a model folder."
-            ),
-            "model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
-                "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
-                "one share it."
-            ),
-        }
+    REQUIRED = {
+        "path": text("sac+logos+ava1-l14-linearMSE.pth", suggest="reward_weights").tip(
+            "The head's file: a path, or its name in a model folder."
+        ),
+        "model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+            "The CLIP ViT-L/14 below it: a folder, the name of one, or a hub id in the local cache. Rewards on the same "
+            "one share it."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", model="", clip=""):
@@ -78,17 +74,15 @@ class RewardPickScore(NetworkReward):
     KIND = "pickscore"
     MODEL_INPUTS = ("path", "processor")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("yuvalkirstain/PickScore_v1", suggest="networks").tip(
-                "The checkpoint: a folder, the name of one, or a hub id in the local cache."
-            ),
-            "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders").tip(
-                "The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
-                "the name of one, or a hub id in the local cache."
-            ),
-        }
+    REQUIRED = {
+        "path": text("yuvalkirstain/PickScore_v1", suggest="networks").tip(
+            "The checkpoint: a folder, the name of one, or a hub id in the local cache."
+        ),
+        "processor": text("laion/CLIP-ViT-H-14-laion2B-s32B-b79K", suggest="encoders").tip(
+            "The CLIP that lends its tokenizer and preprocessor_config.json, where the checkpoint has none: a folder, "
+            "the name of one, or a hub id in the local cache."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", processor="", clip=""):
@@ -107,21 +101,19 @@ class RewardHPSv2(NetworkReward):
     KIND = "hpsv2"
     MODEL_INPUTS = ("path", "tokenizer")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("HPS_v2.1_compressed.pt", suggest="reward_weights").tip(
-                "The published file: a path, or its name in a model folder."
-            ),
-            "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
-                "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
-                "do."
-            ),
-            "provider": choice(HPS_PROVIDERS, advanced=True).tip(
-                "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
-                "authors' package, where you have one that works."
-            ),
-        }
+    REQUIRED = {
+        "path": text("HPS_v2.1_compressed.pt", suggest="reward_weights").tip(
+            "The published file: a path, or its name in a model folder."
+        ),
+        "tokenizer": text("openai/clip-vit-large-patch14", suggest="tokenizers").tip(
+            "A folder with CLIP's tokenizer, the name of one, or a hub id in the local cache. Any CLIP's tokenizer will "
+            "do."
+        ),
+        "provider": choice(HPS_PROVIDERS, advanced=True).tip(
+            "Whose code computes the scores, which are the same. transformers: no package is needed. hpsv2: the "
+            "authors' package, where you have one that works."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", tokenizer="", provider="transformers", clip=""):
@@ -144,19 +136,17 @@ class RewardImageReward(NetworkReward):
     KIND = "image_reward"
     MODEL_INPUTS = ("path", "config", "tokenizer")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("ImageReward.pt", suggest="reward_weights").tip(
-                "The published file: a path, or its name in a model folder."
-            ),
-            "config": text("med_config.json", suggest="reward_configs").tip(
-                "The file published beside it: a path, or its name in a model folder."
-            ),
-            "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers").tip(
-                "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache."
-            ),
-        }
+    REQUIRED = {
+        "path": text("ImageReward.pt", suggest="reward_weights").tip(
+            "The published file: a path, or its name in a model folder."
+        ),
+        "config": text("med_config.json", suggest="reward_configs").tip(
+            "The file published beside it: a path, or its name in a model folder."
+        ),
+        "tokenizer": text("google-bert/bert-base-uncased", suggest="tokenizers").tip(
+            "A folder with the tokenizer of bert-base-uncased, the name of one, or a hub id in the local cache."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", config="", tokenizer="", clip=""):
@@ -179,22 +169,18 @@ class RewardMyTaste(NetworkReward):
     KIND = "my_taste"
     MODEL_INPUTS = ("path", "encoder")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("taste.safetensors", suggest="reward_weights").tip(
-                "The file that otca taste fit wrote: a path, or its name in a model folder."
-            ),
-        }
+    REQUIRED = {
+        "path": text("taste.safetensors", suggest="reward_weights").tip(
+            "The file that otca taste fit wrote: a path, or its name in a model folder."
+        ),
+    }
 
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "encoder": text(suggest="encoders", hint="the one in the file").tip(
-                "The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
-                "or a hub id in the local cache. Empty: by the name in the file."
-            )
-        }
+    OPTIONAL = {
+        "encoder": text(suggest="encoders", hint="the one in the file").tip(
+            "The image encoder that it was fitted on, where its folder has another name here: a folder, the name of one, "
+            "or a hub id in the local cache. Empty: by the name in the file."
+        )
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", encoder="", clip=""):
@@ -259,13 +245,11 @@ class RewardScenes(RewardNode):
     SEARCH_ALIASES = [*REWARD, "scenes", "counting", "relations", "exact judge"]
     KIND = "scenes"
 
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "strict": switch().tip(
-                "1 where exactly what was asked for is there, else 0. Off: how nearly it is there, from 0 to 1."
-            )
-        }
+    OPTIONAL = {
+        "strict": switch().tip(
+            "1 where exactly what was asked for is there, else 0. Off: how nearly it is there, from 0 to 1."
+        )
+    }
 
 
 class RewardText(RewardNode):
@@ -296,31 +280,27 @@ class RewardObjects(NetworkReward):
     KIND = "objects"
     MODEL_INPUTS = ("path", "clip_model")
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders").tip(
-                "The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache."
-            ),
-            "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
-                "The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
-                "may ask for a colour."
-            ),
-        }
+    REQUIRED = {
+        "path": text("google/owlv2-base-patch16-ensemble", suggest="encoders").tip(
+            "The detector, OWLv2 or Grounding DINO: a folder, the name of one, or a hub id in the local cache."
+        ),
+        "clip_model": text("openai/clip-vit-large-patch14", suggest="encoders").tip(
+            "The CLIP that tells colours: a folder, the name of one, or a hub id in the local cache. Empty: no prompt "
+            "may ask for a colour."
+        ),
+    }
 
-    @classmethod
-    def own_optional_inputs(cls):
-        return {
-            "strict": switch().tip(
-                "1 where all is as asked for, else 0, as GenEval counts. Off: the share of what was asked for."
-            ),
-            "threshold": number(0, 0, 1, step=0.01).tip(
-                "How sure the detector has to be. 0: 0.2 with OWLv2, 0.35 with Grounding DINO."
-            ),
-            "overlap": number(0.5, 0, 1, step=0.05, label="box overlap", advanced=True).tip(
-                "Of two boxes of one name that share more than this, the surer one counts."
-            ),
-        }
+    OPTIONAL = {
+        "strict": switch().tip(
+            "1 where all is as asked for, else 0, as GenEval counts. Off: the share of what was asked for."
+        ),
+        "threshold": number(0, 0, 1, step=0.01).tip(
+            "How sure the detector has to be. 0: 0.2 with OWLv2, 0.35 with Grounding DINO."
+        ),
+        "overlap": number(0.5, 0, 1, step=0.05, label="box overlap", advanced=True).tip(
+            "Of two boxes of one name that share more than this, the surer one counts."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, path="", clip_model="", clip=""):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ...canvas import payloads, results
 from ...host import comfyui, devices, stopping
-from ..inputs import integer, lines, miswired, socket, switch
+from ..inputs import Node, integer, lines, miswired, socket, switch
 from .base import JUDGE, REWARD
 
 MAX_REWARDS = 8
@@ -14,16 +14,13 @@ def reward_sockets(tip="A reward; its coefficient and held out are set on its no
     return {f"reward_{number}": socket("OTCA_REWARD").tip(tip) for number in range(1, MAX_REWARDS + 1)}
 
 
-class _AsksRewards:
+class _AsksRewards(Node):
     """What both share: the sockets, and the table that they show."""
 
     CATEGORY = "OTCA/rewards"
     FUNCTION = "score"
     OUTPUT_NODE = True  # its table is worth a run of its own, with nothing connected below
-
-    @classmethod
-    def INPUT_TYPES(cls) -> dict:
-        raise NotImplementedError
+    HIDDEN = {"node_id": "UNIQUE_ID"}
 
     @classmethod
     def VALIDATE_INPUTS(cls, input_types):
@@ -59,19 +56,14 @@ class RewardStack(_AsksRewards):
     RETURN_NAMES = ("scores", "table")
     OUTPUT_TOOLTIPS = ("Scores of every sample by every reward.", "The same as a picture.")
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {"trajectories": socket("OTCA_TRAJECTORIES")},
-            "optional": {
-                **reward_sockets(),
-                "overlap": switch(label="score while sampling").tip(
-                    "Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
-                    "memory of both at once."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {"trajectories": socket("OTCA_TRAJECTORIES")}
+    OPTIONAL = {
+        **reward_sockets(),
+        "overlap": switch(label="score while sampling").tip(
+            "Scores while the next samples are made, as many at a time as the SDE Sampler's batch size. Takes the "
+            "memory of both at once."
+        ),
+    }
 
     @devices.outside_inference
     def score(self, trajectories, node_id="", overlap=False, **sockets):
@@ -118,29 +110,22 @@ class ScoreImages(_AsksRewards):
         "The scores as a picture.",
     )
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        return {
-            "required": {
-                "images": socket("IMAGE").tip("A batch of pictures, or frames of videos."),
-                "prompt": lines(hint="Prompt: what the pictures should show").tip(
-                    "What the pictures should show. Rewards that only look at a picture do not need it."
-                ),
-                "keep": integer(1, 1, 4096).tip("Number of pictures (or videos) in the output best pictures."),
-            },
-            "optional": {
-                **reward_sockets(),
-                "prompt_per_image": switch().tip(
-                    "On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
-                    "prompt of all pictures."
-                ),
-                "video": switch().tip("On: the images are frames, and videos are scored."),
-                "frames": integer(0, 0, 4096).tip(
-                    "Frames of each video, where video is on. 0: all images are one video."
-                ),
-            },
-            "hidden": {"node_id": "UNIQUE_ID"},
-        }
+    REQUIRED = {
+        "images": socket("IMAGE").tip("A batch of pictures, or frames of videos."),
+        "prompt": lines(hint="Prompt: what the pictures should show").tip(
+            "What the pictures should show. Rewards that only look at a picture do not need it."
+        ),
+        "keep": integer(1, 1, 4096).tip("Number of pictures (or videos) in the output best pictures."),
+    }
+    OPTIONAL = {
+        **reward_sockets(),
+        "prompt_per_image": switch().tip(
+            "On: each line of prompt belongs to one picture (or video), in their order. Off: all of the text is the "
+            "prompt of all pictures."
+        ),
+        "video": switch().tip("On: the images are frames, and videos are scored."),
+        "frames": integer(0, 0, 4096).tip("Frames of each video, where video is on. 0: all images are one video."),
+    }
 
     @devices.outside_inference
     def score(self, images, prompt, keep, node_id="", prompt_per_image=False, video=False, frames=0, **sockets):

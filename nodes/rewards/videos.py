@@ -1,56 +1,27 @@
 """Rewards for videos: networks that judge a whole video in several dimensions at once."""
 
-from ...host import devices
 from ..inputs import complaint, integer, number, text
-from .base import JUDGE, REWARD, NetworkReward
+from .base import JUDGE, REWARD, NetworkReward, SeveralRewards
 
 
-class _VideoReward(NetworkReward):
-    """A socket, a coefficient and a held_out switch for each of DIMENSIONS; one forward pass scores them all."""
+class _VideoReward(SeveralRewards):
+    """A network that judges in DIMENSIONS; one forward pass scores them all."""
 
     DIMENSIONS: dict[str, str]  # and what each looks at
     LEAST_FRAMES = 1  # of a video that it can judge
+    NETWORK = {
+        **NetworkReward.NETWORK,
+        "batch_size": integer(1, 0, 4096, advanced=True).tip("Videos to one forward pass. 0: all at once."),
+    }
 
     def __init_subclass__(cls):
+        cls.ENDS = cls.RETURN_NAMES = tuple(cls.DIMENSIONS)
+        cls.EXAMPLE = cls.ENDS[0]
         cls.RETURN_TYPES = ("OTCA_REWARD",) * len(cls.DIMENSIONS)
-        cls.RETURN_NAMES = tuple(cls.DIMENSIONS)
         cls.OUTPUT_TOOLTIPS = tuple(f"The scorer of {what}." for what in cls.DIMENSIONS.values())
 
-    @classmethod
-    def INPUT_TYPES(cls):
-        declared = super().INPUT_TYPES()
-        required, optional = declared["required"], declared["optional"]
-        coefficient, held_out = required.pop("coefficient"), optional.pop("held_out")
-        first = f"{cls.KIND}_{[*cls.DIMENSIONS][0]}"
-        optional["name"] = text(hint="its own name", advanced=True).tip(
-            f"Start of the rewards' names in metrics. Empty: {cls.KIND}, as in {first}."
-        )
-        return {
-            "required": required | {f"coefficient_{dimension}": coefficient for dimension in cls.DIMENSIONS},
-            "optional": {f"held_out_{dimension}": held_out.advanced() for dimension in cls.DIMENSIONS} | optional,
-        }
-
-    @classmethod
-    def announced(cls, name="", **own):
-        return tuple(
-            (f"{name or cls.KIND}_{dimension}", own.get(f"held_out_{dimension}", cls.HELD_OUT))
-            for dimension in cls.DIMENSIONS
-        )
-
-    @classmethod
-    def network_inputs(cls):
-        batch_size = integer(1, 0, 4096, advanced=True).tip("Videos to one forward pass. 0: all at once.")
-        return super().network_inputs() | {"batch_size": batch_size}
-
-    @devices.outside_inference
-    def build(self, name="", rescale=1.0, clip="", **inputs):
-        coefficients = [inputs.pop(f"coefficient_{dimension}") for dimension in self.DIMENSIONS]
-        held_out = [inputs.pop(f"held_out_{dimension}", None) for dimension in self.DIMENSIONS]
-        rewards = []
-        for dimension, coefficient, out in zip(self.DIMENSIONS, coefficients, held_out, strict=True):
-            own = f"{name or self.KIND}_{dimension}"
-            rewards += super().build(coefficient, out, own, rescale, clip, dimension=dimension, **inputs)
-        return tuple(rewards)
+    def own(self, inputs):
+        return [{"dimension": dimension} for dimension in self.DIMENSIONS]
 
 
 class RewardVideoAlign(_VideoReward):
@@ -62,20 +33,18 @@ class RewardVideoAlign(_VideoReward):
     DIMENSIONS = {"vq": "visual quality", "mq": "motion quality", "ta": "text alignment"}
     LEAST_FRAMES = 2
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "model": text("KlingTeam/VideoReward", suggest="video_judges").tip(
-                "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
-            ),
-            "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers").tip(
-                "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
-                "adapter only."
-            ),
-            "fps": number(16, 1, 240, step=1, label="frames a second").tip(
-                "Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second."
-            ),
-        }
+    REQUIRED = {
+        "model": text("KlingTeam/VideoReward", suggest="video_judges").tip(
+            "VideoReward's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
+        ),
+        "base": text("Qwen/Qwen2-VL-2B-Instruct", suggest="tokenizers").tip(
+            "Folder of the Qwen2-VL under it, named likewise: tokenizer and settings, and weights where model has an "
+            "adapter only."
+        ),
+        "fps": number(16, 1, 240, step=1, label="frames a second").tip(
+            "Frames per second of the sampled videos (Wan 2.1: 16). The network looks at two of each second."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, base, clip=""):
@@ -101,16 +70,14 @@ class RewardVideoScore(_VideoReward):
         "factual": "consistency with common sense",
     }
 
-    @classmethod
-    def own_inputs(cls):
-        return {
-            "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders").tip(
-                "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
-            ),
-            "most_frames": integer(48, 1, 48, advanced=True).tip(
-                "Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
-            ),
-        }
+    REQUIRED = {
+        "model": text("TIGER-Lab/VideoScore-v1.1", suggest="encoders").tip(
+            "VideoScore's folder: a path, a name in ComfyUI's folders or $OTCA_MODELS, or a cached hub id."
+        ),
+        "most_frames": integer(48, 1, 48, advanced=True).tip(
+            "Frames that it looks at, evenly spread. v1.1 reads up to 48; 16 are three times faster."
+        ),
+    }
 
     @classmethod
     def VALIDATE_INPUTS(cls, model, clip=""):
