@@ -70,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _pair(arguments: argparse.Namespace) -> int:
-    from ..inference.before_after import pair_to_folder
+    from ..inference.loading import pair_to_folder
 
     others = ("output", "guide", "steps", "size", "frames")
     if len(arguments.prompt) > 1 or (given := [f"--{name}" for name in others if getattr(arguments, name)]):

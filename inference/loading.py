@@ -1,23 +1,29 @@
-"""`otca sample`: pictures from a run or a model, by the deterministic sampler."""
+"""`otca sample`: pictures from a run or a model, by the deterministic sampler, into a file or as a pair into a folder."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..host import devices, search
+from ..host.files import write_text
+from ..host.own_folders import new_folder
 from ..trainer import rollout
 from ..trainer.flow import load_flow_model
 from ..trainer.pictures import grids
 from ..trainer.policy import saved
-from ..trainer.run.folder import WORKFLOW
+from ..trainer.policy.files import read_metadata
+from ..trainer.run.folder import ABOUT, AFTER, BEFORE, WORKFLOW
 from ..trainer.types import MODEL_NODES, TRAJECTORY_NODES, SamplerSettings
 from . import guidance
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..trainer.families.base import FlowModel
     from .guidance import Guide
 
@@ -153,3 +159,56 @@ def _free_name(folder: Path) -> Path:
     while (folder / f"samples-{number}.png").exists():
         number += 1
     return folder / f"samples-{number}.png"
+
+
+# -- one prompt and seed, without and with what was trained: `otca sample --pair` ---------------------------------------------
+
+
+def pair_to_folder(
+    run: Path,
+    prompt: str,
+    seed: int,
+    folder: Path,
+    node_classes: Mapping[str, type],
+    say: Callable[[str], None] = print,
+) -> None:
+    """Writes before.png, after.png and about.json ({prompt, seed, iteration}) into a new folder, all of them or none.
+
+    Both pictures begin with the same noise, and are sampled as the run's evaluations are. Of a video it is the middle frame.
+
+    Args:
+        run: a run's folder.
+        say: receives "done/all" model calls before each of them.
+
+    Raises:
+        FileNotFoundError: no run, or nothing saved in it yet.
+        NotOurs: `folder` is there, and is none of ours.
+    """
+    model, settings = load_run(run, node_classes)
+    trained = _trained_until(model, run)
+    calls, done = rollout.model_calls(settings.steps, 2, 1), 0
+
+    def on_step() -> None:
+        nonlocal done
+        say(f"{done}/{calls}")
+        done += 1
+
+    def picture() -> Tensor:
+        return grids.stills(rollout.generate(model, [prompt], settings, [seed], on_step))[0]
+
+    with model.policy.reference():
+        before = picture()
+    after = picture()
+    say(f"{calls}/{calls}")
+    if not run.is_dir():  # it was deleted or renamed meanwhile: its folder must not come back
+        raise FileNotFoundError(f"{run} is gone. Fix: ask for the pictures again where the run is now")
+    with new_folder(folder) as aside:
+        for name, image in ((BEFORE, before), (AFTER, after)):
+            grids.save((image.clamp(0, 1) * 255).round().byte().cpu().numpy(), aside / name)
+        write_text(aside / ABOUT, json.dumps({"prompt": prompt, "seed": seed, "iteration": trained}, indent=1))
+
+
+def _trained_until(model: FlowModel, run: Path) -> int | None:
+    """The iteration after which the run's adapter was saved, as its file says."""
+    iteration = read_metadata(saved.files(model, run)[0]).get("otca_iteration", "")
+    return int(iteration) if iteration.isdecimal() else None

@@ -135,8 +135,8 @@ class TunedModel(Node):
 
     @devices.outside_inference
     def tuned(self, model):
+        from ..trainer.native.loading import tuned
         from ..trainer.native.model import HIGH, LOW, NativeModel
-        from ..trainer.native.tuned import tuned
 
         if not isinstance(model, NativeModel):
             raise ValueError(

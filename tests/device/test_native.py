@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from comfyui_otca.trainer.native import frozen
-from comfyui_otca.trainer.native.checkpointing import checkpointed
+from comfyui_otca.trainer.native.checkpointing import Mutable, checkpointed
 from comfyui_otca.trainer.native.lora import NativeAdapters
-from comfyui_otca.trainer.native.mutation import Mutable
 from comfyui_otca.trainer.policy.adapters import Adapter
 
 pytestmark = [pytest.mark.anywhere, pytest.mark.usefixtures("accelerator", "comfy")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...host import devices
+from ...host import devices, distributed
 from ...host.devices import Resident
 from ..policy.policy import Policy
 from ..types import NextRollout
 from .condition import Condition
-from .forwards import Forwards
 
 if TYPE_CHECKING:
     import contextlib
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..run.record import Run
     from ..types import SamplerSettings, Trajectories
 
-
 EXAMPLE = "one word after another, as in a prompt; " * 8  # where a prompt's length counts, and it is not known
 
 
@@ -40,6 +39,46 @@ def noise_levels(sigma: float | Tensor, x: Tensor) -> Tensor:
 def frame_size(images: Tensor) -> tuple[int, int, int]:
     """(height, width, frames) of pictures [B, H, W, 3] or videos [B, F, H, W, 3], as `latent_shape` takes them."""
     return images.shape[-3], images.shape[-2], images.shape[1] if images.ndim == 5 else 1
+
+
+class Forwards:
+    """Counts samples x denoising steps that go through networks. Classifier-free guidance counts twice."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        self._samples = [0, 0]  # all, and those with gradient
+
+    def watch(self, network: torch.nn.Module, latents: str) -> None:
+        """Counts calls of a network, whose noisy latents have that name."""
+
+        def count(network: torch.nn.Module, args: tuple, inputs: Mapping[str, Tensor], output) -> None:
+            self.count(len(inputs[latents]))
+
+        network.register_forward_hook(count, with_kwargs=True)
+
+    def count(self, samples: int, twice: bool = False) -> None:
+        """Notes a forward pass of so many samples. `twice`: it has a negative half, which counts like the other."""
+        samples *= 1 + twice
+        self._samples[0] += samples
+        self._samples[1] += samples * torch.is_grad_enabled()
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Within it nothing is counted: for an evaluation, which is no part of training."""
+        before = list(self._samples)
+        try:
+            yield
+        finally:
+            self._samples = before
+
+    def take(self) -> dict[str, float]:
+        """The counts since the last call, of all processes together. Those `with_gradient` get a backward pass too."""
+        samples = self._samples
+        self.forget()
+        every, with_gradient = distributed.each(torch.tensor(samples)).sum(0).tolist()
+        return {"forwards/all": float(every), "forwards/with_gradient": float(with_gradient)}
 
 
 class FlowModel(Resident, ABC):

@@ -9,7 +9,7 @@ import torch
 
 from ...host import devices
 from .condition import Condition
-from .image import DOUBLE_BLOCK, ImageModel
+from .latents import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...host import devices
 from .condition import Condition
-from .image import packed, unpacked
-from .normalized import NormalizedModel
+from .latents import NormalizedModel, packed, unpacked
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ import torch
 
 from ...host import devices
 from .condition import Condition
-from .normalized import NormalizedModel
+from .latents import NormalizedModel
 
 if TYPE_CHECKING:
     from torch import Tensor

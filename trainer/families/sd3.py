@@ -10,7 +10,7 @@ import torch
 from ...host import devices
 from .base import noise_levels
 from .condition import Condition
-from .image import DOUBLE_BLOCK, ImageModel
+from .latents import DOUBLE_BLOCK, ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from ...host import devices
 from . import given
 from .base import EXAMPLE
 from .condition import NEGATIVE, Condition, Embeddings
-from .normalized import NormalizedModel
+from .latents import NormalizedModel
 from .pipeline import PipelineModel
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from ...host import devices
 from .condition import Condition
-from .image import ImageModel
+from .latents import ImageModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import frozen, targets
+from . import frozen
 from .checkpointing import checkpointed
-from .lora import NativeAdapters
+from .lora import NativeAdapters, blocks
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -40,7 +40,7 @@ class Expert:
         )
         self.network: torch.nn.Module = self.patcher.model.diffusion_model
         self.adapters = NativeAdapters(self.network, self.patcher.load_device)
-        self.blocks = targets.blocks(self.network)
+        self.blocks = blocks(self.network)
         self.checkpointing, self.is_stale = False, True
         self.prepare: Callable[[], object] = lambda: None
         self._replaced: list[tuple[torch.nn.Module, Callable, Callable | None]] = []

@@ -16,7 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..policy.frozen import FrozenLinear
+
+class FrozenLinear(torch.autograd.Function):
+    """`apply(x, forward, backward)`: forward(x), whose gradient is backward(g), g·W, in the dtype of x."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.multiply, ctx.dtype = backward, x.dtype
+        return forward(x.detach())
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        [gradient] = gradients
+        return ctx.multiply(gradient).to(ctx.dtype), None, None
 
 
 def is_fetched(module: torch.nn.Module) -> bool:

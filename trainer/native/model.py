@@ -18,10 +18,10 @@ from .. import schedule
 from ..families.base import FlowModel, frame_size, noise_levels
 from ..memory import fitting
 from ..types import SamplerSettings
-from . import conditions, frozen, guard, pictures, suitable
+from . import conditions, frozen, guard, suitable
+from .checkpointing import Mutable
 from .conditions import Encodings, NativeCondition, Processed, Prompt
-from .expert import Expert
-from .mutation import Mutable
+from .expert import Expert, ordinary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -338,19 +338,33 @@ class NativeModel(FlowModel):
 
     @torch.no_grad()
     def decode(self, latents: Tensor, batch_size: int = 0, texts: Sequence[str] = ()) -> Tensor:
-        parts, core, tiled = latents.split(batch_size or len(latents)), self._first.core, self.options.vae_tiling
         with self._autoencoder():
-            images = torch.cat([pictures.decoded(self.vae, core, self._with_frames(part), tiled) for part in parts])
+            images = torch.cat([self._decoded(part) for part in latents.split(batch_size or len(latents))])
         # the one frame of each picture
         return images.flatten(0, 1) if images.ndim == 5 and latents.ndim == 4 else images
 
     @torch.no_grad()
     def encode(self, images: Tensor, batch_size: int = 0) -> Tensor:
-        shape, core, tiled = self.latent_shape(*frame_size(images)), self._first.core, self.options.vae_tiling
-        has_frames = suitable.has_frames(self.models[HIGH])
-        with self._autoencoder():
-            parts = [pictures.encoded(self.vae, core, image, has_frames, tiled) for image in images]
+        shape = self.latent_shape(*frame_size(images))
+        with self._autoencoder():  # one alone: to some of ComfyUI's autoencoders a batch of pictures is a video
+            parts = [self._encoded(image if image.ndim == 4 else image.unsqueeze(0)) for image in images]
         return torch.cat(parts).reshape(len(images), *shape)
+
+    # Under inference_mode, as ComfyUI's nodes are: some of its autoencoders write over what they have computed.
+
+    def _decoded(self, latents: Tensor) -> Tensor:
+        """What the VAE makes of latents [B, C, (F,) h, w], in [0, 1] on the CPU; pictures may have an axis of one frame."""
+        with torch.inference_mode():
+            plain = self._first.core.process_latent_out(self._with_frames(latents).float())
+            made = self.vae.decode_tiled(plain) if self.options.vae_tiling else self.vae.decode(plain)
+        return ordinary(made)[..., :3].float().clamp(0, 1).cpu()
+
+    def _encoded(self, frames: Tensor) -> Tensor:
+        """Latents [1, C, (F,) h, w] on the CPU, of one picture [1, H, W, 3] or one video [F, H, W, 3]."""
+        with torch.inference_mode():
+            made = self.vae.encode_tiled(frames) if self.options.vae_tiling else self.vae.encode(frames)
+            latents = self._first.core.process_latent_in(self._with_frames(made).float())
+        return ordinary(latents).float().cpu()
 
     @contextlib.contextmanager
     def _autoencoder(self) -> Iterator[None]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-
-from . import merging
 
 if TYPE_CHECKING:
     from diffusers import ModelMixin
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     class Adaptable(ModelMixin, PeftAdapterMixin):
         """What every network that is trained is in diffusers."""
 
+    from peft.tuners.lora import LoraLayer
 
 TRAINED = "default"  # the name of the adapter that is trained, as peft has it
 
@@ -142,7 +141,7 @@ class PeftAdapters(Adapters):
             self.network.enable_adapters()
 
     def merged(self) -> contextlib.AbstractContextManager[None]:
-        return merging.merged([self.network])
+        return merged([self.network])
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.network.named_parameters() if parameter.requires_grad}
@@ -163,3 +162,47 @@ class PeftAdapters(Adapters):
 
     def modules(self) -> list[str]:
         return [name for name, _ in self.network.named_modules()]
+
+
+@contextlib.contextmanager
+def merged(networks: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within it every adapted weight is W + alpha/rank·B·A (Hu et al., 2106.09685): no call has to compute A's and B's products.
+
+    The sum is taken in float32 and rounded once to the dtype of W. It is kept beside W: while this lasts, the adapted weights
+    take twice their memory. W itself is not touched, and comes back to the bit however this ends. peft's own `merge` and
+    `unmerge` add and subtract in place, and would leave what they rounded. Merging loses a small B·A no sooner: without it the
+    sum of both products is rounded to that dtype. A layer whose adapter is off stays as it is.
+
+    Raises:
+        ValueError: quantized weights.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    layers = [module for network in networks for module in network.modules() if isinstance(module, LoraLayer)]
+    layers = [layer for layer in layers if not layer.disable_adapters]
+    aside = []
+    try:
+        for layer in layers:
+            weight = layer.get_base_layer().get_parameter("weight")
+            total = _sum(layer)
+            aside.append(weight.data)
+            weight.data = total
+            # By this peft's layers know that A and B are in the weight already.
+            layer.merged_adapters.extend(layer.active_adapters)
+        yield
+    finally:
+        for layer, data in zip(layers, aside, strict=False):  # fewer, where summing them failed
+            layer.get_base_layer().weight.data = data
+            layer.merged_adapters.clear()
+
+
+@torch.no_grad()
+def _sum(layer: LoraLayer) -> torch.Tensor:
+    weight = layer.get_base_layer().get_parameter("weight").detach()
+    if not weight.is_floating_point():
+        raise ValueError(
+            f"merge_adapter: the weights are quantized ({weight.dtype}), and rounding to so few bits would lose the adapter. "
+            "Fix: merge_adapter off on the SDE Sampler, or quantize = none on Model Memory"
+        )
+    delta = layer.get_delta_weight  # pyright: ignore[reportAttributeAccessIssue] all of peft's layers have one
+    return sum((delta(name) for name in layer.active_adapters), weight.float()).to(weight.dtype)

@@ -77,15 +77,15 @@ def layers(workflow: Workflow, node_id: str) -> list[str]:
 
 
 def _of_folder(values: Mapping[str, Any]) -> list[str]:
-    from ..native import targets  # imports torch
+    from ..native import lora  # imports torch
 
     folder = search.model(values.get("path") or values.get("model") or "", PIPELINE)
-    return targets.ends(targets.of_folder(folder))
+    return lora.ends(lora.of_folder(folder))
 
 
 def _of_loader(workflow: Workflow, node: Node) -> list[str]:
     """By the file that a loader above the model's link names, or by the embedded model."""
-    from ..native import targets
+    from ..native import lora
 
     waiting, seen = [node.links[name][0] for name in ("model",) if name in node.links], set()
     while waiting:
@@ -96,9 +96,9 @@ def _of_loader(workflow: Workflow, node: Node) -> list[str]:
         if source.class_type == EMBEDDED_NODE:
             name = _values(source).get("model")
             is_known = isinstance(name, str) and name in paths.list_models(PIPELINE)
-            return targets.ends(targets.of_embedded(name)) if is_known else []
+            return lora.ends(lora.of_embedded(name)) if is_known else []
         if file := _weights(source):
-            return targets.ends(targets.of_file(file))
+            return lora.ends(lora.of_file(file))
         waiting += [link for name, (link, _) in source.links.items() if source.declared[name].type == "MODEL"]
     return []
 

@@ -235,7 +235,7 @@ def strange_weights(family: str) -> dict:
 
 def experts(family: str) -> dict:
     """Two MODELs of one family: which of them is asked, what is trained of each, and both as tuned MODELs."""
-    from comfyui_otca.trainer.native.tuned import tuned
+    from comfyui_otca.trainer.native.loading import tuned
 
     high, low = tiny.build(family, seed=0), tiny.build(family, seed=7)
     both = trainable(high, low_noise=low.model, boundary=0.875)

@@ -15,7 +15,7 @@ from comfyui_otca.tests.comfyui import tiny
 from comfyui_otca.tests.comfyui.native.made import TEXTS, Loss, Made, apart, attribute, entries, make, trainable
 from comfyui_otca.tests.comfyui.native.remedies import shared_buffer
 from comfyui_otca.trainer import rollout
-from comfyui_otca.trainer.native.tuned import tuned
+from comfyui_otca.trainer.native.loading import tuned
 from comfyui_otca.trainer.policy import lora
 from comfyui_otca.trainer.run import checkpoint
 

@@ -23,7 +23,7 @@ from comfyui_otca.trainer import rollout
 from comfyui_otca.trainer.checks import preflight
 from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.families.configured import read_configuration
-from comfyui_otca.trainer.families.image import packed, unpacked
+from comfyui_otca.trainer.families.latents import packed, unpacked
 from comfyui_otca.trainer.families.pipeline import PipelineModel
 from comfyui_otca.trainer.families.qwen21 import QwenImage21
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model

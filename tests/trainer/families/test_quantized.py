@@ -7,7 +7,7 @@ import torch
 
 from comfyui_otca.tests.device import conftest as training
 from comfyui_otca.trainer import grpo
-from comfyui_otca.trainer.families import loading, quantized
+from comfyui_otca.trainer.families import loading
 from comfyui_otca.trainer.flow import FlowModelError, load_flow_model
 from comfyui_otca.trainer.types import UpdateSettings
 
@@ -69,7 +69,7 @@ def test_without_the_package_it_is_refused_before_anything_is_loaded(loaded, mon
 
 
 def test_a_bitsandbytes_that_does_nothing_on_the_device(loaded, monkeypatch):
-    monkeypatch.setattr(quantized, "check", lambda kind: None)
-    monkeypatch.setattr(quantized, "_layer", lambda kind, bias, weight, dtype: torch.nn.Linear(*weight.T.shape, bias))
+    monkeypatch.setattr(loading, "check_bitsandbytes", lambda kind: None)
+    monkeypatch.setattr(loading, "_layer", lambda kind, bias, weight, dtype: torch.nn.Linear(*weight.T.shape, bias))
     with pytest.raises(FlowModelError, match="quantize = 8bit: bitsandbytes does nothing on cpu. Fix: "):
         loaded(quantize="8bit")

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from comfyui_otca.trainer.native import checkpointing as module
-from comfyui_otca.trainer.native.checkpointing import checkpointed
-from comfyui_otca.trainer.native.mutation import Mutable
+from comfyui_otca.trainer.native.checkpointing import Mutable, checkpointed
 
 
 @pytest.fixture(autouse=True)

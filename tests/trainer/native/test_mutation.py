@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comfyui_otca.trainer.native.mutation import Mutable
+from comfyui_otca.trainer.native.checkpointing import Mutable
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, W = torch.randn(3, 4, generator=GENERATOR), torch.randn(4, 4, generator=GENERATOR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from comfyui_otca.trainer.native import targets
+from comfyui_otca.trainer.native import lora as targets
 
 
 class Quantized(nn.Module):
