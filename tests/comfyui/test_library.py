@@ -155,7 +155,7 @@ def test_a_run_is_deleted(canvas, sidebar, kept):
     assert not run.exists()
 
 
-def test_a_run_of_the_canvas_that_was_deleted_begins_anew(small, sidebar, run_name):
+def test_a_deleted_run_begins_anew(small, sidebar, run_name):
     small.run_and_wait()
     first = small.comfyui.metrics(run_name)
     panel, page = sidebar(), small.page

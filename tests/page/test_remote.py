@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import stat
@@ -238,36 +239,25 @@ def ask(there, method, path, token=TOKEN, **options):
     return asyncio.run(work(""))
 
 
-@pytest.mark.parametrize("token", ["", "wrong", TOKEN[:-1], TOKEN.upper()])
-@pytest.mark.parametrize("path", ["/run", "/run/files/metrics.jsonl", "/run/stop", "/", f"/run?token={TOKEN}"])
-def test_who_has_not_the_token_sees_nothing(there, token, path):
-    for method in ("GET", "POST"):
-        status, content = ask(there, method, path, token)
-        assert status == 401 and b"flowers" not in content and b"iteration" not in content
-    assert not (there / "stop").exists()
+def test_who_has_not_the_token_sees_nothing(there):
+    paths = ["/run", "/run/files/metrics.jsonl", "/run/stop", "/", f"/run?token={TOKEN}"]
+    for token, path in itertools.product(["", "wrong", TOKEN[:-1], TOKEN.upper()], paths):
+        for method in ("GET", "POST"):
+            status, content = ask(there, method, path, token)
+            assert status == 401 and b"flowers" not in content and b"iteration" not in content, (token, method, path)
+        assert not (there / "stop").exists()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "secret.txt",
-            "status.json",
-            "checkpoints/000001/state.json",
-            "samples/../secret.txt",
-            "../flowers/secret.txt",
-        ),
-        *(
-            "samples/1.png",
-            "notes.json",
-            "%2e%2e/flowers/metrics.jsonl",
-            "/etc/passwd",
-            "samples/000000.png/../../secret.txt",
-        ),
-    ],
-)
-def test_nothing_but_what_is_shown_is_given(there, name):
-    assert ask(there, "GET", f"/run/files/{name}")[0] == 404
+NOT_SHOWN = [
+    *("secret.txt", "status.json", "checkpoints/000001/state.json", "samples/../secret.txt", "../flowers/secret.txt"),
+    *("samples/1.png", "notes.json", "%2e%2e/flowers/metrics.jsonl", "/etc/passwd"),
+    "samples/000000.png/../../secret.txt",
+]
+
+
+def test_nothing_but_what_is_shown_is_given(there):
+    answers = {name: ask(there, "GET", f"/run/files/{name}")[0] for name in NOT_SHOWN}
+    assert answers == dict.fromkeys(NOT_SHOWN, 404)
 
 
 def test_a_link_out_of_the_folder_is_not_followed(there):
@@ -309,37 +299,34 @@ def stranger(**answers):
 GOOD = {"version": 1, "id": "flowers", "status": "running", "files": [], "adapters": []}
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"[]",
-        b"[" * 100_000,
-        json.dumps({**GOOD, "version": 2}).encode(),
-        json.dumps({**GOOD, "status": "dancing"}).encode(),
-        json.dumps({**GOOD, "total": -1}).encode(),
-        json.dumps({**GOOD, "files": [["../../evil", 1, 1]]}).encode(),
-        json.dumps({**GOOD, "files": [["status.json", 1, 1]]}).encode(),
-        json.dumps({**GOOD, "adapters": [["workflow.json", 1, 1]]}).encode(),
-        json.dumps({**GOOD, "files": [["train.log", 1]]}).encode(),
-        b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}",
-    ],
-    ids=range(11),
-)
-def test_an_answer_that_is_none_leaves_no_folder(here, there, content):
-    app = stranger(run=lambda: web.Response(body=content))
-    with pytest.raises(Refused, match="no answer of otca serve") as refusal:
-        watched(here, there, app=app)
-    assert refusal.value.status == 502 and not list(here.folder().glob("*"))
+NO_ANSWERS = [
+    *(b"", b"[]", b"[" * 100_000, b'{"files": ' + b" " * watching.MOST_STATE_BYTES + b"[]}"),
+    *(
+        json.dumps({**GOOD, **wrong}).encode()
+        for wrong in (
+            *({"version": 2}, {"status": "dancing"}, {"total": -1}, {"files": [["../../evil", 1, 1]]}),
+            *({"files": [["status.json", 1, 1]]}, {"adapters": [["workflow.json", 1, 1]]}),
+            {"files": [["train.log", 1]]},
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", ".hidden", "", "x\n"])
-def test_a_strangers_name_is_no_path(here, there, name):
+def test_an_answer_that_is_none_leaves_no_folder(here, there):
+    for content in NO_ANSWERS:
+        app = stranger(run=lambda content=content: web.Response(body=content))
+        with pytest.raises(Refused, match="no answer of otca serve") as refusal:
+            watched(here, there, app=app)
+        assert refusal.value.status == 502 and not list(here.folder().glob("*")), content[:100]
+
+
+def test_a_strangers_name_is_no_path(here, there):
     """The name that it gives itself becomes that of a folder."""
-    app = stranger(run=lambda: web.json_response({**GOOD, "id": name}))
-    with pytest.raises(Refused) as refusal:
-        watched(here, there, app=app)
-    assert refusal.value.status in (400, 502) and not list(here.folder().parent.rglob("remote.json"))
+    for name in ("..", "a/b", ".hidden", "", "x\n"):
+        app = stranger(run=lambda name=name: web.json_response({**GOOD, "id": name}))
+        with pytest.raises(Refused) as refusal:
+            watched(here, there, app=app)
+        assert refusal.value.status in (400, 502) and not list(here.folder().parent.rglob("remote.json")), name
 
 
 def test_a_wrong_token_is_said(here, there):

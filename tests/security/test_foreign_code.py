@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import shutil
 import sys
@@ -52,27 +53,26 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("component", ["transformer", "vae", "tokenizer", "scheduler", "extra"])
-def test_other_libraries_are_refused_before_anything_is_loaded(hostile, source, component):
-    folder = hostile(**{component: source})
-    for check in (lambda: check_model_folder(folder), lambda: load_flow_model(folder, device="cpu")):
-        with pytest.raises(FlowModelError, match=f"wants {component} to be .*Fix: "):
-            check()
-    told = NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"].VALIDATE_INPUTS("shapes-flux", str(folder))
-    assert told.startswith("path: ") and "only classes of diffusers and transformers" in told
+def test_other_libraries_are_refused_before_anything_is_loaded(hostile):
+    for component, source in itertools.product(["transformer", "vae", "tokenizer", "scheduler", "extra"], SOURCES):
+        folder = hostile(**{component: source})
+        for check in (check_model_folder, lambda path: load_flow_model(path, device="cpu")):
+            with pytest.raises(FlowModelError, match=f"wants {component} to be .*Fix: "):
+                check(folder)
+        told = NODE_CLASS_MAPPINGS["OTCA_LoadFlowModel"].VALIDATE_INPUTS("shapes-flux", str(folder))
+        assert told.startswith("path: ") and "only classes of diffusers and transformers" in told, (component, source)
 
 
-@pytest.mark.parametrize("name", ["pipeline", "utils", "AutoencoderNoSuch", "is_torch_available", "__doc__"])
-def test_what_is_no_network_of_theirs(hostile, name):
-    with pytest.raises(FlowModelError, match="wants vae to be .*Fix: "):
-        load_flow_model(hostile(vae=["diffusers", name]), device="cpu")
+def test_what_is_no_network_of_theirs(hostile):
+    for name in ("pipeline", "utils", "AutoencoderNoSuch", "is_torch_available", "__doc__"):
+        with pytest.raises(FlowModelError, match="wants vae to be .*Fix: "):
+            load_flow_model(hostile(vae=["diffusers", name]), device="cpu")
 
 
-@pytest.mark.parametrize("component", ["../../x", "a/b", "..", ""])
-def test_a_component_is_no_path(hostile, component):
-    with pytest.raises(FlowModelError, match="Fix: "):
-        folder.read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
+def test_a_component_is_no_path(hostile):
+    for component in ("../../x", "a/b", "..", ""):
+        with pytest.raises(FlowModelError, match="Fix: "):
+            folder.read_index(hostile(**{component: ["diffusers", "AutoencoderKL"]}))
 
 
 @pytest.mark.parametrize("nothing", [[], [None, None]])
@@ -89,17 +89,17 @@ def test_a_list_of_numbers_is_a_setting_and_nothing_else_is(hostile):
             folder.read_index(hostile(layers=wrong))
 
 
-@pytest.mark.parametrize("family", [["evil_module", "Pipeline"], {}, None, 7])
-def test_a_pipeline_of_its_own(hostile, family):
-    with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):
-        check_model_folder(hostile(_class_name=family))
+def test_a_pipeline_of_its_own(hostile):
+    for family in (["evil_module", "Pipeline"], {}, None, 7):
+        with pytest.raises(FlowModelError, match="wants _class_name to be .*Fix: "):
+            check_model_folder(hostile(_class_name=family))
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "[]", "7", "\udcff", '{"_class_name": '])
-def test_an_index_that_is_none(tmp_path, content):
-    (tmp_path / "model_index.json").write_bytes(content.encode("utf-8", "surrogateescape"))
-    with pytest.raises(FlowModelError, match="cannot be read as a diffusers index.*Fix: "):
-        check_model_folder(tmp_path)
+def test_an_index_that_is_none(tmp_path):
+    for content in ("[" * 100_000, "[]", "7", "\udcff", '{"_class_name": '):
+        (tmp_path / "model_index.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+        with pytest.raises(FlowModelError, match="cannot be read as a diffusers index.*Fix: "):
+            check_model_folder(tmp_path)
 
 
 def test_a_configuration_that_brings_code_is_not_asked_about(hostile, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -55,10 +56,10 @@ def test_a_prompt_file_outside_is_refused_with_what_allows_it(outside):
     assert refused(NODES["OTCA_PromptDataset"]().take, "", 1, 0, True, 0, secret(outside)) == told, "a linked one too"
 
 
-@pytest.mark.parametrize("name", ["/proc/self/environ", "/etc/passwd", "~/.ssh/id_rsa", "../outside/secret.txt"])
-def test_other_files_of_the_user(outside, name):
+def test_other_files_of_the_user(outside):
     secret(outside)
-    refused(read_prompts, "", name)
+    for name in ("/proc/self/environ", "/etc/passwd", "~/.ssh/id_rsa", "../outside/secret.txt"):
+        refused(read_prompts, "", name)
 
 
 def test_the_user_widens_it_by_environment_command_line_or_click(outside, monkeypatch):
@@ -125,26 +126,22 @@ FINDERS = {
 }
 
 
-@pytest.mark.parametrize("find", FINDERS)
-def test_every_way_to_name_a_file_asks(outside, find):
+def test_every_way_to_name_a_file_asks(outside):
     (outside / "model_index.json").write_text("{}")
-    for name in (str(outside), secret(outside), "../outside/secret.txt"):
-        refused(FINDERS[find], name)
+    for find, name in itertools.product(FINDERS.values(), [str(outside), secret(outside), "../outside/secret.txt"]):
+        refused(find, name)
 
 
-@pytest.mark.parametrize("find", FINDERS)
-@pytest.mark.parametrize(
-    "name", [r"\\server\share\a.txt", "//server/share/a.txt", r"\\.\PhysicalDrive0", r"\\?\C:\a.txt"]
-)
-def test_names_of_other_machines_are_not_even_looked_for(outside, monkeypatch, find, name):
+def test_names_of_other_machines_are_not_even_looked_for(outside, monkeypatch):
     touched = []
     for function in ("stat", "open", "lstat", "scandir", "listdir"):
         real = getattr(os, function)
         monkeypatch.setattr(
             os, function, lambda path, *a, real=real, **k: (touched.append(str(path)), real(path, *a, **k))[1]
         )
-    told = refused(FINDERS[find], name)
-    assert "another machine or a device" in told
+    names = [r"\\server\share\a.txt", "//server/share/a.txt", r"\\.\PhysicalDrive0", r"\\?\C:\a.txt"]
+    for find, name in itertools.product(FINDERS.values(), names):
+        assert "another machine or a device" in refused(find, name)
     assert not [path for path in touched if "server" in path or "Physical" in path or "?" in path]
 
 
@@ -155,18 +152,20 @@ def test_a_share_that_the_user_named_may_be_used(outside, monkeypatch):
     refused(permissions.candidates, "//server/other", [], "a model")
 
 
-@pytest.mark.parametrize("name", ["a\0b.txt", "x" * 300 + ".txt", "\ud800.txt", "a/" * 2000])
-def test_what_is_no_name_at_all(outside, name):
-    told = refused(read_prompts, "", name)
-    assert "no name of a file" in told and len(told) < 600
+def test_what_is_no_name_at_all(outside):
+    for name in ("a\0b.txt", "x" * 300 + ".txt", "\ud800.txt", "a/" * 2000):
+        told = refused(read_prompts, "", name)
+        assert "no name of a file" in told and len(told) < 600
 
 
-@pytest.mark.parametrize("name", ["NUL", "con.txt", "a/COM1.txt", "file.txt:stream", r"C:\a.txt:b", "CONIN$"])
-def test_windows_devices_and_streams(outside, monkeypatch, name):
-    opening.check_name(name)
-    monkeypatch.setattr(opening, "WINDOWS", True)
-    with pytest.raises(ValueError, match="device|stream"):
+def test_windows_devices_and_streams(outside, monkeypatch):
+    names = ["NUL", "con.txt", "a/COM1.txt", "file.txt:stream", r"C:\a.txt:b", "CONIN$"]
+    for name in names:
         opening.check_name(name)
+    monkeypatch.setattr(opening, "WINDOWS", True)
+    for name in names:
+        with pytest.raises(ValueError, match="device|stream"):
+            opening.check_name(name)
     opening.check_name(r"C:\models\flux.safetensors")
 
 
@@ -182,55 +181,32 @@ def test_links_among_the_models_are_the_users_own(outside, tmp_path, monkeypatch
 # --- names of runs and of what is written ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/b", "", "..", None, ["7", 0], "x\\y", "NUL"])
-def test_a_run_has_a_plain_name_where_it_is_used(name):
-    with pytest.raises(ValueError, match="run_name = .*Fix: "):
-        paths.run_folder(name)
+def test_a_run_has_a_plain_name_where_it_is_used():
+    for name in ("../x", "/tmp/x", "a/b", "", "..", None, ["7", 0], "x\\y", "NUL"):
+        with pytest.raises(ValueError, match="run_name = .*Fix: "):
+            paths.run_folder(name)
 
 
 # --- hosts, tokens, downloads ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:8189/s", "http://localhost/s", "https://[::1]:9/s", "http://127.9.9.9/"]
-)
-def test_this_machine_needs_no_permission(url):
-    assert NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url) is True
+def test_this_machine_needs_no_permission():
+    for url in ("http://127.0.0.1:8189/s", "http://localhost/s", "https://[::1]:9/s", "http://127.9.9.9/"):
+        assert NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url) is True, url
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "https://evil.example/s",
-        "http://127.0.0.1.evil.example/",
-        "http://2130706433/",
-        "http://0.0.0.0/",
-        "http://localhost.evil.example/",
-        "http://192.168.0.1/",
-    ],
-)
-def test_other_hosts_do(url):
-    told = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(url)
-    assert told.startswith("url: ") and "--allow-host" in told and "OTCA_ALLOW_HOSTS=" in told
+def test_other_hosts_do():
+    names = ["evil.example/s", "127.0.0.1.evil.example/", "2130706433/", "0.0.0.0/", "localhost.evil.example/"]
+    for name in [*names, "192.168.0.1/"]:
+        told = NODES["OTCA_RewardHTTP"].VALIDATE_INPUTS(f"http://{name}")
+        assert told.startswith("url: ") and "--allow-host" in told and "OTCA_ALLOW_HOSTS=" in told, name
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://127.0.0.1:99999/",
-        "http://127.0.0.1:0/",
-        "http://127.0.0.1\\@evil.example/",
-        "http://127.0.0.1 /",
-        "http://ⅼocalhost/",
-        "http://[::1/",
-        "http://127.0.0.1:80:80/",
-        None,
-        7,
-    ],
-)
-def test_addresses_that_two_readers_read_differently(url):
-    with pytest.raises(ValueError, match="Fix: "):
-        host_of(url)
+def test_addresses_that_two_readers_read_differently():
+    ends = ["127.0.0.1:99999/", "127.0.0.1:0/", "127.0.0.1\\@evil.example/", "127.0.0.1 /", "ⅼocalhost/", "[::1/"]
+    for url in [*(f"http://{end}" for end in ends), "http://127.0.0.1:80:80/", None, 7]:
+        with pytest.raises(ValueError, match="Fix: "):
+            host_of(url)
 
 
 @pytest.mark.parametrize("entry", ["score.example.org", "SCORE.example.org:8443"])
@@ -290,49 +266,39 @@ def test_figures_go_out_only_where_the_user_says_so(monkeypatch, tmp_path):
 # --- what is remembered ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "what"),
-    [
-        (RUN, "/tmp"),
-        ("all", "x"),
-        (READ, "/"),
-        (READ, "~"),
-        (READ, "relative"),
-        (READ, "/nowhere/at/all"),
-        (READ, "//server/share"),
-        (READ, 7),
-        (POST, "evil.example"),
-        (POST, "https://evil.example:443"),
-        (POST, "evil.example:99999"),
-        (DOWNLOAD, "../x"),
-        (DOWNLOAD, "1"),
-    ],
-)
-def test_a_click_allows_no_more_than_it_says(kind, what):
-    what = os.path.expanduser("~") if what == "~" else what
-    with pytest.raises(ValueError, match="Fix: "):
-        permissions.remember(kind, what)
+NO_CLICKS = [
+    *[(RUN, "/tmp"), ("all", "x"), (READ, "/"), (READ, os.path.expanduser("~")), (READ, "relative")],
+    *[(READ, "/nowhere/at/all"), (READ, "//server/share"), (READ, 7), (POST, "evil.example"), (DOWNLOAD, "../x")],
+    *[(POST, "https://evil.example:443"), (POST, "evil.example:99999"), (DOWNLOAD, "1")],
+]
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff", '{"folders": ["/data",]}'],
-)
-def test_a_damaged_file_allows_nothing_and_is_said(content, monkeypatch, tmp_path, caplog):
+def test_a_click_allows_no_more_than_it_says():
+    for kind, what in NO_CLICKS:
+        with pytest.raises(ValueError, match="Fix: "):
+            permissions.remember(kind, what)
+
+
+NOT_PERMISSIONS = ["", "[", "[]", '{"folders": 7}', "[" * 100_000, '{"folders": [7, null]}', "\ufeff"]
+
+
+def test_a_damaged_file_allows_nothing_and_is_said(monkeypatch, tmp_path, caplog):
     file = tmp_path / "permissions.json"
     monkeypatch.setenv(remembered.FILE, str(file))
-    permissions.remember(POST, "score.example.org:443")
-    assert permissions.allowed(Want(POST, "score.example.org:443", ""))
-    file.write_text(content)
-    assert not permissions.allowed(Want(POST, "score.example.org:443", ""))
-    assert str(file) in caplog.text and "Fix: mend it" in caplog.text
-    # What it held is not lost by the next click: it may be a long list with a comma too many.
-    with pytest.raises(ValueError, match="permissions.json .*Fix: mend it"):
+    for content in [*NOT_PERMISSIONS, '{"folders": ["/data",]}']:
         permissions.remember(POST, "score.example.org:443")
-    assert file.read_text() == content
-    file.unlink()
-    permissions.remember(POST, "score.example.org:443")
-    assert json.loads(file.read_text())["hosts"] == ["score.example.org:443"]
+        assert permissions.allowed(Want(POST, "score.example.org:443", ""))
+        caplog.clear()
+        file.write_text(content)
+        assert not permissions.allowed(Want(POST, "score.example.org:443", "")), content
+        assert str(file) in caplog.text and "Fix: mend it" in caplog.text
+        # What it held is not lost by the next click: it may be a long list with a comma too many.
+        with pytest.raises(ValueError, match="permissions.json .*Fix: mend it"):
+            permissions.remember(POST, "score.example.org:443")
+        assert file.read_text() == content
+        file.unlink()
+        permissions.remember(POST, "score.example.org:443")
+        assert json.loads(file.read_text())["hosts"] == ["score.example.org:443"]
 
 
 def test_nothing_is_remembered_where_the_administrator_says_so(monkeypatch):
@@ -364,21 +330,16 @@ def test_what_a_workflow_wants(outside, small_graph, monkeypatch):
     }
 
 
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {"cls": "/x", "self": 1, "url": 7},
-        {"url": []},
-        {"url": [[["deep"]], 0]},
-        {"url": ["x" * 10**5, 0]},
-        {"url": {"__value__": ["http://x/"]}},
-        {"url": "http://[::1"},
-    ],
-)
-def test_no_graph_is_too_strange_to_ask(inputs):
-    for name in NODES:
+STRANGE = [
+    *[{"cls": "/x", "self": 1, "url": 7}, {"url": []}, {"url": [[["deep"]], 0]}, {"url": ["x" * 10**5, 0]}],
+    *[{"url": {"__value__": ["http://x/"]}}, {"url": "http://[::1"}],
+]
+
+
+def test_no_graph_is_too_strange_to_ask():
+    for inputs, name in itertools.product(STRANGE, NODES):
         found = wants_of({"1": {"class_type": name, "inputs": inputs}, "2": {"class_type": name}}, NODES)
-        assert all(len(permissions.in_words(want)) < 400 for want in found)
+        assert all(len(permissions.in_words(want)) < 400 for want in found), (name, inputs)
 
 
 def test_what_is_told_is_text_and_no_commands_to_the_terminal():
