@@ -1,7 +1,6 @@
 """A folder with all that a training elsewhere needs, but for the models: `otca bundle`, and the page's Export….
 
 contents   a graph → what is copied, what is expected there, and the graph by the names that these have in a bundle
-pictures   those that the graph takes from the input folder
 found      where the models are that a graph names, and by which names a bundle expects them
 packages   the exact packages of this Python, and the pack's own files
 manifest   sizes and SHA-256 of all of it, written and read

@@ -49,8 +49,8 @@ def check(
         comfyui: ComfyUI's folder.
 
     Raises:
-        FileNotFoundError: no bundle there.
-        Damaged: its manifest is none.
+        FileNotFoundError: the folder has no manifest.
+        Damaged: its manifest is something else.
     """
     wanted = manifest.read(folder)
     roots = [*models, *paths.folders_of("OTCA_MODELS"), folder / "models"]
@@ -68,7 +68,7 @@ def _files(folder: Path, wanted: Manifest, with_hashes: bool) -> Iterator[Findin
     for entry in wanted.files:
         path = folder / entry.path
         if not files.is_plain_file(path) or not path.resolve().is_relative_to(folder.resolve()):
-            wrong.append(f"{entry.path} of the bundle is missing, or no plain file")
+            wrong.append(f"{entry.path} of the bundle is missing, or not a plain file")
         elif problem := _differs(path, entry, with_hashes, lambda count: None):
             wrong.append(f"{entry.path} of the bundle {problem}")
     yield from _listed(wrong, "copy the bundle again")
@@ -109,7 +109,7 @@ def _places(entry: Entry, roots: Iterable[Path], comfyui: Path | None) -> Iterat
 
 def _differs(path: Path, entry: Entry, with_hashes: bool, progress: Progress) -> str | None:
     if not path.is_file():
-        return "is no file"
+        return "is not a file"
     size = path.stat().st_size
     if size != entry.bytes:
         return f"has {size:,} bytes, and should have {entry.bytes:,}"
@@ -133,7 +133,7 @@ def _python(wanted: Manifest) -> Iterator[Finding]:
     else:
         yield Finding("ok", f"Python {here}")
     missing, others = [], []
-    for name, version in wanted.packages.items():
+    for name, version in sorted(wanted.packages.items()):
         try:
             installed = metadata.version(name).partition("+")[0]
         except metadata.PackageNotFoundError:
@@ -141,16 +141,13 @@ def _python(wanted: Manifest) -> Iterator[Finding]:
             continue
         if installed != version:
             others.append(f"{name} {installed} instead of {version}")
-    direct = set(wanted.packages)
     if missing:
-        listed = ", ".join(sorted(missing)[:SHOWN])
-        yield Finding(
-            "error", f"packages are missing: {listed}. Fix: bash run.sh --venv, or pip install -r requirements.txt"
-        )
+        fix = "bash run.sh --venv, or pip install -r requirements.txt"
+        yield Finding("error", f"packages are missing: {', '.join(missing[:SHOWN])}. Fix: {fix}")
     if others:
-        yield Finding("warning", f"packages of another version: {', '.join(sorted(others)[:SHOWN])}")
+        yield Finding("warning", f"packages of another version: {', '.join(others[:SHOWN])}")
     if not missing and not others:
-        yield Finding("ok", f"all {len(direct)} packages are of the same version")
+        yield Finding("ok", f"all {len(wanted.packages)} packages are of the same version")
 
 
 def _disk(folder: Path) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ import copy
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..host.access import folders, opening, permissions, wants
 from ..host.access.permissions import PAIRS, POST, PROMPTS, READ, RUN, Want
 from ..host.text import plain_name
 from ..inference import guidance
+from ..trainer.families.given import KEY as IMAGE
 from ..trainer.pairs import reading
 from ..trainer.policy.files import ADAPTER
 from ..trainer.types import MODEL_NODES, RUN_NODE, VOTE_NODE
@@ -27,12 +28,14 @@ from ..trainer.workflow import foreign
 from ..trainer.workflow.graph import constants, is_link
 from ..trainer.workflow.problem import Problem, WorkflowError
 from ..trainer.workflow.running import Workflow
-from . import found, pictures
+from . import found
 from .found import MODELS, Model
 
 INPUTS, REWARDS, LORAS, OWN_MODELS, VOTES = "inputs", "rewards", "loras", "models", "votes"
 ADAPTER_WHY, GUIDE_WHY = "an adapter", "a guide"
 PROMPT_TEXTS = {"evaluation_prompts"}  # inputs whose lines may name pictures, as those of a prompt file may
+UPLOADED = "image_upload"  # the option of an input of ComfyUI's that takes a picture of the input folder
+HERE, ELSEWHERE = " [input]", (" [output]", " [temp]")  # behind a name in ComfyUI: in which of its folders
 KEY = re.compile(r"api[-_ ]?key|secret|passw|authorization|bearer|(access|auth)[-_ ]?token", re.IGNORECASE)
 
 Source = Path | bytes
@@ -49,7 +52,7 @@ class Contents:
         models: what is expected there.
         hosts: `name:port` that it sends to, which were allowed here.
         variables: environment variables that hold what is secret: their names alone.
-        comfyui: what ComfyUI has to bring; None where the graph does without it.
+        comfyui: what ComfyUI has to bring; None if the graph does without it.
         notes: what a person should know, a sentence each.
     """
 
@@ -71,7 +74,7 @@ def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
 
     Raises:
         WorkflowError: names the node and the input that keep it from being bundled.
-        ValueError: the run's name is no plain one.
+        ValueError: the run's name is not a plain one.
         NotAllowed: a file that workflows may not read, or that may not be run.
     """
     graph = {node_id: workflow.graph[node_id] for node_id in workflow.needed()}
@@ -90,10 +93,10 @@ def collect(workflow: Workflow, run_name: str | None = None) -> Contents:
 
 
 def begun_from_runs(workflow: Workflow) -> Workflow:
-    """The same workflow where `resume_run`, which only the canvas knows, is the adapter of that run to start from.
+    """The same workflow, with the adapter of a run to start from in place of `resume_run`, which only the canvas knows.
 
     Raises:
-        WorkflowError: there is no such run here, or it has saved no adapter.
+        WorkflowError: that run is not here, or it has saved no adapter.
     """
     graph = copy.deepcopy(workflow.graph)
     for node_id, entry in graph.items():
@@ -127,24 +130,29 @@ class _Collector:
 
     def take(self, node_id: str) -> None:
         entry, cls = self.contents.graph[node_id], self.workflow.node_class(node_id)
+        declared = self.workflow.nodes[node_id].declared
         refused = set()
-        for name, value in constants(entry).items() if not getattr(cls, "FOREIGN", False) else ():
-            if isinstance(value, str) and value and (want := _asked(cls, entry, name)):
-                try:
+        for name, value in constants(entry).items():
+            if not isinstance(value, str) or not value:
+                continue
+            want = None if getattr(cls, "FOREIGN", False) else _asked(cls, entry, name)
+            try:
+                if want:
                     entry["inputs"][name] = self._renamed(node_id, want, value)
-                except (OSError, ValueError, opening.Refused) as error:
-                    message, _, fix = str(error).partition(" Fix: ")
-                    self._refuse(node_id, name, value, message, fix or "name a file that can be read")
-                    refused.add(name)
-        for name, value in pictures.uploaded(self.workflow.nodes[node_id].declared, constants(entry)):
-            self._picture(node_id, name, value, pictures.copied)
-        for name in PROMPT_TEXTS & entry["inputs"].keys():
-            self._picture(node_id, name, entry["inputs"][name], pictures.of_lines)
+                elif name in declared and declared[name].options.get(UPLOADED):
+                    entry["inputs"][name] = self._copy_picture(value)
+                elif name in PROMPT_TEXTS:
+                    entry["inputs"][name] = self._copy_pictures_of(value)
+            except (OSError, ValueError, opening.Refused) as error:
+                message, _, fix = str(error).partition(" Fix: ")
+                self._refuse(node_id, name, value, message, fix or "name a file that can be read")
+                refused.add(name)
         if entry["class_type"] == VOTE_NODE:
             self._votes(entry["inputs"])
         self._secrets(node_id, entry)
         for name, value in constants(entry).items():
-            if name not in refused and _is_of_this_machine(value) and not self._is_prose(node_id, name):
+            is_prose = name in declared and bool(declared[name].options.get("multiline"))
+            if name not in refused and not is_prose and _is_of_this_machine(value):
                 fix = "put the file into ComfyUI's folders, and name it"
                 self._refuse(node_id, name, value, "is a path of this machine", fix)
 
@@ -204,21 +212,26 @@ class _Collector:
         if own := _name_in_pack(path, paths.ASSETS / "prompts"):
             return own
         if path.suffix.lower() == ".jsonl":
-            content = pictures.of_lines(content.decode("utf-8-sig"), self._copy_picture).encode()
+            content = self._copy_pictures_of(content.decode("utf-8-sig")).encode()
         return self._copy(path, INPUTS, content)
 
-    def _copy_picture(self, path: Path, content: bytes) -> str:
-        return self._copy(path, INPUTS, content)
+    def _copy_picture(self, name: str) -> str:
+        """Copies a picture of the input folder, and returns its name in the bundle."""
+        if name.endswith(ELSEWHERE):
+            raise ValueError(
+                "lies in a folder of ComfyUI's that is not bundled. Fix: put the picture into the input folder"
+            )
+        path, descriptor = permissions.open_prompts(name.removesuffix(HERE), picture=True)
+        return self._copy(path, INPUTS, opening.read(descriptor, permissions.MOST_PICTURE_BYTES))
 
-    def _picture(self, node_id: str, name: str, value: Any, change: Callable[[str, pictures.Copy], str]) -> None:
-        """Changes what an input says of pictures, and copies these."""
-        if not isinstance(value, str):
-            return  # linked
-        try:
-            self.contents.graph[node_id]["inputs"][name] = change(value, self._copy_picture)
-        except (OSError, ValueError, opening.Refused) as error:
-            message, _, fix = str(error).partition(" Fix: ")
-            self._refuse(node_id, name, value, message, fix or "name a picture that can be read")
+    def _copy_pictures_of(self, text: str) -> str:
+        """The same prompts; those that are objects with a picture have its name in the bundle. They have been read before."""
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            entry = json.loads(line) if line.lstrip().startswith("{") else {}
+            if isinstance(entry.get(IMAGE), str):
+                lines[number] = json.dumps({**entry, IMAGE: self._copy_picture(entry[IMAGE])}, ensure_ascii=False)
+        return "\n".join(lines)
 
     def _copy_pairs(self, value: str) -> str:
         taken = reading.read_folder(value)
@@ -321,10 +334,6 @@ class _Collector:
                 self._refuse(node_id, name, value.split("?")[0].split("#")[0], message, fix)
             if name == "extra" and KEY.search(value):
                 self._refuse(node_id, name, None, "looks like it holds a key", "give it by token_variable")
-
-    def _is_prose(self, node_id: str, name: str) -> bool:
-        declared = self.workflow.nodes[node_id].declared.get(name)
-        return declared is not None and bool(declared.options.get("multiline"))
 
     def _refuse(self, node_id: str, name: str | None, value: Any, message: str, fix: str) -> None:
         self.problems.append(self.workflow.problem(node_id, name, value, message, fix))

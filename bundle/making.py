@@ -29,13 +29,13 @@ ZIP_DATE = (2020, 1, 1, 0, 0, 0)  # of every file in it: two bundles of one work
 
 
 def check_target(target: Path) -> None:
-    """Raises ValueError where something is in the way."""
+    """Raises ValueError if something is in the way."""
     fix = "Fix: choose another --output"
     if target.suffix.lower() == ZIP:
         if files.present(target):
             raise ValueError(f"--output {target} is there already. {fix}")
     elif target.is_symlink() or (files.present(target) and not target.is_dir()):
-        raise ValueError(f"--output {target} is no folder. {fix}, or end its name with {ZIP}")
+        raise ValueError(f"--output {target} is not a folder. {fix}, or end its name with {ZIP}")
     elif target.is_dir() and any(target.iterdir()):
         raise ValueError(f"--output {target} is not empty. {fix}")
 
@@ -100,7 +100,7 @@ def _describe(contents: Contents, comfyui: Path | None, run: Path | None) -> Man
         otca=packages.version(),
         python=platform.python_version(),
         torch=packages.torch_version(),
-        packages=manifest.packages_of(packages.requirements_text(chosen), packages.constraints_text(chosen)),
+        packages=chosen.versions(),
         iterations=planned_iterations(contents.graph),
         memory=estimate.memory(contents.graph, comfyui),
         pace=estimate.pace(contents.graph, run),
@@ -113,9 +113,10 @@ def _models(contents: Contents, with_hashes: bool, progress: Progress) -> list[E
         listed = model.files()
         for name, file in listed:
             digest = files.sha256(file, progress) if with_hashes else None
-            entries[Entry(name, file.stat().st_size, digest, model.where)] = None
+            entry = Entry(path=name, bytes=file.stat().st_size, sha256=digest, where=model.where)
+            entries[entry] = None
         if not listed:
-            entries[Entry(model.name, None, None, model.where)] = None
+            entries[Entry(path=model.name, bytes=None, where=model.where)] = None
     return list(entries)
 
 
@@ -130,11 +131,11 @@ def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
     sources[WORKFLOW] = (json.dumps(contents.graph, indent=2, ensure_ascii=False) + "\n").encode()
     sources[SETTINGS] = settings_text(contents).encode()
     sources[README] = _readme(contents, described).encode()
-    for name in ("inputs", "loras", "models", "rewards"):  # so that nobody has to make them
+    for name in ("inputs", "loras", "models", "rewards"):  # so that they need not be made
         (folder / name).mkdir()
+    if outside := [name for name in sources if not manifest.is_below(name)]:
+        raise ValueError(f"{outside[0]!r} would lie outside of the bundle. Fix: rename that file")
     for name, source in sorted(sources.items()):
-        if not manifest.is_below(name):
-            raise ValueError(f"{name!r} would lie outside of the bundle. Fix: rename that file")
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(source, bytes):
@@ -143,7 +144,7 @@ def _fill(folder: Path, contents: Contents, described: Manifest) -> None:
             shutil.copyfile(source, path)
         path.chmod(0o755 if name in RUNS else 0o644)
         digest = files.sha256(path)
-        described.files.append(Entry(name, path.stat().st_size, digest))
+        described.files.append(Entry(path=name, bytes=path.stat().st_size, sha256=digest))
 
 
 def settings_text(contents: Contents) -> str:

@@ -9,26 +9,17 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 PACK = Path(__file__).resolve().parents[1]
 FOLDER = "ComfyUI-OTCA"  # the pack's name in a bundle
 TORCH = "torch"
-# What the archive of the registry has, see .comfyignore and tests/bundle/test_packages.py: names at the pack's top, and what of
+# What the archive of the registry has, see .comfyignore and tests/bundle/test_making.py: names at the pack's top, and what of
 # `assets` made the rest of it. Anything else in the pack's folder, as runs or an environment, is the user's.
 FOLDERS = (
-    "assets",
-    "bundle",
-    "canvas",
-    "commands",
-    "docs",
-    "host",
-    "inference",
-    "locales",
-    "nodes",
-    "page",
-    "study",
-    "subgraphs",
+    "assets bundle canvas commands docs host inference locales nodes page study subgraphs trainer web workflows".split()
 )
-FOLDERS += ("trainer", "web", "workflows")
 FILES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml", "requirements.txt")
 FILES += ("__init__.py", "__main__.py", ".comfyignore", ".gitignore")
 LEFT_OUT = ("assets/pictures",)
@@ -56,10 +47,13 @@ def _below(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Packages:
-    """Lines and versions: `requirements` as pip reads them, `others` by name, which those need in turn."""
+    """{package: version} as they are installed here: `direct` ones, with their extras, and `others`, which those need in turn."""
 
-    requirements: tuple[str, ...]
+    direct: dict[str, str]
     others: dict[str, str]
+
+    def versions(self) -> dict[str, str]:
+        return {**{name.partition("[")[0]: version for name, version in self.direct.items()}, **self.others}
 
 
 def installed(graph: Mapping[str, Mapping]) -> Packages:
@@ -70,20 +64,22 @@ def installed(graph: Mapping[str, Mapping]) -> Packages:
         ValueError: a package that the pack needs is not here.
     """
     lines = (PACK / "requirements.txt").read_text("utf-8").splitlines()
-    needed = [one for line in [*lines, *_optional(graph)] if (one := _requirement(line)) and one.name != TORCH]
-    versions = {one.name: _version(one.name) for one in needed}
-    found, pending = set(versions), list(needed)
-    others = {}
+    needed = {canonicalize_name(one.name): one for one in map(Requirement, [*lines, *_optional(graph)])}
+    needed.pop(TORCH)
+    direct = {name: _version(name) for name in needed}
+    others: dict[str, str] = {}
+    pending = list(needed.values())
     while pending:
-        for one in _needs_of(pending.pop()):
-            if one.name not in found | {TORCH}:
-                try:
-                    others[one.name] = _version(one.name)
-                except ValueError:  # of a system or a Python that this is not
-                    continue
-                found.add(one.name)
-                pending.append(one)
-    return Packages(tuple(f"{one}=={versions[one.name]}" for one in needed), dict(sorted(others.items())))
+        for one, name in _needs_of(pending.pop()):
+            if name == TORCH or name in direct or name in others:
+                continue
+            try:
+                others[name] = _version(name)
+            except ValueError:  # of a system or a Python that this is not
+                continue
+            pending.append(one)
+    extras = {name: f"[{','.join(sorted(one.extras))}]" if one.extras else "" for name, one in needed.items()}
+    return Packages({name + extras[name]: own for name, own in direct.items()}, dict(sorted(others.items())))
 
 
 def _optional(graph: Mapping[str, Mapping]) -> Iterator[str]:
@@ -96,34 +92,15 @@ def _optional(graph: Mapping[str, Mapping]) -> Iterator[str]:
             yield "bitsandbytes"
 
 
-@dataclass(frozen=True)
-class _Requirement:
-    name: str
-    extras: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}[{','.join(self.extras)}]" if self.extras else self.name
-
-
-def _requirement(line: str) -> _Requirement | None:
-    match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^]]*)\])?", line)
-    if match is None:
-        return None
-    return _Requirement(
-        _canonical(match[1]), tuple(part.strip() for part in (match[2] or "").split(",") if part.strip())
-    )
-
-
-def _needs_of(package: _Requirement) -> Iterator[_Requirement]:
+def _needs_of(package: Requirement) -> Iterator[tuple[Requirement, str]]:
     for line in metadata.requires(package.name) or ():
-        before, _, marker = line.partition(";")
-        extra = re.search(r"""extra\s*==\s*["']([^"']+)["']""", marker)
-        if (extra is None or extra[1] in package.extras) and (one := _requirement(before)):
-            yield one
+        one = Requirement(line)
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *package.extras)):
+            yield one, canonicalize_name(one.name)
 
 
 def _version(name: str) -> str:
-    """Of an installed package, without what says which machine it was built for."""
+    """The version of an installed package, without what says which machine it was built for."""
     try:
         return metadata.version(name).partition("+")[0]
     except metadata.PackageNotFoundError:
@@ -132,12 +109,8 @@ def _version(name: str) -> str:
         ) from None
 
 
-def _canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def version() -> str:
-    """Of the pack."""
+    """The version of the pack."""
     match = re.search(r'__version__ = "([^"]+)"', (PACK / "__init__.py").read_text("utf-8"))
     assert match is not None  # a test holds it to that of pyproject.toml
     return match[1]
@@ -148,13 +121,13 @@ def torch_version() -> str:
 
 
 def requirements_text(packages: Packages) -> str:
-    """requirements.txt of a bundle. torch is left to the image, or to whoever installs it for the machine's GPU."""
+    """requirements.txt of a bundle. torch is left to the image, or to the user, who knows the machine's GPU."""
     head = (
         "# The packages that the pack needs, as they were where this bundle was made; constraints.txt has what these need.",
         f"# torch was {torch_version()} there. Which build of it is right depends on the GPU: https://pytorch.org/get-started",
         "torch>=2.7",
     )
-    return "\n".join([*head, *packages.requirements]) + "\n"
+    return "\n".join([*head, *(f"{name}=={version}" for name, version in packages.direct.items())]) + "\n"
 
 
 def constraints_text(packages: Packages) -> str:

@@ -43,7 +43,7 @@ def add(commands) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     """Writes a folder or a zip with the workflow, its files, the pack, the exact packages, and scripts that train it elsewhere:
     by a shell, Docker, SLURM or SkyPilot. Models are not copied: their sizes and SHA-256 are written down, and --check compares
-    them there, with exit code 1 where something is missing or is another one. Nothing is uploaded.
+    them there, with exit code 1 if something is missing or is another one. Nothing is uploaded.
     """
     if arguments.check is not None:
         return _check(arguments)
@@ -81,7 +81,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from ..bundle import checking
+    try:
+        from ..bundle import checking
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"package {error.name} is missing, and the check itself needs it. Fix: bash run.sh --venv, or pip install -r "
+            "requirements.txt"
+        ) from error
 
     with_hashes = not arguments.no_hash
     with _bar(checking.bytes_to_hash(arguments.check) if with_hashes else 0) as progress:
@@ -100,7 +106,7 @@ def _comfyui(arguments: argparse.Namespace) -> Path | None:
 
 @contextlib.contextmanager
 def _bar(total: int) -> Iterator[Callable[[int], object]]:
-    """Shows on the terminal how many bytes have been read, where there are some to read."""
+    """Shows on the terminal how many bytes have been read, if there are some to read."""
     if not total:
         yield lambda count: None
         return
