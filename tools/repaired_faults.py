@@ -87,8 +87,8 @@ def caught(fault: dict[str, str], layers: tuple[str, ...]) -> tuple[str, str] | 
         file = tree / fault["file"]
         file.write_text(file.read_text(encoding="utf-8").replace(fault["now"], fault["then"]), encoding="utf-8")
         for layer in layers:
-            for tests in (near(fault["file"]), []):
-                if (tests or layer) and (test := pytest(tree, layer, tests)):
+            for tests in filter(None, (near(fault["file"]), ["tests"])):
+                if test := pytest(tree, layer, tests):
                     return layer, test
     return None
 
