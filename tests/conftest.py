@@ -81,7 +81,7 @@ def layer(item) -> str:
     if place in LINT or place in SMOKE:
         return "lint" if place in LINT else "test"
     asked = [definitions[-1].func for name, definitions in item._fixtureinfo.name2fixturedefs.items()]
-    slow = place.startswith(TRAINING) or "real_model" in item.fixturenames
+    slow = place.startswith(TRAINING) or {"real_model", "real_run"} & set(item.fixturenames)
     return "train" if slow or any(starts_processes(function) for function in [item.function, *asked]) else "test"
 
 
@@ -349,10 +349,20 @@ def small_workflow(small_graph):
 
 @pytest.fixture(scope="session")
 def finished_run(small_graph, tmp_path_factory):
-    """The folder of one uninterrupted small training by the command line. Only to be looked at."""
+    """The folder of one uninterrupted small training of the toy by the command line. Only to be looked at."""
+    return finished(small_graph, tmp_path_factory.mktemp("finished"))
+
+
+@pytest.fixture(scope="session")
+def real_run(small_graph, tmp_path_factory):
+    """`finished_run` of the tiny FLUX."""
+    with toy.real_one():
+        return finished(small_graph, tmp_path_factory.mktemp("real"))
+
+
+def finished(small_graph, folder):
     from comfyui_otca.__main__ import main
 
-    folder = tmp_path_factory.mktemp("finished")
     workflow = folder / "workflow.json"
     workflow.write_text(json.dumps(small_graph()))
     assert main(["train", str(workflow), "--output", str(folder / "run")]) == 0

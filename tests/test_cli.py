@@ -412,7 +412,7 @@ def test_a_pair_is_of_one_prompt_as_the_run_samples(otca, finished_run, tmp_path
     assert code == 2 and f"{more[0]} say two things. Fix: " in errors
 
 
-def test_sample_with_guides(otca, finished_run, tmp_path):
+def test_sample_with_guides(otca, real_run, tmp_path):
     def pictures(name, *guides):
         options = [part for guide in guides for part in ("--guide", guide)]
         arguments = ["sample", "shapes-flux", "--prompt", "a red circle", "--seeds", 2, "--steps", 3, *options]
@@ -421,7 +421,7 @@ def test_sample_with_guides(otca, finished_run, tmp_path):
         with Image.open(tmp_path / name) as picture:
             return np.asarray(picture)
 
-    tensors = lora.read_tensors(finished_run / "lora.safetensors")
+    tensors = lora.read_tensors(real_run / "lora.safetensors")
     file = tmp_path / "loud.safetensors"
     lora.write_tensors(file, {key: 30 * tensor if "lora_B" in key else tensor for key, tensor in tensors.items()})
     plain, zero, one = pictures("plain.png"), pictures("0.png", f"{file}=0"), pictures("1.png", f"{file}=1")
@@ -429,7 +429,7 @@ def test_sample_with_guides(otca, finished_run, tmp_path):
     for picture in (zero, one):
         assert (picture[24 : 24 + height] == plain).all(), "above, under a heading, what there is without guides"
     assert (zero[-height:] == plain).all() and (one[-height:] != plain).any()
-    both = pictures("both.png", f"{file}=0:1.5,2:0", f"{finished_run}=0.5")
+    both = pictures("both.png", f"{file}=0:1.5,2:0", f"{real_run}=0.5")
     assert both.shape == one.shape and (both[-height:] != one[-height:]).any()
 
 

@@ -138,7 +138,7 @@ def graph(name):
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_trains(name, models, tmp_path, monkeypatch):
+def test_trains(name, models, real_model, tmp_path, monkeypatch):
     monkeypatch.setenv("OTCA_MODELS", str(models))
     content = graph(name)
     assert not [problem for problem in Workflow(content, NODE_CLASS_MAPPINGS).validate() if problem.severity == "error"]

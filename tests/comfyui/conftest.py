@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from comfyui_otca.tests.comfyui.canvas import BROWSER_OPTIONS, Canvas, chromium
-from comfyui_otca.tests.comfyui.server import ComfyUI, Installation, targets
+from comfyui_otca.tests.comfyui.server import ComfyUI, Installation, installations, targets
 from comfyui_otca.tools.canvases.templates import TEMPLATES
 
 FOUND = targets()
@@ -28,20 +28,18 @@ SMALL = {
 }
 
 
-# What an older ComfyUI is asked without --everything: does the pack load, do its canvases run, do its models train, is it safe.
-BASICS = ["test_canvas", "test_embedded_model", "test_families", "test_native", "test_native_canvas", "test_ownership"]
-BASICS += ["test_pack", "test_security"]
+# What an older ComfyUI is asked without --everything: does the pack load, are its templates what they should be, do they run.
+BASICS = ["test_canvas", "test_pack"]
 # What both renderers show by the same elements: without --everything it is tried in Nodes 2.0, where the page has that.
 ALIKE = ["test_accessibility", "test_results", "test_votes"]
 
 
 def pytest_collection_modifyitems(config, items):
-    done, left = [], []
-    for item in items:
-        (done if _is_tried(item, config.getoption("everything")) else left).append(item)
-    if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = done
+    ours = [item for item in items if item.path.is_relative_to(Path(__file__).parent)]
+    tried = [item for item in ours if _is_tried(item, config.getoption("everything"))] if FOUND else ours[:1]
+    if left := set(ours).difference(tried):  # without a ComfyUI, one test says for all that there is none
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
 
 
 def _is_tried(item, everything: bool) -> bool:
@@ -55,13 +53,29 @@ def _is_tried(item, everything: bool) -> bool:
     return everything or target.folder == NEWEST.folder or item.path.stem in BASICS
 
 
-@pytest.fixture(
-    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.name}" if found else "no-comfyui"
-)
+MISSING = "no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)"
+
+
+def each(found: list[Installation]) -> dict:
+    return dict(params=found or [None], ids=lambda one: f"comfyui-{one.name}" if one else "no-comfyui")
+
+
+@pytest.fixture(autouse=True)
+def _no_toy(real_model):
+    """What is trained here and in ComfyUI is one model."""
+
+
+@pytest.fixture(scope="session", **each(installations()))
+def installation(request):
+    """Every ComfyUI that is there, not running."""
+    return request.param or pytest.skip(MISSING)
+
+
+@pytest.fixture(scope="session", **each(FOUND))
 def comfyui(request, tmp_path_factory):
     """A running ComfyUI, one after the other for every version that is there."""
     if request.param is None:
-        pytest.skip("no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)")
+        pytest.skip(MISSING)
     server = ComfyUI(request.param, tmp_path_factory.mktemp("comfyui"))
     try:
         server.wait_until_up()

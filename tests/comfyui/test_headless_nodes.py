@@ -11,18 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from comfyui_otca.tests.comfyui.server import ROOT, START_SECONDS, ComfyUI, installations
-
-FOUND = installations()
-
-
-@pytest.fixture(
-    scope="module", params=FOUND or [None], ids=lambda found: f"comfyui-{found.version}" if found else "no-comfyui"
-)
-def installation(request):
-    if request.param is None:
-        pytest.skip("no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)")
-    return request.param
+from comfyui_otca.tests.comfyui.server import ROOT, START_SECONDS, ComfyUI
 
 
 def python(installation, *arguments, **options):

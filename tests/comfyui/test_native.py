@@ -9,8 +9,7 @@ from comfyui_otca.tests.comfyui.native.gaps import GAPS
 from comfyui_otca.tests.comfyui.native.table import BEGIN, COLUMNS, END, PAGE
 from comfyui_otca.tests.comfyui.server import installations
 
-FOUND = installations()
-NEWEST = max(FOUND, key=lambda found: found.age, default=None)
+NEWEST = max(installations(), key=lambda found: found.age, default=None)
 # Some of each kind of network in the newest ComfyUI, and two in others. `--everything` asks for all that each has: 62 in 0.33.
 FAMILIES = ("Flux", "Chroma", "SD3", "ZImage", "QwenImage", "Krea2", "WAN21_I2V", "LTXV")
 OLD_FAMILIES = ("Flux", "QwenImage")
@@ -20,13 +19,9 @@ SHORT_FORMS = ("plain", "low checkpointing")
 SAMPLERS = ("plain", "guidance", "patched")
 
 
-@pytest.fixture(
-    scope="session", params=FOUND or [None], ids=lambda found: f"comfyui-{found.version}" if found else "no-comfyui"
-)
-def inside(request, tmp_path_factory):
-    if request.param is None:
-        pytest.skip("no ComfyUI with a .venv in ~/comfy/ComfyUI*; name one by COMFYUI_PATH (and COMFYUI_PYTHON)")
-    asked = Inside(request.param, tmp_path_factory.mktemp("native") / "log")
+@pytest.fixture(scope="session")
+def inside(installation, tmp_path_factory):
+    asked = Inside(installation, tmp_path_factory.mktemp("native") / "log")
     yield asked
     asked.close()
 

@@ -294,10 +294,10 @@ def test_a_guide_that_fails_to_load_leaves_nothing(model, files, tmp_path):
 # --- where guides come from, and refusals ---------------------------------------------------------------------------
 
 
-def test_a_run_by_its_folder_or_name_and_a_file_in_a_loras_folder(finished_run, files, tmp_path, monkeypatch):
-    assert guidance.find(str(finished_run)) == finished_run / "lora.safetensors"
+def test_a_run_by_its_folder_or_name_and_a_file_in_a_loras_folder(real_run, files, tmp_path, monkeypatch):
+    assert guidance.find(str(real_run)) == real_run / "lora.safetensors"
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished_run, tmp_path / "runs" / "mine")
+    shutil.copytree(real_run, tmp_path / "runs" / "mine")
     assert guidance.find("mine").resolve() == tmp_path / "runs" / "mine" / "lora.safetensors"
     (tmp_path / "loras").mkdir()
     for expert in ("high", "low"):
@@ -315,7 +315,7 @@ def test_a_guide_that_was_trained_on_is_another(files, tmp_path):
     assert guidance.file_states(guides) != first
 
 
-def test_refusals(model, files, tmp_path, flux_folder, load_model, finished_run):
+def test_refusals(model, files, tmp_path, flux_folder, load_model, real_run):
     def refused(text, told, error=ValueError, of=model):
         with pytest.raises(error, match="Fix: ") as caught, composed(of, [parse(text)], 4):
             pass
@@ -333,7 +333,7 @@ def test_refusals(model, files, tmp_path, flux_folder, load_model, finished_run)
     refused(f"{tmp_path}/sd3.safetensors=1", "it fits no module of it")
     # A run of another model of the same shape.
     shutil.copytree(flux_folder, tmp_path / "other")
-    run = shutil.copytree(finished_run, tmp_path / "run")
+    run = shutil.copytree(real_run, tmp_path / "run")
     graph = json.loads((run / "workflow.json").read_text())
     loader = next(node for node in graph.values() if node["class_type"] == "OTCA_LoadFlowModel")
     loader["inputs"]["path"] = str(tmp_path / "other")
